@@ -1,0 +1,41 @@
+"""``hapi``: the sub-commands beside the server and the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from hapi import __version__
+from hapi.cli.common import run_command
+
+COMMANDS = {
+    "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
+    "ls": "list the data sets and models of a store",
+    "verify": "read a whole data set and check every checksum",
+    "push": "put a model's weights into a store",
+    "layers": "print a model's layers, their names, output sizes and the default freeze",
+    "bench": "measure, and print the figures with their conditions",
+}
+"""Sub-command name to help line; each lives in ``hapi/cli/NAME.py`` with ``configure`` and ``run``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``hapi``; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="hapi", description="Near-data transfer learning over an object store.")
+    parser.add_argument("--version", action="version", version=f"hapi {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            importlib.import_module(f"hapi.cli.{name}").configure(sub)
+    args = parser.parse_args(arguments)
+    module = importlib.import_module(f"hapi.cli.{args.command}")
+    return run_command(f"hapi {args.command}", lambda: int(module.run(args)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The one exception tree of Hapi, and its form on the wire (problem details, RFC 9457).
+
+Foreign errors (sockets, the object store, torch) are mapped to these at the border of the room that
+meets them. A message names what was wrong, where, and what to do about it, on one line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+_URN = "urn:hapi:problem:"
+
+
+class HapiError(Exception):
+    """Base of every error that Hapi raises on purpose.
+
+    ``status`` is the HTTP status that carries it on the wire, ``slug`` its stable name there,
+    ``retryable`` whether the same request may succeed later or on another server.
+    """
+
+    status: ClassVar[int] = 500
+    slug: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        self.retry_after = retry_after
+        """Seconds to wait before trying again, when the sender knows them."""
+
+    def to_problem(self) -> dict[str, Any]:
+        """The problem-details document (RFC 9457, section 3) of this error."""
+        problem: dict[str, Any] = {
+            "type": _URN + self.slug,
+            "title": self.title,
+            "status": self.status,
+            "detail": str(self),
+        }
+        if self.retry_after is not None:
+            problem["retry_after"] = self.retry_after
+        return problem
+
+
+class BadRequestError(HapiError):
+    """A request or document that does not have the agreed form."""
+
+    status, slug, title = 400, "bad-request", "Bad request"
+
+
+class UsageError(BadRequestError):
+    """A person asked for something that cannot be: a wrong flag, name, value or combination."""
+
+    slug, title = "usage", "Wrong usage"
+
+
+class ConfigError(UsageError):
+    """A configuration file with an unknown key, a wrong type or value. Names file and line."""
+
+    slug, title = "config", "Wrong configuration"
+
+
+class UnauthorizedError(HapiError):
+    """The bearer token is missing or wrong."""
+
+    status, slug, title = 401, "unauthorized", "Unauthorized"
+
+
+class NotFoundError(HapiError):
+    """A data set, model, sample or object that does not exist. The message names what does."""
+
+    status, slug, title = 404, "not-found", "Not found"
+
+
+class ConflictError(HapiError):
+    """The named thing exists in another version or with other content than the request expects."""
+
+    status, slug, title = 409, "conflict", "Conflict"
+
+
+class TooLargeError(HapiError):
+    """A request or answer beyond the size limits, refused before anything is allocated."""
+
+    status, slug, title = 413, "too-large", "Too large"
+
+
+class UnprocessableError(HapiError):
+    """A well-formed request that cannot be carried out: a split out of range, a wrong shape."""
+
+    status, slug, title = 422, "unprocessable", "Unprocessable"
+
+
+class ModelError(UnprocessableError):
+    """A model that cannot be built, traced, split or loaded as asked."""
+
+    slug, title = "model", "Model cannot be used so"
+
+
+class BusyError(HapiError):
+    """The queue is full; ``retry_after`` says when to come back."""
+
+    status, slug, title, retryable = 429, "busy", "Too many requests", True
+
+
+class StoreError(HapiError):
+    """The object store did not answer, refused, or returned something else than asked for."""
+
+    status, slug, title, retryable = 502, "store", "Object store failed", True
+
+
+class DataError(HapiError):
+    """Stored data that is damaged or cannot be decoded. Names data set, shard and sample."""
+
+    status, slug, title = 500, "data", "Damaged data"
+
+
+class DrainingError(HapiError):
+    """The server is shutting down and takes no new work."""
+
+    status, slug, title, retryable = 503, "draining", "Server is draining", True
+
+
+class DeviceMemoryError(HapiError):
+    """The work does not fit the device, not even with a batch of one."""
+
+    status, slug, title = 507, "device-memory", "Does not fit the device"
+
+
+class WireError(HapiError):
+    """Bytes from the other tier that break the frame format, or fail their checksum."""
+
+    status, slug, title, retryable = 502, "wire", "Broken frame", True
+
+
+class TransportError(HapiError):
+    """The other tier could not be reached, or the connection broke."""
+
+    status, slug, title, retryable = 503, "transport", "Connection failed", True
+
+
+def _tree(root: type[HapiError]) -> dict[str, type[HapiError]]:
+    found = {root.slug: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def from_problem(problem: Any, status: int) -> HapiError:
+    """The exception that a problem-details document stands for.
+
+    ``problem`` comes from the network and may be anything; what is not understood becomes the error
+    that fits ``status`` best, with a message that says so.
+    """
+    by_slug = _tree(HapiError)
+    if not isinstance(problem, dict):
+        problem = {}
+    kind = str(problem.get("type", "")).removeprefix(_URN)
+    cls = by_slug.get(kind)
+    if cls is None:
+        by_status = {c.status: c for c in reversed(list(by_slug.values()))}
+        cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
+    detail = problem.get("detail")
+    message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"
+    retry_after = problem.get("retry_after")
+    if isinstance(retry_after, bool) or not isinstance(retry_after, int | float):
+        retry_after = None
+    return cls(message, retry_after=retry_after)
