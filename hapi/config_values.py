@@ -29,9 +29,8 @@ _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9_]{0,24})", re.ASCII)
 _WHOLE_FLOAT = re.compile(r"[+-]?[1-9][0-9]*(?:\.0*)?[eE]\+?[0-9]{1,2}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _STANDARD_TAG = "tag:yaml.org,2002:"
-_PLAIN_TAGS = frozenset(
-    _STANDARD_TAG + kind for kind in ["str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value", "merge"]
-)
+_PLAIN_KINDS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value", "merge")
+_PLAIN_TAGS = frozenset(_STANDARD_TAG + kind for kind in _PLAIN_KINDS)
 """Tags that YAML gives to untagged text; the field's type decides, so they mean nothing here."""
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
 _ORDER = (bool, int, float)
