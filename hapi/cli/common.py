@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from hapi.errors import HapiError, UsageError
 
@@ -33,3 +34,16 @@ def run_command(program: str, body: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_FAILED
+
+
+def read_token(token_file: str | None) -> str | None:
+    """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None."""
+    if token_file is None:
+        return os.environ.get("HAPI_TOKEN") or None
+    try:
+        token = Path(token_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {token_file}: cannot be read: {error}") from None
+    if not token or any(c.isspace() for c in token):
+        raise UsageError(f"--token-file {token_file}: expected one token without spaces")
+    return token

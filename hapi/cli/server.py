@@ -1,0 +1,117 @@
+"""``hapi-server``: the storage tier."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from hapi import __version__
+from hapi.cli.common import read_token, run_command
+from hapi.errors import UsageError
+from hapi.units import parse_bytes
+
+DEFAULTS_EPILOG = "Started as: hapi-server --store URL. It prints 'listening on http://HOST:PORT' when it is ready."
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of ``hapi-server``."""
+    p = argparse.ArgumentParser(
+        prog="hapi-server", description="Run frozen layers beside an object store.", epilog=DEFAULTS_EPILOG
+    )
+    p.add_argument("--version", action="version", version=f"hapi {__version__}")
+    p.add_argument("--store", default=os.environ.get("HAPI_STORE"), help="URL or folder of the object store (HAPI_STORE)")
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    p.add_argument("--port", type=_port, default=8099, help="port to listen on, 0 for any free one (default 8099)")
+    p.add_argument("--token-file", help="file with the bearer token that clients must send (or HAPI_TOKEN)")
+    p.add_argument("--tls-cert", help="certificate chain (PEM)")
+    p.add_argument("--tls-key", help="private key (PEM)")
+    p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    p.add_argument("--threads", type=_positive, help="CPU threads of one forward pass")
+    p.add_argument("--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)")
+    p.add_argument("--cos-batch", type=_positive, default=16, help="samples per forward pass and frame (default 16)")
+    p.add_argument("--max-running", type=_positive, default=4, help="requests worked on at a time (default 4)")
+    p.add_argument("--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)")
+    p.add_argument("--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)")
+    p.add_argument("--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does")
+    p.add_argument(
+        "--allow-model",
+        action="append",
+        default=[],
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a model factory that clients may name; may be repeated",
+    )
+    p.add_argument("--drain-seconds", type=float, default=30.0, help="time for running requests after SIGTERM")
+    p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``hapi-server``; returns the exit code."""
+    args = parser().parse_args(argv)
+    return run_command("hapi-server", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from hapi.server.run import ListenSettings, run_server
+    from hapi.server.settings import ServerSettings
+
+    if not args.store:
+        raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")
+    settings = ServerSettings(
+        store=args.store,
+        cos_batch=args.cos_batch,
+        max_running=args.max_running,
+        max_queued=args.max_queued,
+        model_cache_bytes=args.model_cache,
+        model_reuse=not args.no_model_reuse,
+        device=args.device,
+        threads=args.threads,
+        decode_threads=args.decode_threads,
+        allow_models=tuple(args.allow_model),
+        drain_seconds=args.drain_seconds,
+    )
+    listen = ListenSettings(
+        host=args.host,
+        port=args.port,
+        token=read_token(args.token_file),
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        exit_with_stdin=args.exit_with_stdin,
+    )
+    return run_server(settings, listen, log_level=args.log_level)
+
+
+def _integer(low: int, high: int, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{value} is not from {low} to {high}")
+    return value
+
+
+def _positive(text: str) -> int:
+    return _integer(1, 1 << 20, text)
+
+
+def _natural(text: str) -> int:
+    return _integer(0, 1 << 20, text)
+
+
+def _port(text: str) -> int:
+    return _integer(0, 65535, text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

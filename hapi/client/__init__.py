@@ -1,0 +1,1 @@
+"""The trainer's tier: transport, window, session, trainer. Never imports the server."""

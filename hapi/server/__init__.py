@@ -1,0 +1,1 @@
+"""The storage tier: admission, frozen forward, frames. Never imports the client."""

@@ -1,0 +1,292 @@
+"""The HTTP application: routes, authorisation, problem details, streaming. No computing on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from hapi import __version__
+from hapi.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadRequestError,
+    DrainingError,
+    HapiError,
+    NotFoundError,
+    TooLargeError,
+    UnauthorizedError,
+)
+from hapi.server.admission import Admission
+from hapi.server.metrics import Metrics
+from hapi.server.service import Frame, FrameStream, Service
+from hapi.wire import messages
+from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION, error_frame
+
+log = logging.getLogger("hapi.server")
+
+BODY_SECONDS = 30.0
+"""Longest time in which a request's body must have arrived."""
+
+
+class Application:
+    """The aiohttp application of one :class:`Service`.
+
+    ``draining`` refuses new work with 503 while what runs is finished.
+    """
+
+    def __init__(self, service: Service, *, token: str | None = None) -> None:
+        self.service = service
+        settings = service.settings
+        self.admission = Admission(settings.max_running, settings.max_queued)
+        self.metrics = Metrics()
+        self.draining = False
+        self._token = token.encode() if token else None
+        self._workers = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-request")
+        self._documents = ThreadPoolExecutor(2, thread_name_prefix="hapi-document")
+        self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
+        self._routes()
+        self._gauges()
+
+    def close(self) -> None:
+        """Stop the worker threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._documents.shutdown(wait=False, cancel_futures=True)
+
+    def _routes(self) -> None:
+        add = self.web.router
+        add.add_get("/v1", self._version)
+        add.add_get(messages.HEALTH_PATH, self._health)
+        add.add_get(messages.READY_PATH, self._ready)
+        add.add_get(messages.METRICS_PATH, self._metrics)
+        for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
+            add.add_get(path, self._document)
+            add.add_get(path + "/{name}", self._document)
+        for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
+            add.add_post(path, self._stream)
+
+    def _gauges(self) -> None:
+        gauge, service = self.metrics.gauge, self.service
+        gauge("hapi_requests_running", "Requests that hold a slot.", lambda: self.admission.running)
+        gauge("hapi_requests_queued", "Requests that wait for a slot.", lambda: self.admission.queued)
+        gauge("hapi_model_cache_bytes", "Bytes of resident layers.", lambda: service.cache.resident_bytes)
+        gauge("hapi_model_cache_hits", "Requests served by resident layers.", lambda: service.cache.hits)
+        gauge("hapi_model_cache_misses", "Times that layers were loaded.", lambda: service.cache.misses)
+        gauge("hapi_device_memory_bytes", "Bytes that torch holds on the device.", service.device.memory_bytes)
+        gauge("hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught)
+        gauge("hapi_busy_seconds", "Seconds with at least one request at work.", lambda: service.busy.seconds)
+
+    # -- middleware --------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Authorise, time, log, count, and turn every error into problem details."""
+        started = time.monotonic()
+        request_id = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
+        request["id"] = request_id if request_id.isalnum() else "-"
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "other"
+        status = 499  # the client went away
+        try:
+            self._authorise(request)
+            response: web.StreamResponse = await handler(request)
+            status = request.get("status", response.status)
+            return response
+        except asyncio.CancelledError:
+            self.metrics.cancelled.inc()
+            raise
+        except Exception as error:
+            problem = _as_hapi_error(error)
+            status = problem.status
+            if type(problem) is HapiError:
+                log.exception("unexpected error", extra={"request_id": request["id"]})
+            return _problem_response(problem)
+        finally:
+            self.metrics.requests.labels(name, str(status)).inc()
+            level = logging.DEBUG if name in (messages.HEALTH_PATH, messages.READY_PATH) else logging.INFO
+            extra = {
+                "request_id": request["id"],
+                "method": request.method,
+                "path": request.path[:200],
+                "status": status,
+                "seconds": round(time.monotonic() - started, 4),
+                **request.get("log", {}),
+            }
+            log.log(level, "request", extra=extra)
+
+    def _authorise(self, request: web.Request) -> None:
+        if self._token is None or request.path in (messages.HEALTH_PATH, messages.READY_PATH):
+            return
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, b"Bearer " + self._token):
+            raise UnauthorizedError("this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one")
+
+    # -- handlers ----------------------------------------------------------------------------------------
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"hapi": __version__, "wire": WIRE_VERSION, "server": self.service.id})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self.draining:
+            raise DrainingError("the server is shutting down")
+        return web.json_response({"status": "ready"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _document(self, request: web.Request) -> web.Response:
+        loop = asyncio.get_running_loop()
+        return web.json_response(await loop.run_in_executor(self._documents, self.service.document, request.path))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self.draining:
+            raise DrainingError("the server is shutting down; ask another one")
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+        settings = self.service.settings
+        cancelled = threading.Event()
+        started = time.monotonic()
+        try:
+            async with self.admission.slot(settings.max_request_seconds) as waited:
+                loop = asyncio.get_running_loop()
+                opening = loop.run_in_executor(
+                    self._workers, self.service.stream, request.path, body, cancelled, waited
+                )
+                stream = await _finished(opening, cancelled, FrameStream.close)
+                try:
+                    return await self._send(request, stream, cancelled, started + settings.max_request_seconds)
+                finally:
+                    self._account(request, stream, time.monotonic() - started)
+        finally:
+            cancelled.set()
+
+    async def _send(
+        self, request: web.Request, stream: FrameStream, cancelled: threading.Event, deadline: float
+    ) -> web.StreamResponse:
+        """Send frame after frame while the next one is made. The first is awaited before the status line."""
+        loop = asyncio.get_running_loop()
+
+        def following() -> asyncio.Future[Frame | None]:
+            return loop.run_in_executor(self._workers, next, stream.frames, None)
+
+        pending = following()
+        response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
+        response.content_length = stream.content_length
+        try:
+            frame = await asyncio.shield(pending)
+            await response.prepare(request)
+            while frame is not None:
+                pending = following()
+                await self._write(response, frame, deadline)
+                frame = await asyncio.shield(pending)
+            await response.write_eof()
+            return response
+        except Exception as error:
+            if not response.prepared:
+                raise
+            request["status"] = 499 if isinstance(error, ConnectionError | TimeoutError) else _as_hapi_error(error).status
+            return await self._fail_midway(request, response, error)
+        finally:
+            cancelled.set()
+            with contextlib.suppress(BaseException):
+                await asyncio.shield(_settled(pending))
+            await asyncio.shield(loop.run_in_executor(self._workers, stream.close))
+
+    async def _write(self, response: web.StreamResponse, frame: Frame, deadline: float) -> None:
+        for piece in frame:
+            patience = min(self.service.settings.send_timeout, deadline - time.monotonic())
+            async with asyncio.timeout(patience):
+                await response.write(piece)
+            self.metrics.bytes_sent.inc(len(piece))
+
+    async def _fail_midway(
+        self, request: web.Request, response: web.StreamResponse, error: Exception
+    ) -> web.StreamResponse:
+        """After the status line only an error frame can tell; then the connection is of no more use."""
+        if isinstance(error, ConnectionError | TimeoutError):
+            self.metrics.cancelled.inc()
+        else:
+            problem = _as_hapi_error(error)
+            if type(problem) is HapiError:
+                log.exception("unexpected error in a stream", extra={"request_id": request["id"]})
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(5):
+                    await response.write(error_frame(problem))
+        response.force_close()
+        if request.transport is not None:
+            request.transport.close()
+        return response
+
+    def _account(self, request: web.Request, stream: FrameStream, seconds: float) -> None:
+        stages = stream.clock.seconds()
+        for stage, value in stages.items():
+            self.metrics.stage_seconds[stage].inc(value)
+        self.metrics.samples.inc(stream.samples)
+        self.metrics.seconds.labels(request.path).observe(seconds)
+        request["log"] = {
+            "samples": stream.samples,
+            "bytes": stream.content_length,
+            "stages": {k: round(v, 4) for k, v in stages.items() if v},
+        }
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait([future])
+
+
+async def _finished(future: asyncio.Future[Any], cancelled: threading.Event, discard: Any) -> Any:
+    """The result of ``future``; if the waiter is cancelled first, its late result is discarded, not leaked."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        cancelled.set()
+        future.add_done_callback(lambda f: f.cancelled() or f.exception() or discard(f.result()))
+        raise
+
+
+def _as_hapi_error(error: Exception) -> HapiError:
+    """Foreign errors become ours at this border."""
+    if isinstance(error, HapiError):
+        return error
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return TooLargeError(f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request")
+    if isinstance(error, web.HTTPNotFound):
+        return NotFoundError("no such path; see /v1/datasets and /v1/models")
+    if isinstance(error, web.HTTPException):
+        return _Http.of(error)
+    if isinstance(error, TimeoutError):
+        return BadRequestError("the request took too long to arrive or to be read")
+    return HapiError("internal error; the server's log says more")
+
+
+class _Http(BadRequestError):
+    """An HTTP-level refusal of aiohttp (405 and the like), with its own status."""
+
+    slug = "http"
+
+    @classmethod
+    def of(cls, error: web.HTTPException) -> HapiError:
+        problem = cls(f"{error.status} {error.reason}")
+        problem.status = error.status  # type: ignore[misc]
+        return problem
+
+
+def _problem_response(problem: HapiError) -> web.Response:
+    headers = {}
+    if problem.retry_after is not None:
+        headers["Retry-After"] = str(int(max(1, problem.retry_after)))
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(
+        text=json.dumps(problem.to_problem()), status=problem.status, content_type=PROBLEM_MEDIA_TYPE, headers=headers
+    )

@@ -1,0 +1,39 @@
+"""A server without a socket: the handler that a client's loopback transport calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+
+from hapi.errors import HapiError
+from hapi.server.service import Service
+from hapi.wire.frames import Buffer, error_frame
+
+Answer = tuple[int, Mapping[str, str], Iterator[Buffer]]
+
+
+def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
+    """(method, path, body) to (status, headers, buffers), as the HTTP application answers."""
+
+    def handle(method: str, path: str, body: bytes) -> Answer:
+        try:
+            if method == "GET":
+                return 200, {}, iter([json.dumps(service.document(path)).encode()])
+            stream = service.stream(path, body)
+            first = next(stream.frames)
+        except HapiError as error:
+            return error.status, {}, iter([json.dumps(error.to_problem()).encode()])
+
+        def buffers() -> Iterator[Buffer]:
+            try:
+                for frame in chain([first], stream.frames):
+                    yield from frame
+            except HapiError as error:
+                yield error_frame(error)
+            finally:
+                stream.close()
+
+        return 200, {}, buffers()
+
+    return handle

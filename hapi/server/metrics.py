@@ -1,0 +1,44 @@
+"""Prometheus metrics of one server process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hapi.wire.messages import STAGES
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class Metrics:
+    """The counters of a server; a registry of its own, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "hapi_requests_total", "Requests by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "hapi_request_seconds", "Seconds per streamed request.", ["route"], buckets=_SECONDS, registry=self.registry
+        )
+        stage_seconds = Counter(
+            "hapi_stage_seconds_total", "Seconds per stage of requests.", ["stage"], registry=self.registry
+        )
+        self.stage_seconds = {stage: stage_seconds.labels(stage) for stage in STAGES}
+        self.bytes_sent = Counter("hapi_sent_bytes_total", "Bytes of frames sent.", registry=self.registry)
+        self.samples = Counter("hapi_samples_total", "Samples in completed requests.", registry=self.registry)
+        self.cancelled = Counter(
+            "hapi_cancelled_total", "Requests whose client went away or was too slow.", registry=self.registry
+        )
+        self.cos_batch = Histogram(
+            "hapi_cos_batch", "COS batch of completed requests.", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=self.registry
+        )
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is scraped."""
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

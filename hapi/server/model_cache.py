@@ -1,0 +1,93 @@
+"""Resident frozen layers, kept between requests within a byte budget, least recently used out first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from hapi.models.segment import Segment
+
+
+@dataclass
+class Front:
+    """Layers 1..split of one model, resident on a device."""
+
+    segment: Segment
+    output_shape: tuple[int, ...]
+    """Shape of one sample's output."""
+    output_dtype: torch.dtype
+    nbytes: int
+    """Bytes of parameters and buffers."""
+    users: int = 0
+
+
+class ModelCache:
+    """Loads fronts once and hands them out; thread-safe.
+
+    ``budget`` bounds the bytes kept for later; fronts in use are never dropped, so that it can be exceeded
+    while requests run. ``reuse=False`` is the paper's default: load for every request, keep nothing.
+    """
+
+    def __init__(self, budget: int, *, reuse: bool = True) -> None:
+        self._budget = budget if reuse else 0
+        self._reuse = reuse
+        self._lock = threading.Lock()
+        self._loading: dict[str, threading.Lock] = {}
+        self._fronts: OrderedDict[str, Front] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    @contextmanager
+    def front(self, key: str, load: Callable[[], Front]) -> Iterator[Front]:
+        """The front for ``key``, loaded by ``load`` when it is not resident; not evicted inside the block."""
+        if not self._reuse:
+            with self._lock:
+                self.misses += 1
+            yield load()
+            return
+        front = self._acquire(key, load)
+        try:
+            yield front
+        finally:
+            with self._lock:
+                front.users -= 1
+                self._evict()
+
+    def _acquire(self, key: str, load: Callable[[], Front]) -> Front:
+        with self._lock:
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:  # two requests for the same front load it once
+            with self._lock:
+                front = self._fronts.get(key)
+                if front is not None:
+                    self.hits += 1
+                    front.users += 1
+                    self._fronts.move_to_end(key)
+                    return front
+            front = load()
+            with self._lock:
+                self.misses += 1
+                front.users += 1
+                self._fronts[key] = front
+                return front
+
+    def _evict(self) -> None:
+        total = sum(f.nbytes for f in self._fronts.values())
+        for key, front in list(self._fronts.items()):
+            if total <= self._budget:
+                return
+            if front.users == 0:
+                del self._fronts[key]
+                self._loading.pop(key, None)
+                total -= front.nbytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the fronts held now."""
+        with self._lock:
+            return sum(f.nbytes for f in self._fronts.values())

@@ -1,0 +1,163 @@
+"""Start a server process, say when it listens, and end it in order: SIGTERM drains, a second one stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import signal
+import ssl
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from hapi.errors import UsageError
+from hapi.server.app import Application
+from hapi.server.service import Service
+from hapi.server.settings import ServerSettings
+from hapi.storage.objects import open_store
+
+log = logging.getLogger("hapi.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenSettings:
+    """Where and how a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free port."""
+    token: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    exit_with_stdin: bool = False
+    """Stop when standard input closes, that is, when the process that started this one is gone."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, event, and what the record carries beside it."""
+
+    _own = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        document.update({k: v for k, v in vars(record).items() if k not in self._own})
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
+    """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
+
+    Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    check_exposure(listen)
+    tls = _tls(listen)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    store = open_store(settings.store)
+    store.list_names("datasets")  # a store that is out of reach should say so now, not at the first request
+    service = Service(settings, store)
+    application = Application(service, token=listen.token)
+    try:
+        return asyncio.run(_serve(application, listen, tls))
+    finally:
+        application.close()
+        service.close()
+
+
+def check_exposure(listen: ListenSettings) -> None:
+    """Refuse to listen beyond loopback without a token."""
+    try:
+        loopback = listen.host == "localhost" or ipaddress.ip_address(listen.host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback and not listen.token:
+        raise UsageError(
+            f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN or --token-file), "
+            "or listen on 127.0.0.1"
+        )
+    if bool(listen.tls_cert) != bool(listen.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together: give both")
+
+
+def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
+    if not listen.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(listen.tls_cert, listen.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {error}") from None
+    return context
+
+
+async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLContext | None) -> int:
+    stop = asyncio.Event()
+    at_once = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        (at_once if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop)
+    if listen.exit_with_stdin:
+        threading.Thread(target=_watch_stdin, args=(loop, stop, at_once), daemon=True).start()
+    runner = web.AppRunner(
+        application.web,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=1.0,
+        keepalive_timeout=75.0,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, listen.host, listen.port, ssl_context=tls, backlog=512)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UsageError(f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}") from None
+    host, port = runner.addresses[0][:2]
+    shown = f"[{host}]" if ":" in str(host) else host
+    print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
+    log.info("listening", extra={"host": host, "port": port, "device": str(application.service.device.device)})
+    await stop.wait()
+    await _drain(application, at_once)
+    await runner.cleanup()
+    return 0
+
+
+async def _drain(application: Application, at_once: asyncio.Event) -> None:
+    application.draining = True
+    seconds = application.service.settings.drain_seconds
+    log.info("draining", extra={"running": application.admission.running, "seconds": seconds})
+    deadline = time.monotonic() + seconds
+    while application.admission.running and time.monotonic() < deadline and not at_once.is_set():
+        await asyncio.sleep(0.05)
+    log.info("stopped", extra={"cut_off": application.admission.running})
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    for event in (stop, at_once):
+        loop.call_soon_threadsafe(event.set)
+
+

@@ -1,0 +1,41 @@
+"""What an operator can set. Defaults say where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of one server process."""
+
+    store: str
+    """URL or folder of the object store."""
+    cos_batch: int = 16
+    """Samples per forward pass and per frame (HAPI, section 4.4: larger brings nothing; also flat here)."""
+    max_running: int = 4
+    """Requests worked on at a time (HAPI, section 5.1)."""
+    max_queued: int = 128
+    """Requests that may wait; beyond it a request gets 429 with Retry-After."""
+    max_request_seconds: float = 600.0
+    """Longest time that a request may wait in the queue or a slow reader may take, in seconds."""
+    send_timeout: float = 60.0
+    """Longest silence of a reader, in seconds, before its request is dropped."""
+    model_cache_bytes: int = 4 << 30
+    """Budget for resident frozen layers that are kept for later requests."""
+    model_reuse: bool = True
+    """Keep frozen layers between requests; the paper's default is to load them for each (section 5.1)."""
+    max_frame_bytes: int = 256 << 20
+    """Bound for a COS batch's inputs and for its outputs; the COS batch shrinks to stay below."""
+    max_response_bytes: int = 16 << 30
+    """Largest answer to one request."""
+    device: str = "auto"
+    """``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
+    threads: int | None = None
+    """Threads of one forward pass on the CPU; None leaves torch's choice."""
+    decode_threads: int = 1
+    """Threads that decode the samples of one COS batch."""
+    allow_models: tuple[str, ...] = ()
+    """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
+    drain_seconds: float = 30.0
+    """Time that running requests get after SIGTERM."""

@@ -1,0 +1,231 @@
+"""Requests and descriptions: the JSON documents of the HTTP interface, parsed strictly.
+
+``POST /v1/extract``   frozen forward of some samples, a stream of frames
+``POST /v1/samples``   stored bytes of some samples (split 0), a stream of frames
+``POST /v1/tensors``   weights of a pushed model by name, a stream of frames
+``GET  /v1/datasets``, ``/v1/datasets/NAME``, ``/v1/models``, ``/v1/models/NAME``   descriptions
+
+A request names everything that it needs, so that any server can answer any request (HAPI, section 4.2).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.errors import BadRequestError, TooLargeError
+from hapi.wire.references import (
+    DatasetReference,
+    ModelReference,
+    TransformSpec,
+    check_digest,
+    check_int,
+    check_name,
+    strict_fields,
+)
+
+IdArray = npt.NDArray[np.int64]
+
+EXTRACT_PATH = "/v1/extract"
+SAMPLES_PATH = "/v1/samples"
+TENSORS_PATH = "/v1/tensors"
+DATASETS_PATH = "/v1/datasets"
+MODELS_PATH = "/v1/models"
+HEALTH_PATH = "/healthz"
+READY_PATH = "/readyz"
+METRICS_PATH = "/metrics"
+
+MAX_REQUEST_BYTES = 1 << 20
+"""Largest request body, in bytes."""
+MAX_SAMPLES = 65536
+"""Most samples of one request."""
+MAX_SPLIT = 100_000
+REQUEST_ID_HEADER = "X-Request-Id"
+
+FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
+"""Names of the tensors in frames: [n, ...] features; [n] int64 labels; uint8 bytes and their int64 [n+1] offsets."""
+
+
+def parse_body(body: bytes) -> Any:
+    """The JSON document of a request body; :class:`BadRequestError` when it is none."""
+    if len(body) > MAX_REQUEST_BYTES:
+        raise TooLargeError(f"request body of {len(body)} bytes exceeds {MAX_REQUEST_BYTES}")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"request body is not JSON: {error}") from None
+
+
+def _ids(value: Any) -> IdArray:
+    if not isinstance(value, list) or not value:
+        raise BadRequestError("ids: expected a list of at least one sample id")
+    if len(value) > MAX_SAMPLES:
+        raise TooLargeError(f"ids: {len(value)} samples in one request, at most {MAX_SAMPLES}; send several requests")
+    if not all(type(i) is int and 0 <= i < 1 << 62 for i in value):
+        raise BadRequestError("ids: expected non-negative integers")
+    return np.array(value, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExtractRequest:
+    """Run layers 1..split of ``model`` over ``ids`` of ``dataset`` and stream the outputs back."""
+
+    dataset: DatasetReference
+    model: ModelReference
+    split: int
+    split_name: str
+    """Name of layer ``split``: both tiers must mean the same cut, whatever their library versions."""
+    ids: IdArray
+    transform: TransformSpec | None
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        names = ("dataset", "model", "split", "split_name", "ids", "transform")
+        d = strict_fields(document, dict.fromkeys(names, True), "request")
+        if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= 512:
+            raise BadRequestError("split_name: expected a string of 1 to 512 characters")
+        return cls(
+            dataset=DatasetReference.from_json(d["dataset"]),
+            model=ModelReference.from_json(d["model"]),
+            split=check_int(d["split"], 1, MAX_SPLIT, "split"),
+            split_name=d["split_name"],
+            ids=_ids(d["ids"]),
+            transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset.to_json(),
+            "model": self.model.to_json(),
+            "split": self.split,
+            "split_name": self.split_name,
+            "ids": self.ids.tolist(),
+            "transform": None if self.transform is None else self.transform.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplesRequest:
+    """The stored bytes of ``ids`` of ``dataset``, as they are (split 0)."""
+
+    dataset: DatasetReference
+    ids: IdArray
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        d = strict_fields(document, {"dataset": True, "ids": True}, "request")
+        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=_ids(d["ids"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dataset": self.dataset.to_json(), "ids": self.ids.tolist()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsRequest:
+    """Tensors ``names`` of the pushed model ``name`` at ``digest``."""
+
+    name: str
+    digest: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        d = strict_fields(document, dict.fromkeys(("name", "digest", "names"), True), "request")
+        names = d["names"]
+        if not isinstance(names, list) or not 1 <= len(names) <= MAX_SAMPLES:
+            raise BadRequestError(f"names: expected a list of 1 to {MAX_SAMPLES} tensor names")
+        if not all(isinstance(n, str) and 0 < len(n) <= 512 for n in names) or len(set(names)) != len(names):
+            raise BadRequestError("names: expected different strings of 1 to 512 characters")
+        return cls(
+            name=check_name(d["name"], "name"), digest=check_digest(d["digest"], "digest"), names=tuple(names)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "digest": self.digest, "names": list(self.names)}
+
+
+STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out")
+"""Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    """What the server tells in the end frame."""
+
+    server: str
+    """Id of the server process, to tell restarts and several servers apart."""
+    seconds: dict[str, float]
+    """Seconds per stage of :data:`STAGES`."""
+    busy: tuple[float, float]
+    """The server's busy clock (seconds in which at least one request was worked on) at start and end."""
+    cos_batch: int
+    """Largest batch that was run on the device for this request; 0 for stored bytes."""
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Lenient about numbers, strict about form: a report never fails a request that arrived whole."""
+        try:
+            seconds = {str(k): float(v) for k, v in dict(document["seconds"]).items()}
+            start, end = (float(v) for v in document["busy"])
+            return cls(
+                server=str(document["server"])[:64],
+                seconds=seconds,
+                busy=(start, end),
+                cos_batch=int(document["cos_batch"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "server": self.server,
+            "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
+            "busy": [round(v, 6) for v in self.busy],
+            "cos_batch": self.cos_batch,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDescription:
+    """What ``GET /v1/datasets/NAME`` tells: enough to plan and to receive, without any per-sample data."""
+
+    reference: DatasetReference
+    count: int
+    classes: tuple[str, ...]
+    total_bytes: int
+    layout: dict[str, Any]
+    """How a stored sample looks; parsed by ``storage.transform.SampleLayout``."""
+    transform: TransformSpec | None
+    """The data set's own transform; a request may carry another."""
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        names = ("reference", "count", "classes", "total_bytes", "layout", "transform")
+        d = strict_fields(document, dict.fromkeys(names, True), "data set description")
+        classes, layout = d["classes"], d["layout"]
+        if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+            raise BadRequestError("data set description: classes is not a list of strings")
+        if not isinstance(layout, dict):
+            raise BadRequestError("data set description: layout is not an object")
+        return cls(
+            reference=DatasetReference.from_json(d["reference"]),
+            count=check_int(d["count"], 0, 1 << 48, "count"),
+            classes=tuple(classes),
+            total_bytes=check_int(d["total_bytes"], 0, 1 << 62, "total_bytes"),
+            layout=layout,
+            transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference.to_json(),
+            "count": self.count,
+            "classes": list(self.classes),
+            "total_bytes": self.total_bytes,
+            "layout": self.layout,
+            "transform": None if self.transform is None else self.transform.to_json(),
+        }
