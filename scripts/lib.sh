@@ -1,0 +1,123 @@
+# shellcheck shell=bash
+# Shared by the scripts of this folder: find a Python, keep one virtual environment, print steps.
+# Source it; it sets HAPI_ROOT and, after `ensure_venv EXTRA`, HAPI_PYTHON (the environment's interpreter).
+#
+# HAPI_VENV   another folder for the environment. When its Python already has what EXTRA needs, nothing is
+#             installed there, and Hapi is taken from this checkout: run commands as "$HAPI_PYTHON" -m hapi.cli.NAME.
+# PYTHON      the interpreter to make the environment with, when the one found is not the one wanted.
+
+HAPI_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+readonly HAPI_ROOT
+readonly HAPI_NEEDED_GB=8  # torch with its CUDA libraries is 5.4 GB installed, and is unpacked from a download
+
+say() { printf '%s\n' "==> $*"; }
+fail() { printf '%s\n' "error: $*" >&2; exit 1; }
+
+# A Python of at least 3.11, by running it: a version manager's shim may exist without the version.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.14 python; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    fi
+  done
+  fail "no Python 3.11 or newer found (tried \$PYTHON, python3, python3.11 to python3.14); install one or set PYTHON=/path/to/it"
+}
+
+# Debian and Ubuntu ship Python without ensurepip; its package has the version in its name.
+require_venv_module() {
+  local python=$1 package
+  "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 && return
+  package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing $package (this Python cannot make virtual environments without it)"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package"; } >/dev/null ||
+      fail "apt-get could not install $package; install it by hand"
+  fi
+  "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
+    fail "$python has no venv module; install it (Debian, Ubuntu: sudo apt-get install $package) and run this again"
+}
+
+# What an installation depends on: the declared dependencies, the extra, the interpreter, the checkout's place.
+_install_key() {
+  "$1" - "$2" "$HAPI_ROOT" <<'PYTHON_CODE'
+import hashlib, pathlib, sys
+content = pathlib.Path(sys.argv[2], "pyproject.toml").read_bytes()
+print(hashlib.sha256(content + repr((sys.argv[1:], sys.version)).encode()).hexdigest())
+PYTHON_CODE
+}
+
+# Shows only the large downloads and the end of a pip run; everything is in the log.
+_show_progress() {
+  awk '/^ *Downloading / && $NF ~ /^[MG]B\)$/ {
+         size = $(NF - 1); sub(/\(/, "", size)
+         if ($NF ~ /G/ || size + 0 >= 30) { sub(/^ +/, ""); print "    " $0; fflush() }
+       }
+       /^ *Installing collected packages/ { print "    Unpacking and installing ..."; fflush() }'
+}
+
+_install() {
+  local venv=$1 extra=$2 log="$1/install.log" free
+  free="$(df -Pk "$venv" | awk 'NR == 2 { print int($4 / 1048576) }')"
+  if ! "$venv/bin/python" -c 'import torch' >/dev/null 2>&1 && [ "$free" -lt "$HAPI_NEEDED_GB" ]; then
+    fail "$venv: $free GB free, PyTorch needs about $HAPI_NEEDED_GB; free some space or set HAPI_VENV to a larger disk"
+  fi
+  say "installing Hapi and PyTorch into $venv (once, a minute or two; log: $log)"
+  set +e
+  "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
+    --editable "$HAPI_ROOT[$extra]" 2>&1 | tee "$log" | _show_progress
+  local status=${PIPESTATUS[0]}
+  set -e
+  if [ "$status" != 0 ]; then
+    tail -n 15 "$log" >&2
+    fail "pip failed; the lines above are the end of $log"
+  fi
+}
+
+_has_extra() {
+  case "$2" in
+    test) PYTHONPATH="$HAPI_ROOT" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, ruff, mypy' ;;
+    *) PYTHONPATH="$HAPI_ROOT" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;
+  esac >/dev/null 2>&1
+}
+
+_ensure_locked() {
+  local venv=$1 extra=$2 stamp="$1/.hapi-installed-$2" key=""
+  if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' >/dev/null 2>&1; then
+    key="$(_install_key "$venv/bin/python" "$extra")"
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ] && return
+  else
+    local python
+    python="$(find_python)" || exit 1
+    require_venv_module "$python"
+    say "making a virtual environment in $venv with $("$python" -V)"
+    # Not `venv --clear`: that would delete the lock file that is held.
+    rm -rf "${venv:?}/bin" "${venv:?}/lib" "${venv:?}/lib64" "${venv:?}/include" "${venv:?}/pyvenv.cfg"
+    "$python" -m venv "$venv" || fail "$python -m venv $venv failed"
+    key="$(_install_key "$venv/bin/python" "$extra")"
+  fi
+  _install "$venv" "$extra"
+  printf '%s\n' "$key" >"$stamp"
+}
+
+# ensure_venv EXTRA: an environment with Hapi and its optional dependencies EXTRA ("test", "quickstart").
+ensure_venv() {
+  local extra=$1 venv="${HAPI_VENV:-$HAPI_ROOT/.venv}"
+  if [ -n "${HAPI_VENV:-}" ] && [ ! -f "$venv/.hapi-installed-$extra" ] && _has_extra "$venv/bin/python" "$extra"; then
+    say "using $venv as it is (HAPI_VENV)"
+  else
+    mkdir -p "$venv" || fail "cannot write $venv; set HAPI_VENV to a folder that can be written"
+    (
+      if command -v flock >/dev/null; then
+        exec 9>"$venv/.hapi-lock"
+        flock -n 9 || { say "waiting for another installation into $venv"; flock 9; }
+      fi
+      _ensure_locked "$venv" "$extra"
+    ) || exit 1
+  fi
+  HAPI_PYTHON="$venv/bin/python"
+  export HAPI_PYTHON
+  # The checkout's own package first, wherever the caller stands.
+  export PYTHONPATH="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
+}

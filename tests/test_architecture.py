@@ -1,0 +1,250 @@
+"""The rules of the house, each with a message that tells the fix."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import hapi
+
+ROOT = Path(hapi.__file__).parents[1]
+PACKAGE = ROOT / "hapi"
+
+FLOORS = ("ground", "wire", "storage", "models", "profiler", "server|client", "bench", "cli")
+"""From left to right: a room may import what is to its left, and itself."""
+FLOOR_OF = {room: index for index, floor in enumerate(FLOORS) for room in floor.split("|")}
+
+HEAVY = ("torch", "torchvision", "aiohttp")
+LIGHT_ROOMS = ("ground", "wire")
+PLANNERS = ("storage/sequence.py", "profiler/batching.py", "profiler/cost.py", "profiler/decide.py")
+"""Pure functions (design of the project): the predictor runs the very code that production runs."""
+
+
+def modules() -> list[Path]:
+    """All source files of the package, relative to it."""
+    return sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def room_of(module: Path) -> str:
+    """The folder of a module; modules directly in the package are the ground floor."""
+    return module.parts[0] if len(module.parts) > 1 else "ground"
+
+
+@cache
+def tree_of(module: Path) -> ast.Module:
+    return ast.parse((PACKAGE / module).read_text(encoding="utf-8"), filename=str(module))
+
+
+def imports_of(module: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that ``module`` imports, anywhere in it, with the line."""
+    package = ("hapi", *module.parts[:-1])
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{name}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and _name_of(node.func).endswith("import_module"):
+            first = node.args[0] if node.args else None
+            if (
+                isinstance(first, ast.JoinedStr)
+                and first.values
+                and isinstance(first.values[0], ast.Constant)
+            ):
+                first = first.values[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value, node.lineno
+
+
+def _name_of(node: ast.expr) -> str:
+    """``"torch.load"`` of a dotted expression, else ``""``."""
+    if isinstance(node, ast.Attribute):
+        return f"{_name_of(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def room_of_import(name: str) -> str | None:
+    """The room that a dotted import lands in; None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "hapi":
+        return None
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else "ground"
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(module) for module in modules()}
+    unknown = sorted(rooms - set(FLOOR_OF))
+    assert not unknown, f"put {unknown} on a floor: FLOORS here and the line in docs/architecture.md"
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_imports_run_one_way(module: Path) -> None:
+    room = room_of(module)
+    wrong = []
+    for name, line in imports_of(module):
+        target = room_of_import(name)
+        if target is None or target == room:
+            continue
+        if FLOOR_OF[target] >= FLOOR_OF[room]:
+            wrong.append(f"hapi/{module}:{line} imports {name}")
+    assert not wrong, (
+        f"{'; '.join(wrong)}: {room} may import only {FLOORS[: FLOOR_OF[room]]}; move what both need left"
+    )
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if room_of(m) in LIGHT_ROOMS], ids=str)
+def test_light_rooms_import_no_heavy_library(module: Path) -> None:
+    wrong = [
+        f"hapi/{module}:{line} imports {n}" for n, line in imports_of(module) if n.split(".")[0] in HEAVY
+    ]
+    assert not wrong, f"{'; '.join(wrong)}: move it to storage, models, server or client"
+
+
+@pytest.mark.parametrize("planner", [p for p in PLANNERS if (PACKAGE / p).exists()])
+def test_planners_are_pure(planner: str) -> None:
+    forbidden = (*HEAVY, "obstore", "random", "time", "os", "socket", "asyncio", "threading")
+    wrong = [f"line {line}: {n}" for n, line in imports_of(Path(planner)) if n.split(".")[0] in forbidden]
+    assert not wrong, f"hapi/{planner}, {'; '.join(wrong)}: a planner takes all it needs as arguments"
+
+
+def test_the_planners_exist() -> None:
+    assert (PACKAGE / PLANNERS[0]).exists(), f"hapi/{PLANNERS[0]} has moved: say its new place in PLANNERS"
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_every_public_module_has_a_docstring(module: Path) -> None:
+    if not module.name.startswith("_") or module.name == "__init__.py":
+        assert ast.get_docstring(tree_of(module)), f"hapi/{module}: begin it with what it is for, in one line"
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_nothing_runs_code_from_data(module: Path) -> None:
+    pickles = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")
+    wrong = [f"line {line}: import {n}" for n, line in imports_of(module) if n.split(".")[0] in pickles]
+    for node in ast.walk(tree_of(module)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = _name_of(node.func)
+        if name in ("eval", "exec", "__import__"):
+            wrong.append(f"line {node.lineno}: {name}()")
+        if name.split(".")[-1] == "load" and name.split(".")[0] == "torch":
+            safe = [k.value for k in node.keywords if k.arg == "weights_only"]
+            if not (safe and isinstance(safe[0], ast.Constant) and safe[0].value is True):
+                wrong.append(f"line {node.lineno}: torch.load without weights_only=True")
+        if name in ("np.load", "numpy.load") and any(k.arg == "allow_pickle" for k in node.keywords):
+            allowed = next(k.value for k in node.keywords if k.arg == "allow_pickle")
+            if not (isinstance(allowed, ast.Constant) and allowed.value is False):
+                wrong.append(f"line {node.lineno}: numpy.load with allow_pickle")
+        if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+            wrong.append(f"line {node.lineno}: {name}; use yaml.safe_load")
+    assert not wrong, f"hapi/{module}, {'; '.join(wrong)}: data must never run code; use safetensors or JSON"
+
+
+@pytest.mark.parametrize("module", modules(), ids=str)
+def test_input_is_not_checked_by_assert(module: Path) -> None:
+    lines = [node.lineno for node in ast.walk(tree_of(module)) if isinstance(node, ast.Assert)]
+    assert not lines, f"hapi/{module}, lines {lines}: python -O removes assert; raise an error of hapi.errors"
+
+
+def project() -> dict[str, object]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        found: dict[str, object] = tomllib.load(file)["project"]
+    return found
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+\S*?)\]?(\s|$)", changelog, re.MULTILINE)
+    assert newest is not None, "CHANGELOG.md: add a heading '## X.Y.Z (date)'"
+    versions = {
+        "pyproject.toml": project()["version"],
+        "hapi.__version__": hapi.__version__,
+        "CHANGELOG.md": newest[1],
+    }
+    assert len(set(versions.values())) == 1, f"set one version in all three: {versions}"
+
+
+def console_scripts() -> dict[str, str]:
+    scripts = project()["scripts"]
+    return dict(scripts) if isinstance(scripts, dict) else {}
+
+
+@pytest.mark.parametrize("script", sorted(console_scripts()))
+def test_console_scripts_resolve(script: str) -> None:
+    module, _, function = console_scripts()[script].partition(":")
+    assert callable(getattr(importlib.import_module(module), function, None)), (
+        f"pyproject.toml: {script} = {module}:{function} does not exist; write it or repair the entry"
+    )
+
+
+def test_sub_commands_resolve() -> None:
+    from hapi.cli.main import COMMANDS
+
+    for name in COMMANDS:
+        module = importlib.import_module(f"hapi.cli.{name}")
+        assert callable(module.configure) and callable(module.run), (
+            f"hapi/cli/{name}.py needs configure and run"
+        )
+
+
+def shell_lines(document: Path) -> Iterator[str]:
+    """Lines of the fenced shell blocks of a Markdown document."""
+    for block in re.findall(
+        r"^```(?:sh|bash|shell|console)\n(.*?)^```", document.read_text(encoding="utf-8"), re.M | re.S
+    ):
+        yield from (line.strip().removeprefix("$ ") for line in block.splitlines())
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_of_the_documents_exist(document: Path) -> None:
+    assert document.exists(), f"{document.name}: write it; its first screen shows the first command"
+    from hapi.cli.main import COMMANDS
+
+    wrong = []
+    for line in shell_lines(document):
+        for path in re.findall(r"(?<![\w/.-])\.?/?((?:scripts|configs)/[\w./-]+|\.ci/run)", line):
+            if not (ROOT / path).exists():
+                wrong.append(f"{path} ({line})")
+        words = [w for w in line.split() if not re.fullmatch(r"[A-Z_]+=\S*", w)]
+        if words and words[0].startswith("hapi") and words[0] not in console_scripts():
+            wrong.append(f"{words[0]} ({line})")
+        if (
+            words[:1] == ["hapi"]
+            and len(words) > 1
+            and re.fullmatch(r"[a-z]+", words[1])
+            and words[1] not in COMMANDS
+        ):
+            wrong.append(f"hapi {words[1]} ({line})")
+    assert not wrong, f"{document.name} shows commands that do not exist: {'; '.join(wrong)}"
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").iterdir() if p.suffix == ""))
+def test_scripts_can_be_run(script: str) -> None:
+    path = ROOT / "scripts" / script
+    assert path.stat().st_mode & 0o111, f"chmod +x scripts/{script}"
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("#!"), f"scripts/{script}: begin it with #!/usr/bin/env bash"
+
+
+def test_every_configuration_is_read() -> None:
+    from hapi.client.settings import TrainSettings
+    from hapi.config import load
+
+    paths = sorted((ROOT / "configs").rglob("*.yaml"))
+    assert len(paths) >= 7, "configs/ holds one runnable experiment for each family"
+    for path in paths:
+        load(TrainSettings, path)
