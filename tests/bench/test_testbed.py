@@ -1,0 +1,138 @@
+"""The two-tier test bed: made, used, re-tuned and always removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hapi.bench import testbed
+from hapi.bench.testbed import ADDRESS, Cores, TestBed, why_not
+from hapi.errors import UsageError
+
+needs_bed = pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
+
+# Sends and receives some bytes, printing bits per second and the core that the receiver ran on.
+SENDER = """
+import socket, sys
+listening = socket.create_server((sys.argv[1], 5000)); print("ready", flush=True)
+connection, _ = listening.accept()
+connection.sendall(bytes(int(sys.argv[2])))
+connection.close()
+"""
+RECEIVER = """
+import os, socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5000)); start, total = time.perf_counter(), 0
+while piece := connection.recv(1 << 20): total += len(piece)
+print(total * 8 / (time.perf_counter() - start), *os.sched_getaffinity(0))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    yield
+    if why_not() is None:
+        assert [name for name in testbed.beds() if f"-{os.getpid()}-" in name] == []
+
+
+def transfer(bed: TestBed, size: int) -> tuple[float, list[str]]:
+    sender = bed.start(
+        "server", [sys.executable, "-c", SENDER, ADDRESS["server"], str(size)], stdout=subprocess.PIPE
+    )
+    assert sender.stdout is not None and sender.stdout.readline() == "ready\n"
+    receiver = bed.start(
+        "client", [sys.executable, "-c", RECEIVER, ADDRESS["server"]], stdout=subprocess.PIPE
+    )
+    rate, *cores = receiver.communicate(timeout=60)[0].split()
+    assert sender.wait(10) == 0
+    return float(rate), cores
+
+
+@needs_bed
+def test_the_link_has_its_bandwidth_and_the_tiers_their_cores() -> None:
+    with TestBed(50e6) as bed:
+        rate, cores = transfer(bed, 3_000_000)
+        assert 35e6 < rate < 60e6
+        assert bed.cores is not None and [int(c) for c in cores] == list(bed.cores.client)
+        bed.set_bandwidth(200e6)
+        assert 120e6 < transfer(bed, 8_000_000)[0] < 240e6
+        assert "200 Mbit/s" in bed.describe() or "200.0 Mbit/s" in bed.describe()
+        bed.set_bandwidth(None)
+        bed.set_bandwidth(None)
+        assert transfer(bed, 8_000_000)[0] > 240e6
+
+
+@needs_bed
+def test_processes_and_namespaces_go_with_the_bed() -> None:
+    with pytest.raises(ValueError, match="in the middle"), TestBed() as bed:
+        process = bed.start("server", ["sleep", "1000"])
+        raise ValueError("in the middle")
+    assert process.poll() is not None
+
+
+HOLDER = """
+import sys, time
+from hapi.bench.testbed import TestBed
+with TestBed(1e6) as bed:
+    print(bed.start("client", ["sleep", "1000"]).pid, flush=True)
+    time.sleep(100)
+"""
+
+
+def holder() -> tuple[subprocess.Popen[str], int]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@needs_bed
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_removes_the_bed(number: signal.Signals) -> None:
+    process, sleeper = holder()
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert is_gone(sleeper)
+    assert not [name for name in testbed.beds() if f"-{process.pid}-" in name]
+
+
+@needs_bed
+def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
+    process, sleeper = holder()
+    process.kill()
+    process.wait(20)
+    assert [name for name in testbed.beds() if f"-{process.pid}-" in name]
+    with TestBed():
+        assert not [name for name in testbed.beds() if f"-{process.pid}-" in name]
+    assert is_gone(sleeper)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_without_root_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with (
+        pytest.raises(UsageError, match="no test bed on this machine: network namespaces need root"),
+        TestBed(),
+    ):
+        pass
+
+
+def test_one_core_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    with pytest.raises(UsageError, match="two processor cores"):
+        Cores.split_machine()
