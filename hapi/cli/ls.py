@@ -1,0 +1,133 @@
+"""``hapi ls STORE`` and ``hapi ls STORE/NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hapi.errors import HapiError, NotFoundError, UsageError
+from hapi.storage.listing import DatasetSummary, describe, list_datasets
+from hapi.storage.objects import ObjectStore, open_store, split_address
+
+_MODEL_FIELDS = ("architecture", "digest", "bytes")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("address", metavar="STORE[/NAME]", help="a store, or one data set or model in it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the store holds."""
+    store = open_store(args.address)
+    if not any(store.list_names(folder) for folder in ("datasets", "models")):
+        detail = _detail(args.address)
+        if detail is not None:
+            print(json.dumps(detail, indent=1) if args.json else _lines(detail))
+            return 0
+    datasets = [_dataset(summary) for summary in list_datasets(store)]
+    models = [_model(store, name) for name in store.list_names("models")]
+    if args.json:
+        print(json.dumps({"datasets": datasets, "models": models}, indent=1))
+        return 0
+    if not datasets and not models:
+        print(f"{store.url} holds no data sets and no models")
+    _print_datasets(datasets)
+    _print_models(models)
+    return 0
+
+
+def _detail(address: str) -> dict[str, Any] | None:
+    """The data set or model at STORE/NAME; None when there is none."""
+    try:
+        url, name = split_address(address)
+    except UsageError:
+        return None
+    store = open_store(url)
+    summary = describe(store, name)
+    if summary is not None:
+        return _dataset(summary)
+    return _model(store, name) if name in store.list_names("models") else None
+
+
+def _dataset(summary: DatasetSummary) -> dict[str, Any]:
+    return {
+        "name": summary.name,
+        "state": summary.state,
+        "version": summary.version,
+        "samples": summary.count,
+        "classes": list(summary.classes),
+        "bytes": summary.total_bytes,
+        "shards": summary.shards,
+        "kind": summary.kind,
+        "transform": None if summary.transform is None else summary.transform.to_json(),
+        "source": summary.source,
+        "created": summary.created,
+        "packing": summary.packing,
+        "problem": summary.problem,
+    }
+
+
+def _model(store: ObjectStore, name: str) -> dict[str, Any]:
+    """A pushed model's ``model.json`` as far as it concerns a listing; read as plain JSON."""
+    try:
+        document = json.loads(store.get(f"models/{name}/model.json"))
+    except NotFoundError:
+        return {"name": name, "state": "incomplete"}
+    except (ValueError, HapiError) as error:
+        return {"name": name, "state": "damaged", "problem": str(error)}
+    if not isinstance(document, dict):
+        return {"name": name, "state": "damaged", "problem": "model.json is no object"}
+    spec = document.get("spec")
+    known = {**(spec if isinstance(spec, dict) else {}), **document}
+    return {"name": name, "state": "whole", **{key: known.get(key) for key in _MODEL_FIELDS}}
+
+
+def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for d in datasets:
+        if d["state"] == "whole":
+            size = f"{d['bytes'] / 1e6:.1f} MB"
+            state = "whole, being replaced" if d["packing"] else "whole"
+            rows.append(
+                [d["name"], d["version"][:12], str(d["samples"]), str(len(d["classes"])), size, d["kind"],
+                 _short_transform(d["transform"]), state]
+            )  # fmt: skip
+        else:
+            note = d["problem"] or "run the same 'hapi pack' again to finish it"
+            rows.append([d["name"], "-", "-", "-", "-", "-", "-", f"{d['state']}: {note}"])
+    _table(["DATA SET", "VERSION", "SAMPLES", "CLASSES", "SIZE", "KIND", "INPUT", "STATE"], rows)
+
+
+def _print_models(models: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for m in models:
+        size = f"{m['bytes'] / 1e6:.1f} MB" if isinstance(m.get("bytes"), int) else "-"
+        state = m["state"] if "problem" not in m else f"{m['state']}: {m['problem']}"
+        digest = str(m.get("digest") or "-")[:12]
+        rows.append([m["name"], str(m.get("architecture") or "-"), digest, size, state])
+    _table(["MODEL", "ARCHITECTURE", "DIGEST", "SIZE", "STATE"], rows)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> None:
+    if not rows:
+        return
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _short_transform(transform: dict[str, Any] | None) -> str:
+    return "as stored" if transform is None else f"{transform['crop']} of {transform['resize']}"
+
+
+def _lines(detail: dict[str, Any]) -> str:
+    width = max(len(key) for key in detail)
+    shown = {key: value for key, value in detail.items() if value not in (None, False)}
+    if isinstance(shown.get("classes"), list):
+        names = shown["classes"]
+        shown["classes"] = f"{len(names)}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+    return "\n".join(f"{key.ljust(width)}  {value}" for key, value in shown.items())

@@ -1,0 +1,147 @@
+"""``hapi pack SOURCE STORE/NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from hapi.cli.progress import TransferBar
+from hapi.errors import BadRequestError, UsageError
+from hapi.storage.objects import open_store, split_address
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, PackOptions
+from hapi.storage.sources import Source, SourceOptions, open_source
+from hapi.wire.references import TransformSpec
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images (one folder per class), a .npy/.npz/.safetensors file, "
+        "torchvision:NAME[:root=PATH][:split=train|test], sklearn:digits or sklearn:photos",
+    )
+    parser.add_argument(
+        "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
+    )
+    _configure_source(parser)
+    _configure_transform(parser)
+    parser.add_argument("--shard-size", type=_size, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
+                        help="bytes of one stored object, with k, M or G (default 64M)")  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, default=4, metavar="N", help="threads that read the source (default 4)"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
+    parser.add_argument(
+        "--restart", action="store_true", help="throw an unfinished packing of this name away"
+    )
+    parser.add_argument("--force-lock", action="store_true",
+                        help="take the lock of another writer that is known to be dead")  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _configure_source(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to pack")
+    group.add_argument(
+        "--labels", type=Path, metavar="FILE", help="labels of an array without them (.npy or text)"
+    )
+    group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
+    group.add_argument("--download", action="store_true", help="let torchvision fetch what is missing")
+    group.add_argument("--limit", type=int, metavar="N", help="only N samples, spread evenly over the source")
+    group.add_argument("--part", choices=("all", "train", "validation"), default="all",
+                       help="one side of a fixed split into training and validation")  # fmt: skip
+    group.add_argument("--validation-fraction", type=float, default=0.2, metavar="F",
+                       help="share of samples in the part 'validation' (default 0.2)")  # fmt: skip
+
+
+def _configure_transform(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how samples become the model's input (kept in the data set)")
+    group.add_argument(
+        "--image-size", type=int, metavar="N", help="N x N inputs: short side to 8/7 N, centre crop"
+    )
+    group.add_argument("--resize", type=int, metavar="N", help="short side after resizing (default 256)")
+    group.add_argument("--crop", type=int, metavar="N", help="side of the centre crop (default 224)")
+    group.add_argument("--mean", type=float, nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1")
+    group.add_argument("--std", type=float, nargs=3, metavar=("R", "G", "B"), help="divided by afterwards")
+    group.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
+                       help="store tensors: after the crop (uint8) or ready for the model (float32)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, and say what is there now."""
+    url, name = split_address(args.address)
+    store = open_store(url)
+    source = open_source(
+        args.source, SourceOptions(labels=args.labels, classes=_classes(args.classes), download=args.download)
+    )
+    options = PackOptions(
+        shard_bytes=args.shard_size,
+        transform=_transform(args, source),
+        preprocess=args.preprocess,
+        limit=args.limit,
+        part=args.part,
+        validation_fraction=args.validation_fraction,
+        workers=args.workers,
+    )
+    if source.note:
+        print(f"hapi pack: {source.note}", file=sys.stderr)
+    with TransferBar(f"packing {name}", args.quiet) as bar:
+
+        def start(total: int, samples: int, size: int) -> None:
+            if samples:
+                print(f"hapi pack: going on after {samples} samples ({size / 1e6:.1f} MB)", file=sys.stderr)
+            bar.start(total, samples)
+
+        manifest = pack(
+            source, store, name, options,
+            replace=args.replace, restart=args.restart, force_lock=args.force_lock,
+            on_start=start, on_progress=bar.advance,
+        )  # fmt: skip
+    print(
+        f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
+        f"{len(manifest.classes)} classes, {manifest.total_bytes / 1e6:.1f} MB in {len(manifest.shards)} shards, version {manifest.version}"
+    )
+    return 0
+
+
+def _transform(args: argparse.Namespace, source: Source) -> TransformSpec | None:
+    """What the flags say over the source's own or the default transform; None when they say nothing."""
+    given = {k: getattr(args, k) for k in ("resize", "crop", "mean", "std") if getattr(args, k) is not None}
+    if args.image_size is None and not given:
+        return None
+    if args.image_size is not None and {"resize", "crop"} & set(given):
+        raise UsageError("--image-size sets --resize and --crop; give it or them")
+    base = source.transform or TransformSpec()
+    try:
+        if args.image_size is not None:
+            sized = TransformSpec.for_image_size(args.image_size)
+            base = replace(base, resize=sized.resize, crop=sized.crop)
+        return TransformSpec.from_json({**asdict(base), **given})
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
+
+
+def _classes(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    if text.startswith("@"):
+        try:
+            names = Path(text[1:]).read_text().splitlines()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--classes {text}: {error}") from error
+    else:
+        names = text.split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write for example 64M")
+    return int(match[1]) * _UNITS[match[2].lower()]

@@ -1,0 +1,56 @@
+"""A progress bar on stderr with samples/s and MB/s; silent when asked to be, or when nobody watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+
+class TransferBar:
+    """Counts samples and bytes. A context manager; :meth:`start` may be called once inside."""
+
+    def __init__(self, label: str, quiet: bool = False) -> None:
+        self._label = label
+        self._disabled = quiet or not sys.stderr.isatty()
+        self._bar: tqdm[Any] | None = None
+        self._began = time.monotonic()
+        self.samples = 0
+        self.size = 0
+
+    def start(self, total: int, done: int = 0) -> None:
+        """Begin with ``total`` samples, ``done`` of which an earlier run completed."""
+        self._began = time.monotonic()
+        self._bar = tqdm(
+            total=total, initial=done, desc=self._label, unit=" samples", unit_scale=True,
+            disable=self._disabled, file=sys.stderr,
+        )  # fmt: skip
+
+    def advance(self, samples: int, size: int) -> None:
+        """Count samples and bytes that were done since the last call."""
+        self.samples += samples
+        self.size += size
+        if self._bar is not None and not self._disabled:
+            rate = self.size / max(1e-9, time.monotonic() - self._began) / 1e6
+            self._bar.set_postfix_str(f"{rate:.1f} MB/s", refresh=False)
+            self._bar.update(samples)
+
+    def print(self, line: str) -> None:
+        """A line on stdout that does not tear the bar."""
+        tqdm.write(line, file=sys.stdout)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

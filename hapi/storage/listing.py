@@ -1,0 +1,66 @@
+"""What a store holds: data sets, whole or still being packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hapi.errors import DataError, NotFoundError
+from hapi.storage.manifest import Manifest
+from hapi.storage.objects import ObjectStore
+from hapi.wire.references import NAME_PATTERN, TransformSpec
+
+PACKING_NAME = "packing.json"
+"""Written when a packing begins and removed when it is done; see ``pack.py``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing to go on with) or "damaged"."""
+
+    name: str
+    state: str
+    version: str | None = None
+    count: int = 0
+    classes: tuple[str, ...] = field(default=(), repr=False)
+    total_bytes: int = 0
+    kind: str | None = None
+    transform: TransformSpec | None = None
+    source: str | None = None
+    created: str | None = None
+    shards: int = 0
+    packing: bool = False
+    """A packing of this name was begun and is not done (for a whole data set: its replacement)."""
+    problem: str | None = None
+
+
+def list_datasets(store: ObjectStore) -> list[DatasetSummary]:
+    """All data sets of a store by name. :class:`NotFoundError` when there is no such store."""
+    store.ping()
+    found = [describe(store, name) for name in store.list_names("datasets") if NAME_PATTERN.fullmatch(name)]
+    return [summary for summary in found if summary is not None]
+
+
+def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
+    """One data set; None when there is neither a manifest nor a packing of it."""
+    prefix = f"datasets/{name}"
+    packing = store.exists(f"{prefix}/{PACKING_NAME}")
+    try:
+        manifest = Manifest.from_bytes(store.get(f"{prefix}/manifest.json"), name, f"{store.url}/{prefix}")
+    except NotFoundError:
+        return DatasetSummary(name=name, state="incomplete", packing=True) if packing else None
+    except DataError as error:
+        return DatasetSummary(name=name, state="damaged", packing=packing, problem=str(error))
+    return DatasetSummary(
+        name=name,
+        state="whole",
+        version=manifest.version,
+        count=manifest.count,
+        classes=manifest.classes,
+        total_bytes=manifest.total_bytes,
+        kind=manifest.layout.kind,
+        transform=manifest.transform,
+        source=manifest.source,
+        created=manifest.created,
+        shards=len(manifest.shards),
+        packing=packing,
+    )

@@ -1,0 +1,223 @@
+"""A store in a local folder: ``preadv`` straight into the caller's buffer, atomic writes, ``flock`` locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+
+from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
+
+_TEMPORARY = ".tmp-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class LocalStore(ObjectStore):
+    """The folder at ``root``; it is made by the first write."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.url = str(self.root)
+
+    def ping(self) -> None:
+        if not self.root.is_dir():
+            raise NotFoundError(
+                f"there is no folder {self.root}; check the store's path, or pack a data set into it"
+            )
+
+    def get(self, key: str) -> bytes:
+        try:
+            return self._path(key).read_bytes()
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def read_many(self, parts: Sequence[ReadPart]) -> None:
+        for key, group in groupby(parts, key=lambda part: part.key):
+            try:
+                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    for part in group:
+                        self._fill(descriptor, part)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise self._mapped(error, key) from error
+
+    def _fill(self, descriptor: int, part: ReadPart) -> None:
+        out = part.out.cast("B")
+        done = 0
+        while done < len(out):
+            count = os.preadv(descriptor, [out[done:]], part.start + done)
+            if count == 0:
+                raise StoreError(
+                    f"{self.url}/{part.key}: ends at byte {part.start + done}, but {part.start}.."
+                    f"{part.start + len(out)} was asked for; the object is shorter than it should be"
+                )
+            done += count
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        path = self._path(key)
+        try:
+            self._make_folder(path.parent)
+            temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+            try:
+                _write_durably(temporary, memoryview(data).cast("B"))
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make ``folder`` and its parents, each entry made durable."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for new in reversed(missing):
+            new.mkdir(exist_ok=True)
+            _sync_folder(new.parent)
+
+    def size(self, key: str) -> int:
+        try:
+            return self._path(key).stat().st_size
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        top = self.root / check_prefix(prefix)
+        found = []
+        try:
+            for folder, folders, files in os.walk(top, onerror=_unless_missing):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for name in files:
+                    if not name.startswith("."):
+                        path = Path(folder, name)
+                        found.append(ObjectInfo(path.relative_to(self.root).as_posix(), path.stat().st_size))
+        except OSError as error:
+            raise self._mapped(error, prefix) from error
+        return sorted(found, key=lambda info: info.key)
+
+    def list_names(self, prefix: str) -> Names:
+        top = self.root / check_prefix(prefix)
+        try:
+            with os.scandir(top) as entries:
+                return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._mapped(error, prefix) from error
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._mapped(error, key) from error
+        self._prune(path.parent)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove empty folders upwards, as an object store has none."""
+        while folder != self.root and self.root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+    @contextmanager
+    def lock(self, key: str, *, force: bool = False) -> Iterator[None]:
+        """``flock``: the kernel frees it when its process dies, so ``force`` has nothing to add here."""
+        path = self._path(key)
+        try:
+            descriptor = self._acquire(path)
+        except OSError as error:
+            raise self._mapped(error, key) from error
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            self._prune(path.parent)
+
+    def _acquire(self, path: Path) -> int:
+        while True:
+            self._make_folder(path.parent)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The former holder may have removed the file between our open and our lock: then this lock
+                # is on a file that nobody else can find, and worth nothing.
+                if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+                os.close(descriptor)
+            except BlockingIOError:
+                owner = LockOwner.from_bytes(os.pread(descriptor, 4096, 0))
+                os.close(descriptor)
+                raise ConflictError(
+                    f"{path.parent} is being written by {owner}; wait until it is done"
+                ) from None
+            except BaseException:
+                os.close(descriptor)
+                raise
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def clean_temporary(self, prefix: str) -> None:
+        try:
+            for path in (self.root / check_prefix(prefix)).rglob(f"{_TEMPORARY}*"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._mapped(error, prefix) from error
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def _mapped(self, error: OSError, key: str) -> HapiError:
+        where = f"{self.url}/{key}"
+        if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            return NotFoundError(f"there is no object {where}")
+        if error.errno in _FULL:
+            return StoreError(
+                f"{where}: cannot be written, {error.strerror}; make room and run the same again"
+            )
+        return StoreError(f"{where}: {error.strerror or error}")
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def _write_durably(path: Path, data: memoryview) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(descriptor, data[done:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

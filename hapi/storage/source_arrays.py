@@ -1,0 +1,116 @@
+"""Arrays on disk: ``.npy``, ``.npz`` or ``.safetensors`` with samples along the first axis, and labels."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hapi.errors import DataError, UsageError
+from hapi.storage.manifest import DTYPES, SampleLayout
+from hapi.storage.sequence import IntArray
+from hapi.storage.sources import Source, integer_labels, numbered_classes
+from hapi.storage.tensorfile import decode_tensors, map_file
+from hapi.wire.references import TransformSpec
+
+SAMPLE_NAMES = ("images", "features", "x", "data", "X")
+LABEL_NAMES = ("labels", "y", "targets", "Y")
+
+
+class ArraySource(Source):
+    """Samples stay tensors of their type.
+
+    Models want channels first, so uint8 images are brought there: [N, H, W] becomes [N, 1, H, W], and
+    [N, H, W, C] with C of 1 or 3 (and H none of both) becomes [N, C, H, W]. Arrays of floats are stored as
+    they are. uint8 images of 1 or 3 channels get ImageNet's normalisation as their transform.
+    """
+
+    def __init__(self, path: Path, labels: Path | None = None) -> None:
+        self.description = f"file {path.name}"
+        self._path = path
+        samples, found = _read(path)
+        if labels is not None:
+            found = _read_labels(labels)
+        if found is None:
+            raise UsageError(f"{path} has no labels ({', '.join(LABEL_NAMES)}); give them with --labels FILE")
+        self.labels = integer_labels(found, f"labels of {path}")
+        if samples.ndim < 2 or len(samples) != len(self.labels):
+            raise UsageError(
+                f"{path}: expected samples along the first axis and a label for each, got an array of shape "
+                f"{samples.shape} and {len(self.labels)} labels"
+            )
+        if samples.dtype.name not in DTYPES:
+            raise UsageError(
+                f"{path}: element type {samples.dtype} is not among {', '.join(DTYPES)}; convert it"
+            )
+        self._samples = _channels_first(samples)
+        shape = tuple(int(side) for side in self._samples.shape[1:])
+        if not 1 <= len(shape) <= 4 or 0 in shape:
+            raise UsageError(
+                f"{path}: samples of shape {list(shape)} cannot be packed; they need 1 to 4 axes"
+            )
+        self.layout = SampleLayout(kind="tensor", sample_shape=shape, sample_dtype=samples.dtype.name)
+        self.classes = numbered_classes(self.labels)
+        if samples.dtype == np.uint8 and len(shape) == 3 and shape[0] in (1, 3):
+            side = min(shape[1:])
+            self.transform = TransformSpec(resize=side, crop=side)
+
+    def sample(self, number: int) -> memoryview:
+        return np.ascontiguousarray(self._samples[number]).reshape(-1).view(np.uint8).data
+
+    def content_key(self) -> bytes:
+        stat = self._path.stat()
+        state = xxhash.xxh3_128(b"%d %d" % (stat.st_size, stat.st_mtime_ns))
+        for number in range(0, self.count, max(1, self.count // 16)):
+            state.update(self.sample(number))
+        return bytes(state.digest())
+
+
+def _channels_first(samples: np.ndarray) -> np.ndarray:
+    if samples.dtype != np.uint8:
+        return samples
+    if samples.ndim == 3:
+        return samples[:, None]
+    if samples.ndim == 4 and samples.shape[3] in (1, 3) and samples.shape[1] not in (1, 3):
+        return samples.transpose(0, 3, 1, 2)
+    return samples
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False), None
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return _pick(path, archive)
+        if path.suffix == ".safetensors":
+            return _pick(path, decode_tensors(map_file(path), str(path))[0])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, DataError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    raise UsageError(
+        f"{path}: not a kind of file that can be packed; give .npy, .npz or .safetensors, or a folder"
+    )
+
+
+def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    samples = next((name for name in SAMPLE_NAMES if name in tensors), None)
+    if samples is None:
+        there = ", ".join(sorted(tensors)) or "nothing"
+        raise UsageError(f"{path}: no array is named {', '.join(SAMPLE_NAMES)}; there is {there}")
+    labels = next((name for name in LABEL_NAMES if name in tensors), None)
+    return tensors[samples], None if labels is None else tensors[labels]
+
+
+def _read_labels(path: Path) -> IntArray:
+    try:
+        if path.suffix == ".npy":
+            return integer_labels(np.load(path, allow_pickle=False), str(path))
+        return np.array([int(line) for line in path.read_text().split()], dtype=np.int64)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"labels {path}: {error}; give a .npy file, or text with one integer a line"
+        ) from error

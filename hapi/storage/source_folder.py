@@ -1,0 +1,110 @@
+"""A folder of images as in torchvision's ImageFolder: FOLDER/CLASS/**/image. Files stay as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from hapi.errors import UsageError
+from hapi.storage.sources import Source
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Those of torchvision's ImageFolder."""
+
+
+class FolderSource(Source):
+    """Scanned once, in ImageFolder's order; file names are kept as one block of bytes, not as objects."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.description = f"folder {root.name or root}"
+        self._names = bytearray()
+        self._ends: np.ndarray = np.empty(0, dtype=np.int64)
+        self._files = xxhash.xxh3_128()
+        self._left_out = 0
+        self.classes = self._class_names()
+        self._scan()
+        if self._left_out:
+            self.note = f"{self._left_out} files are no images by their names and were left out"
+
+    def _class_names(self) -> tuple[str, ...]:
+        try:
+            with os.scandir(self.root) as entries:
+                found = sorted((e.name, e.is_dir()) for e in entries if not e.name.startswith("."))
+        except OSError as error:
+            raise UsageError(f"{self.root}: {error.strerror}") from error
+        classes = tuple(name for name, is_folder in found if is_folder)
+        if not classes:
+            raise UsageError(
+                f"{self.root} has no folders in it; put the images of each class into a folder of its name"
+            )
+        return classes
+
+    def _scan(self) -> None:
+        ends: list[np.ndarray] = []
+        labels: list[np.ndarray] = []
+        for label, name in enumerate(self.classes):
+            marks = np.fromiter(self._class_files(name), dtype=np.int64)
+            if not len(marks):
+                raise UsageError(
+                    f"{self.root / name} has no images ({', '.join(EXTENSIONS)}); remove the folder"
+                )
+            ends.append(marks)
+            labels.append(np.full(len(marks), label, dtype=np.int64))
+        self._ends = np.concatenate(ends)
+        self.labels = np.concatenate(labels)
+
+    def _class_files(self, name: str) -> Iterator[int]:
+        """Append every image of a class to the block of names; yields where each name ends."""
+        for folder in sorted(_folders(self.root / name)):
+            with os.scandir(folder) as entries:
+                files = sorted((e for e in entries if e.is_file()), key=lambda e: e.name)
+            for entry in files:
+                if not entry.name.lower().endswith(EXTENSIONS):
+                    self._left_out += 1
+                    continue
+                stat = entry.stat()
+                path = os.fsencode(os.path.relpath(entry.path, self.root))
+                self._files.update(path + b"\0%d %d\0" % (stat.st_size, stat.st_mtime_ns))
+                self._names += path
+                yield len(self._names)
+
+    def path(self, number: int) -> Path:
+        """The file of a sample."""
+        first = int(self._ends[number - 1]) if number else 0
+        return self.root / os.fsdecode(bytes(self._names[first : int(self._ends[number])]))
+
+    def describe(self, number: int) -> str:
+        return str(self.path(number))
+
+    def sample(self, number: int) -> bytes:
+        path = self.path(number)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; the folder changed while it was packed") from error
+
+    def content_key(self) -> bytes:
+        return self._files.digest()
+
+
+def _folders(top: Path) -> Iterator[str]:
+    """``top`` and all folders below; links are followed, each folder once (a link may point upwards)."""
+    seen: set[tuple[int, int]] = set()
+    waiting = [str(top)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            stat = Path(folder).stat()
+            if (stat.st_dev, stat.st_ino) in seen:
+                continue
+            seen.add((stat.st_dev, stat.st_ino))
+            with os.scandir(folder) as entries:
+                waiting += [entry.path for entry in entries if entry.is_dir()]
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror}; it cannot be read") from error
+        yield folder
