@@ -1,0 +1,276 @@
+"""What every node of a graph produces: shapes, batch dependence, aliasing, in-place writes, randomness.
+
+The graph is run twice, with batches of 2 and 3, without memory or compute: on the meta device, which is
+fast, or on fake tensors, which also allow tensors that forward makes on a device of its own choice. Where an
+operator can do neither (its result depends on data), a small real run takes their place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hapi.errors import ModelError
+from hapi.models.tracing import Traced, describe_failure
+from hapi.models.views import Tree, plant, view
+
+Means = Literal["meta", "fake", "real"]
+
+_BATCHES = (2, 3)
+
+_BATCH = object()
+_DEVICE = object()
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node's result, as seen with batches of 2 and 3."""
+
+    values: tuple[Any, Any]
+    """For a tensor its shape as a tuple, otherwise the value itself, for each batch."""
+    is_tensor: bool
+    dtype: torch.dtype | None
+    storages: frozenset[int]
+    """The memory that the result lives in; results with common memory are views of each other."""
+    writes: frozenset[int]
+    """The memory of earlier results that this node changes in place."""
+    random: bool
+
+    @property
+    def holds_tensor(self) -> bool:
+        return bool(self.storages)
+
+    @property
+    def batched(self) -> bool:
+        """True for a tensor whose first dimension, and no other, is the batch."""
+        if not self.is_tensor:
+            return False
+        small, large = self.values
+        return bool(small) and small[0] == _BATCHES[0] and large == (_BATCHES[1], *small[1:])
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which operators draw random numbers and which memory is written."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.random = False
+        self.written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        schema = func._schema.arguments
+        if func._schema.is_mutable:
+            given = [
+                *zip(schema, args, strict=False),
+                *((a, kwargs[a.name]) for a in schema if a.name in kwargs),
+            ]
+            for argument, value in given:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    self.written |= storages_of(value)
+        return func(*args, **kwargs)
+
+
+def storages_of(value: Any) -> set[int]:
+    """Identities of the memory behind all tensors in ``value`` (a tensor, or lists, tuples, dicts)."""
+    found: set[int] = set()
+    if isinstance(value, torch.Tensor):
+        found.add(value.untyped_storage()._cdata)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            found |= storages_of(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            found |= storages_of(item)
+    return found
+
+
+@dataclass
+class _Observed:
+    shape: Any
+    is_tensor: bool
+    dtype: torch.dtype | None
+    storages: set[int]
+    writes: set[int]
+    random: bool
+
+
+def analyse(
+    module: nn.Module, traced: Traced, input_shape: tuple[int, ...]
+) -> tuple[dict[fx.Node, NodeFacts], dict[fx.Node, NodeFacts]]:
+    """Facts about every node of the eval graph and of the train graph, for samples of ``input_shape``.
+
+    Raises :class:`ModelError` when the model cannot run on such samples; the message has torch's reason.
+    """
+    tensors = [*module.parameters(), *module.buffers(), *traced.constants.values()]
+    means: list[Means] = ["meta", "fake"] if any(t.is_meta for t in tensors) else ["meta", "fake", "real"]
+    for kind in means:
+        try:
+            with torch.random.fork_rng(devices=[]) if kind == "real" else nullcontext():
+                return (
+                    _facts(module, traced, traced.eval_graph, False, input_shape, kind),
+                    _facts(module, traced, traced.train_graph, True, input_shape, kind),
+                )
+        except Exception as error:
+            if kind == means[-1]:
+                shape = "x".join(str(side) for side in input_shape)
+                why = describe_failure(error)
+                raise ModelError(f"the model cannot run on samples of shape {shape}: {why}") from error
+    raise AssertionError("the last means returns or raises")
+
+
+def _facts(
+    module: nn.Module,
+    traced: Traced,
+    graph: fx.Graph,
+    training: bool,
+    input_shape: tuple[int, ...],
+    kind: Means,
+) -> dict[fx.Node, NodeFacts]:
+    fake = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else nullcontext()
+    device = "meta" if kind == "meta" else "cpu"
+    runs = []
+    with fake, torch.no_grad():
+        for batch in _BATCHES:
+            root = _stand_in(module, traced, graph, kind)
+            root.train(training)
+            make = torch.rand if kind == "real" else torch.empty
+            runs.append(_observe(graph, root, make((batch, *input_shape), device=device)))
+    small, large = runs
+    return {
+        node: NodeFacts(
+            values=(small[node].shape, large[node].shape),
+            is_tensor=small[node].is_tensor and large[node].is_tensor,
+            dtype=small[node].dtype,
+            storages=frozenset(small[node].storages),
+            writes=frozenset(small[node].writes),
+            random=small[node].random or large[node].random,
+        )
+        for node in small
+    }
+
+
+def _stand_in(module: nn.Module, traced: Traced, graph: fx.Graph, kind: Means) -> Tree:
+    """The graph's modules with other tensors: empty ones, or copies (training changes BatchNorm's)."""
+    made: dict[int, torch.Tensor] = {}
+
+    def substitute(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            if kind == "real":
+                made[id(tensor)] = tensor.detach().to("cpu", copy=True)
+            else:
+                # On one device wherever the real ones are, so that devices never disagree.
+                device = "meta" if kind == "meta" else "cpu"
+                size, stride = tensor.size(), tensor.stride()
+                made[id(tensor)] = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device)
+        return made[id(tensor)]
+
+    memo: dict[int, nn.Module] = {}
+    leaves, tensors = references(graph)
+    root = plant(module, leaves, tensors, traced.constants, lambda m: view(m, memo, substitute))
+    for holder in root.modules():
+        if isinstance(holder, Tree):
+            registered: list[dict[str, Any]] = [holder._parameters, holder._buffers]
+            for held in registered:
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        held[name] = substitute(tensor)
+    return root
+
+
+def references(nodes: Any) -> tuple[list[str], list[str]]:
+    """Paths of the modules that ``nodes`` (a graph or a list) call, and of the tensors that they read."""
+    listed = list(nodes.nodes) if isinstance(nodes, fx.Graph) else list(nodes)
+    leaves = [str(n.target) for n in listed if n.op == "call_module"]
+    return leaves, [str(n.target) for n in listed if n.op == "get_attr"]
+
+
+def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Observed]:
+    """Run the graph node by node. All results stay alive, so that memory identities are not reused."""
+    results: dict[fx.Node, Any] = {}
+    seen: dict[fx.Node, _Observed] = {}
+    known: set[int] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        with _Recorder() as recorder:
+            results[node] = value = x if node.op == "placeholder" else _call(node, root, results)
+        storages = storages_of(value)
+        seen[node] = _Observed(
+            shape=tuple(value.shape) if isinstance(value, torch.Tensor) else value,
+            is_tensor=isinstance(value, torch.Tensor),
+            dtype=value.dtype if isinstance(value, torch.Tensor) else None,
+            storages=storages,
+            writes=recorder.written & known,
+            random=recorder.random,
+        )
+        known |= storages
+    return seen
+
+
+def _call(node: fx.Node, root: Tree, results: Mapping[fx.Node, Any]) -> Any:
+    args = fx.node.map_arg(node.args, lambda n: results[n])
+    kwargs = fx.node.map_arg(node.kwargs, lambda n: results[n])
+    if node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(root)
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    function: Callable[..., Any] = node.target  # type: ignore[assignment]
+    return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """How to make a plain value that crosses a cut again on the far side, from the crossing tensor."""
+
+    pattern: Any
+
+    def build(self, graph: fx.Graph, crossing: fx.Node) -> Any:
+        """The value as an argument of nodes in ``graph``: constants, and reads of ``crossing``."""
+        return self._build(self.pattern, graph, crossing)
+
+    def _build(self, pattern: Any, graph: fx.Graph, crossing: fx.Node) -> Any:
+        if pattern is _BATCH:
+            return graph.call_method("size", (crossing, 0))
+        if pattern is _DEVICE:
+            return graph.call_function(getattr, (crossing, "device"))
+        if isinstance(pattern, tuple):
+            return tuple(self._build(item, graph, crossing) for item in pattern)
+        return pattern
+
+
+def derive(facts: NodeFacts) -> Derived | None:
+    """How a plain (tensor-free) value can be made again beyond a cut; None when it cannot."""
+    if facts.holds_tensor:
+        return None
+    try:
+        return Derived(_pattern(*facts.values))
+    except ValueError:
+        return None
+
+
+def _pattern(small: Any, large: Any) -> Any:
+    if isinstance(small, torch.device):
+        return _DEVICE
+    if isinstance(small, tuple | list) and isinstance(large, tuple | list) and len(small) == len(large):
+        return tuple(_pattern(a, b) for a, b in zip(small, large, strict=True))
+    if type(small) is not type(large) or not isinstance(
+        small, int | float | str | bool | torch.dtype | torch.memory_format | None
+    ):
+        raise ValueError("not a plain value")
+    if small == large:
+        return small
+    if (small, large) == _BATCHES:
+        return _BATCH
+    raise ValueError("depends on the batch in another way")

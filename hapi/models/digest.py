@@ -1,0 +1,120 @@
+"""Identity of a front: what its layers compute and with which numbers, as one digest per split.
+
+DStore identifies models by their structure; sharing resident weights between tenants needs their content
+as well, so both go in. Nothing of the layers past the split does: a front is the same for every head.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import fx, nn
+
+from hapi.errors import ModelError
+from hapi.models.cuts import Crossings, Place
+from hapi.models.segment import slice_nodes
+
+FORMAT = "hapi-front-1"
+"""Version of the canonical text below; it changes whenever the same front would get another digest."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The tensor's elements in C order as bytes, without a copy where it is contiguous on the CPU."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def content_digest(data: memoryview | bytes) -> str:
+    """xxh3-128 of ``data`` in hex: guards against damage and mix-ups, not against an adversary."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+class TensorDigests:
+    """Digests of tensors, remembered until the tensor is changed in place."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
+
+    def of(self, name: str, tensor: torch.Tensor) -> str:
+        """Digest of the content. Raises :class:`ModelError` when the tensor has none (meta device)."""
+        if tensor.is_meta:
+            raise ModelError(
+                f"tensor {name!r} is not loaded, so it has no digest; load the front's layers first"
+            )
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        digest = content_digest(tensor_bytes(tensor))
+        self.remember(tensor, digest)
+        return digest
+
+    def remember(self, tensor: torch.Tensor, digest: str) -> None:
+        """Note that ``tensor``'s present content is known to have ``digest``."""
+        self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, digest)
+
+
+def structure_text(
+    module: nn.Module, crossings: Crossings, places: Sequence[Place | None], names: Sequence[str]
+) -> list[str]:
+    """One canonical text per layer (between ``places``): operations, arguments, module settings."""
+    index = {node: i for i, node in enumerate(crossings.nodes)}
+    texts = []
+    for before, after, name in zip(places, places[1:], names, strict=False):
+        if after is None:
+            raise ValueError("only the first place may be the input")
+        lines = [_node_text(module, node, index) for node in slice_nodes(crossings, before, after)]
+        texts.append(json.dumps([name, lines, index[after.node]], ensure_ascii=True))
+    return texts
+
+
+def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> list[str]:
+    target = node.target if isinstance(node.target, str) else _qualified(node.target)
+    if node.op == "call_module":
+        target = f"{target} {_settings(module.get_submodule(target))}"
+    arguments = [_value_text(a, index) for a in node.args]
+    keywords = [f"{k}={_value_text(v, index)}" for k, v in sorted(node.kwargs.items())]
+    return [str(index[node]), node.op, target, *arguments, *keywords]
+
+
+def _settings(module: nn.Module) -> str:
+    """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it."""
+    plain = {
+        key: _value_text(value, {})
+        for key, value in sorted(vars(module).items())
+        if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
+    }
+    inner = {name: _settings(child) for name, child in module.named_children()}
+    return json.dumps([_qualified(type(module)), plain, inner], ensure_ascii=True)
+
+
+def _value_text(value: Any, index: dict[fx.Node, int]) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{index[value]}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_value_text(v, index) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_value_text(v, index)}" for k, v in sorted(value.items(), key=str)) + "}"
+    if isinstance(value, slice):
+        return f"slice({','.join(_value_text(v, index) for v in (value.start, value.stop, value.step))})"
+    if isinstance(value, str | int | float | bool | None):
+        return repr(value)
+    if isinstance(value, torch.dtype | torch.device | torch.memory_format):
+        return str(value)
+    # Objects print their address, which says nothing; their type and name do.
+    return _qualified(value if callable(value) else type(value))
+
+
+def _qualified(thing: Any) -> str:
+    module = getattr(thing, "__module__", None) or ""
+    name = (
+        getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__qualname__
+    )
+    # Where torch keeps a function changes between versions (torch._C._nn, torch.nn.functional), its name not.
+    return name if module.startswith(("torch", "_operator")) or not module else f"{module}.{name}"

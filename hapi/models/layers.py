@@ -1,0 +1,333 @@
+"""Any ``nn.Module`` as an ordered list of layers, and its slices."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import xxhash
+from torch import nn
+
+from hapi.errors import ModelError
+from hapi.models.analysis import analyse, references
+from hapi.models.blocks import select_layers, trace_or_chain
+from hapi.models.cuts import Crossings, Cut, Place, find_cuts
+from hapi.models.digest import FORMAT, TensorDigests, structure_text
+from hapi.models.families import PAPER_FREEZE
+from hapi.models.segment import Segment, compile_slice, slice_nodes
+from hapi.models.tensors import TensorTable
+from hapi.models.tracing import Traced
+from hapi.models.views import plant, view
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the operations between the cut before it and its own."""
+
+    index: int
+    """1 for the first."""
+    name: str
+    output_shape: tuple[int, ...]
+    """Shape of one sample of its output."""
+    dtype: torch.dtype
+    tensors: tuple[str, ...]
+    """Parameters and buffers that it reads, by path, in order of use; the first name of a shared one."""
+    parameter_count: int
+    parameter_bytes: int
+    """Bytes of parameters and buffers that no earlier layer reads."""
+    random: bool
+    """True when it draws random numbers in train mode (dropout, stochastic depth)."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one sample of its output."""
+        return element_count(self.output_shape) * self.dtype.itemsize
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of a tensor of ``shape``."""
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+class LayeredModel:
+    """A module with its layers; made by :func:`layered`.
+
+    Move it (:meth:`to`) and load it before cutting segments. Segments share its parameters and buffers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        traced: Traced,
+        input_shape: tuple[int, ...],
+        architecture: str | None = None,
+        blocks: Sequence[str] = (),
+    ) -> None:
+        self.module = module
+        self.traced = traced
+        self.input_shape = tuple(input_shape)
+        self.architecture = architecture
+        self.blocks = tuple(blocks)
+        self.fresh: frozenset[str] = frozenset()
+        """Tensors of a head made anew for another number of classes: not to be loaded from a file."""
+        eval_facts, train_facts = analyse(module, traced, self.input_shape)
+        self._eval = Crossings(traced.eval_graph, eval_facts)
+        self._train = Crossings(traced.train_graph, train_facts)
+        if not self._eval.facts[self._eval.result].batched:
+            raise ModelError("the model's output does not keep the batch as its first dimension")
+        self.cuts: list[Cut] = find_cuts(self._eval, self._train)
+        """All cut points, whether a layer of the list ends there or not."""
+        chosen = select_layers(module, self.cuts, architecture, blocks)
+        self._ends: list[Cut] = [cut for _, cut in chosen]
+        self.tensors = TensorTable(module, self._title())
+        self._digests = TensorDigests()
+        self._structure: list[str] | None = None
+        self.layers: tuple[Layer, ...] = self._make_layers([name for name, _ in chosen])
+        self.default_freeze: int | None = self._default_freeze()
+
+    # -- structure -------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def resolve(self, which: int | str) -> int:
+        """Index of a layer given by index (0 to L) or by name; :class:`ModelError` names near misses."""
+        if isinstance(which, str) and which.strip().lstrip("+").isdigit():
+            which = int(which)
+        if isinstance(which, int):
+            if not 0 <= which <= len(self):
+                raise ModelError(
+                    f"layer {which} is out of range: {self._title()} has layers 1 to {len(self)}"
+                )
+            return which
+        for layer in self.layers:
+            if layer.name == which:
+                return layer.index
+        names = [layer.name for layer in self.layers]
+        inside = [n for n in names if n.startswith(which + ".")]
+        near = difflib.get_close_matches(which, names, n=3) or inside[-1:] or names[-3:]
+        raise ModelError(
+            f"{self._title()} has no layer {which!r}; did you mean {' or '.join(map(repr, near))}?"
+        )
+
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of one sample: ``[0]`` of the input, ``[i]`` after layer i."""
+        return [self.input_shape, *(layer.output_shape for layer in self.layers)]
+
+    def output_dtypes(self) -> list[torch.dtype]:
+        """Element types: ``[0]`` of the input (float32), ``[i]`` after layer i."""
+        return [torch.float32, *(layer.dtype for layer in self.layers)]
+
+    def output_bytes(self) -> list[int]:
+        """Bytes of one sample: ``[0]`` of the input as float32, ``[i]`` after layer i."""
+        return [element_count(self.input_shape) * 4, *(layer.output_bytes for layer in self.layers)]
+
+    def pushable(self, freeze: int) -> range:
+        """Splits at which the server computes only what never changes in training.
+
+        0 to ``freeze``, and past it over layers without parameters, buffers and randomness (pooling, ReLU,
+        flatten): they need no gradient when nothing trainable lies before them.
+        """
+        stop = self.resolve(freeze)
+        while stop < len(self) and not self.layers[stop].tensors and not self.layers[stop].random:
+            stop += 1
+        return range(stop + 1)
+
+    def tensor_names(self, start: int, stop: int) -> list[str]:
+        """Parameters and buffers that layers ``start + 1`` to ``stop`` read, in layer order, each once."""
+        self._check_span(start, stop)
+        return list(dict.fromkeys(name for layer in self.layers[start:stop] for name in layer.tensors))
+
+    # -- slices ----------------------------------------------------------------------------------------
+
+    def segment(self, start: int, stop: int, frozen: bool = False) -> Segment:
+        """Layers ``start + 1`` to ``stop`` as a module that shares this model's parameters.
+
+        ``frozen``: eval mode and no gradient, for good. Otherwise an ordinary module in train mode.
+        """
+        self._check_span(start, stop)
+        before = self._ends[start - 1] if start else None
+        after = self._ends[stop - 1] if stop else None
+        runs = []
+        paths: list[str] = []
+        names: list[str] = []
+        for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
+            first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
+            runs.append(compile_slice(crossings, first, last))
+            called, read = references(slice_nodes(crossings, first, last))
+            paths += called
+            names += read
+        memo: dict[int, nn.Module] = {}
+        tree = plant(
+            self.module, paths, names, self.traced.constants, lambda m: view(m, memo) if frozen else m
+        )
+        return Segment(tree, (runs[0], runs[1]), (start, stop), self.output_shapes()[start], frozen)
+
+    def check_freeze(self, freeze: int) -> None:
+        """:class:`ModelError` when a parameter is used both by layers 1..freeze and by the trained ones."""
+        frozen = set(self.tensor_names(0, self.resolve(freeze)))
+        shared = [n for n in self.tensor_names(freeze, len(self)) if n in frozen and self._is_parameter(n)]
+        if shared:
+            raise ModelError(
+                f"parameter {shared[0]!r} is used on both sides of layer {freeze}, so it cannot be frozen"
+                " and trained at once; choose a freeze before its first or after its last use"
+            )
+
+    # -- content ---------------------------------------------------------------------------------------
+
+    def front_digest(self, split: int) -> str:
+        """Digest (32 hex digits) of structure and tensor content of layers 1..``split``.
+
+        The same whatever follows the split (head, number of classes) and on whatever device; another for
+        another input shape, layer list or weight. Digests of tensors are kept, so all splits cost one pass.
+        """
+        return self.front_digests(self.resolve(split))[-1]
+
+    def front_digests(self, stop: int | None = None) -> list[str]:
+        """The digests of splits 0 to ``stop`` (default: all layers)."""
+        stop = len(self) if stop is None else self.resolve(stop)
+        if self._structure is None:
+            places = [None, *(cut.eval_place for cut in self._ends)]
+            names = [layer.name for layer in self.layers]
+            self._structure = structure_text(self.module, self._eval, places, names)
+        state = xxhash.xxh3_128(f"{FORMAT} {list(self.input_shape)}".encode())
+        digests = [state.hexdigest()]
+        for layer, text in zip(self.layers[:stop], self._structure, strict=False):
+            state.update(f"\n{text}".encode())
+            for name in (*layer.tensors, *self._references(layer.index)[1]):
+                constant = self.traced.constants.get(name)
+                tensor = self.tensors.get(name) if constant is None else constant
+                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self._digests.of(name, tensor)}"
+                state.update(form.encode())
+            digests.append(state.hexdigest())
+        return digests
+
+    def assign(self, name: str, tensor: torch.Tensor, digest: str | None = None) -> None:
+        """Put ``tensor`` in the place of parameter or buffer ``name``.
+
+        ``digest``: its content digest when that is known. :class:`ModelError` on another shape or dtype.
+        """
+        placed = self.tensors.assign(name, tensor)
+        if digest is not None:
+            self._digests.remember(placed, digest)
+
+    def release(self, start: int, stop: int) -> None:
+        """Give up the memory of tensors that layers ``start + 1`` to ``stop`` do not read."""
+        self.tensors.release(self.tensor_names(start, stop))
+
+    def resident_bytes(self) -> int:
+        """Bytes of parameters, buffers and constants that are in memory (on any device)."""
+        constants = sum(t.numel() * t.itemsize for t in self.traced.constants.values() if not t.is_meta)
+        return constants + self.tensors.resident_bytes()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move what is in memory to ``device``. Segments made before must not be used any more."""
+        self.tensors.to(torch.device(device))
+        for name, tensor in self.traced.constants.items():
+            self.traced.constants[name] = tensor.to(device)
+        return self
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _title(self) -> str:
+        return self.architecture or type(self.module).__name__
+
+    def _check_span(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(self):
+            raise ModelError(
+                f"layers {start}..{stop} are out of range: {self._title()} has layers 1 to {len(self)}"
+            )
+
+    def _is_parameter(self, name: str) -> bool:
+        return isinstance(self.tensors.get(name), nn.Parameter)
+
+    def _references(self, index: int) -> tuple[list[str], list[str]]:
+        """Tensors and constants that layer ``index`` (from 1) reads, in order of use."""
+        before = self._ends[index - 2] if index > 1 else None
+        after = self._ends[index - 1]
+        tensors: list[str] = []
+        constants: list[str] = []
+        for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
+            for node in slice_nodes(crossings, place(before), _required(place(after))):
+                target = str(node.target)
+                if node.op == "call_module":
+                    tensors += self.tensors.inside(target)
+                elif node.op == "get_attr" and target in self.traced.constants:
+                    constants.append(target)
+                elif node.op == "get_attr":
+                    tensors.append(self.tensors.first_name(target))
+        return list(dict.fromkeys(tensors)), list(dict.fromkeys(constants))
+
+    def _make_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
+        layers: list[Layer] = []
+        seen: set[str] = set()
+        previous: Place | None = None
+        for index, (name, cut) in enumerate(zip(names, self._ends, strict=True), start=1):
+            tensors, _ = self._references(index)
+            new = [self.tensors.get(n) for n in tensors if n not in seen]
+            seen.update(tensors)
+            facts = self._eval.facts[cut.eval_place.node]
+            random = any(
+                self._train.facts[n].random for n in slice_nodes(self._train, previous, cut.train_place)
+            )
+            layers.append(
+                Layer(
+                    index=index,
+                    name=name,
+                    output_shape=tuple(facts.values[0][1:]),
+                    dtype=facts.dtype or torch.float32,
+                    tensors=tuple(tensors),
+                    parameter_count=sum(t.numel() for t in new if isinstance(t, nn.Parameter)),
+                    parameter_bytes=sum(t.numel() * t.itemsize for t in new),
+                    random=random,
+                )
+            )
+            previous = cut.train_place
+        return tuple(layers)
+
+    def _default_freeze(self) -> int | None:
+        """The paper's freeze for its seven models, else all layers with parameters but the last such one."""
+        if self.architecture in PAPER_FREEZE and not self.blocks:
+            return PAPER_FREEZE[self.architecture]
+        trainable = [layer.index for layer in self.layers if layer.parameter_count]
+        return trainable[-2] if len(trainable) > 1 else None
+
+
+def _eval_place(cut: Cut | None) -> Place | None:
+    return cut.eval_place if cut is not None else None
+
+
+def _train_place(cut: Cut | None) -> Place | None:
+    return cut.train_place if cut is not None else None
+
+
+def _required(place: Place | None) -> Place:
+    if place is None:
+        raise ModelError("a slice of a model must end at a cut")
+    return place
+
+
+def layered(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    architecture: str | None = None,
+    blocks: Sequence[str] = (),
+    leaf_types: Sequence[type] = (),
+    functions: Sequence[Any] = (),
+) -> LayeredModel:
+    """``module`` as a list of layers, for samples of ``input_shape`` (C, H, W).
+
+    ``architecture`` is its torchvision name when it is one: the paper's seven families get the paper's
+    numbering. ``blocks`` names the layers' ends (module paths or cut names) instead; for a module that cannot
+    be traced they are run in sequence. Raises :class:`ModelError`.
+    """
+    shape = tuple(input_shape)
+    traced = trace_or_chain(module, shape, blocks, leaf_types, functions)
+    return LayeredModel(module, traced, shape, architecture, blocks)

@@ -1,0 +1,95 @@
+"""Views of modules: the same parameters and buffers under another ``training`` flag, without a copy.
+
+A frozen front must stay in eval mode whatever happens to the module it was cut from, and a ``Dropout`` or
+``ReLU`` object may serve on both sides of a cut. So a frozen segment runs views, never the module itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+Substitute = Callable[[torch.Tensor], torch.Tensor]
+
+
+def view(module: nn.Module, memo: dict[int, nn.Module], substitute: Substitute | None = None) -> nn.Module:
+    """``module`` again in eval mode, sharing the dictionaries that hold its parameters and buffers.
+
+    Because the dictionaries themselves are shared, moving or loading one side is seen by the other.
+    With ``substitute`` every tensor is replaced by another (nothing is shared then). ``memo`` (by ``id``)
+    keeps a module that appears twice one object.
+    """
+    if id(module) in memo:
+        return memo[id(module)]
+    twin: nn.Module = object.__new__(type(module))
+    memo[id(module)] = twin
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["training"] = False
+    twin.__dict__["_modules"] = {
+        name: None if child is None else view(child, memo, substitute)
+        for name, child in module._modules.items()
+    }
+    if substitute is not None:
+        for kind in ("_parameters", "_buffers"):
+            held = module.__dict__[kind]
+            twin.__dict__[kind] = {n: None if t is None else substitute(t) for n, t in held.items()}
+        if isinstance(twin, nn.RNNBase):  # keeps its parameters in a second list
+            twin.__dict__["_flat_weights"] = [getattr(twin, name) for name in twin._flat_weights_names]
+    return twin
+
+
+class Tree(nn.Module):
+    """Containers that hold chosen submodules and tensors of a model under their original paths."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("a tree holds modules; a segment runs them")
+
+
+def plant(
+    module: nn.Module,
+    leaves: Iterable[str],
+    tensors: Iterable[str],
+    constants: Mapping[str, torch.Tensor],
+    make: Callable[[nn.Module], nn.Module],
+) -> Tree:
+    """A tree with the submodules ``leaves`` (as ``make`` returns them) and ``tensors`` read by path.
+
+    ``tensors`` are parameters and buffers of ``module``, or names in ``constants``.
+    """
+    root = Tree()
+    for path in sorted(set(leaves), key=lambda p: p.count(".")):
+        holder = _holder(root, path)
+        if holder is not None:
+            holder._modules[path.rsplit(".", 1)[-1]] = make(module.get_submodule(path))
+    for path in dict.fromkeys(tensors):
+        holder = _holder(root, path)
+        if holder is None:
+            continue  # inside a leaf that is planted already
+        name = path.rsplit(".", 1)[-1]
+        if path in constants:
+            holder._buffers[name] = constants[path]
+            holder._non_persistent_buffers_set.add(name)
+            continue
+        owner = module.get_submodule(path.rpartition(".")[0])
+        if name in owner._parameters:
+            holder._parameters[name] = owner._parameters[name]
+        else:
+            holder._buffers[name] = owner._buffers[name]
+            if name in owner._non_persistent_buffers_set:
+                holder._non_persistent_buffers_set.add(name)
+    return root
+
+
+def _holder(root: Tree, path: str) -> nn.Module | None:
+    """The container for ``path``, made when missing; None when a planted module already contains it."""
+    holder: nn.Module = root
+    for part in path.split(".")[:-1]:
+        child = holder._modules.get(part)
+        if child is None:
+            child = holder._modules[part] = Tree()
+        if not isinstance(child, Tree):
+            return None
+        holder = child
+    return holder
