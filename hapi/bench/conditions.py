@@ -1,0 +1,89 @@
+"""Under which conditions a figure was measured; a figure without them is worth nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hapi import __version__
+from hapi.errors import UsageError
+
+_PACKAGES = ("torch", "torchvision", "aiohttp", "numpy", "xxhash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Median, smallest and largest of repeated measurements."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of ``values``, of which there must be one at least."""
+        return cls(median=statistics.median(values), low=min(values), high=max(values), count=len(values))
+
+    def to_json(self) -> dict[str, float]:
+        """The numbers by name."""
+        return {"median": self.median, "min": self.low, "max": self.high, "count": self.count}
+
+
+def conditions() -> dict[str, Any]:
+    """Date, processor, cores, load, kernel and versions, by name."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        # Work of others on the same cores is the usual reason for a figure that cannot be repeated.
+        "load_at_start": None if load is None else round(load, 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "hapi": __version__,
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+def condition_lines(found: dict[str, Any]) -> list[str]:
+    """:func:`conditions` and what was added to them, as lines for a person."""
+    width = max(len(name) for name in found)
+    return [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in found.items()]
+
+
+def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+    """Write ``document`` to ``path``, whole or not at all; :class:`UsageError` when that fails."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"{target}: cannot write the figures: {error.strerror or error}") from error
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
