@@ -82,7 +82,7 @@ class DatasetReference:
 
 ModelSource = Literal["zoo", "store"]
 
-ARCHITECTURE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
+ARCHITECTURE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}")
 WEIGHTS_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 

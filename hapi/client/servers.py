@@ -1,0 +1,125 @@
+"""Several servers as one: pick the least busy that is well, back off from one that is not, give up in the end.
+
+Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hapi.client.transport import Transport
+from hapi.errors import BusyError, DrainingError, HapiError, TransportError
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds a server is left alone after its first failure, doubled with each further one up to the longest."""
+MAX_FAULTS = 5
+"""Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
+
+
+@dataclass(eq=False)
+class _Server:
+    transport: Transport
+    in_flight: int = 0
+    failures: int = 0
+    well_at: float = 0.0
+    """Monotonic time before which it is left alone."""
+
+
+class Stopped(Exception):
+    """The pool was closed while a request was under way."""
+
+
+class ServerPool:
+    """Runs attempts against the servers; thread-safe.
+
+    ``patience`` is how many seconds a request goes on trying while no server answers.
+    """
+
+    def __init__(self, transports: Sequence[Transport], *, patience: float = 300.0) -> None:
+        if not transports:
+            raise ValueError("a pool needs at least one server")
+        self._servers = [_Server(t) for t in transports]
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._jitter = random.Random()
+        self.retries = 0
+        """Attempts that failed and were made again."""
+
+    @property
+    def size(self) -> int:
+        """Number of servers."""
+        return len(self._servers)
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        """The JSON answer of any server, with retries."""
+        return self.run(lambda transport: transport.call(method, path, document))
+
+    def run(self, attempt: Callable[[Transport], T]) -> T:
+        """The result of ``attempt`` on some server; retryable errors are retried, others raised.
+
+        ``attempt`` may be called several times and must be able to go on where it was.
+        """
+        give_up = time.monotonic() + self._patience
+        faults = 0
+        while True:
+            server = self._pick(give_up)
+            try:
+                result = attempt(server.transport)
+            except HapiError as error:
+                self._settle(server, error)
+                if self._closed.is_set():
+                    raise Stopped from None
+                absent = isinstance(error, TransportError | BusyError | DrainingError)
+                faults += 0 if absent else 1
+                if not error.retryable or faults >= MAX_FAULTS or time.monotonic() >= give_up:
+                    raise
+                with self._lock:
+                    self.retries += 1
+            except BaseException:
+                self._settle(server, None)
+                raise
+            else:
+                self._settle(server, None, good=True)
+                return result
+
+    def _pick(self, give_up: float) -> _Server:
+        """The least busy server that is well, waiting for one if need be."""
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                well = [s for s in self._servers if s.well_at <= now]
+                if well:
+                    server = min(well, key=lambda s: s.in_flight)
+                    server.in_flight += 1
+                    return server
+                pause = min(s.well_at for s in self._servers) - now
+            if self._closed.wait(min(pause, max(0.0, give_up - now) + 0.01)):
+                raise Stopped
+
+    def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
+        with self._lock:
+            server.in_flight -= 1
+            if good:
+                server.failures = 0
+                server.well_at = 0.0
+            if error is None or not error.retryable:
+                return
+            server.failures += 1
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
+            if error.retry_after is not None:
+                pause = min(60.0, max(pause, error.retry_after))
+            server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
+
+    def close(self) -> None:
+        """Break every request under way; they raise :class:`Stopped`."""
+        self._closed.set()
+        for server in self._servers:
+            server.transport.close()

@@ -1,0 +1,239 @@
+"""The training loop of ``hapi-train``: the session's features through the trained layers, step by step."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+import hapi
+from hapi.client import checkpoint
+from hapi.client.checkpoint import Progress
+from hapi.client.interrupts import Interrupts
+from hapi.client.report import epoch_entry, peak_memory_bytes
+from hapi.client.session import PassReport, Session
+from hapi.client.settings import TrainSettings
+from hapi.errors import DeviceMemoryError, HapiError, UnprocessableError
+
+
+class Watcher(Protocol):
+    """Who is told how training goes; the command line draws a progress bar from it."""
+
+    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
+        """``batches`` steps are to come in all, ``done`` of them lie behind (after a resume)."""
+
+    def step_done(self, report: PassReport) -> None:
+        """One step more."""
+
+    def epoch_done(self, entry: Mapping[str, Any]) -> None:
+        """``entry`` is the epoch's element of the report."""
+
+
+def step_seed(seed: int, epoch: int, batch: int) -> int:
+    """The seed of torch's generator before step ``batch`` of ``epoch``: it does not depend on what ran before,
+    so that dropout is the same after a resume and for every split."""
+    return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
+
+
+def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser that the settings name, over ``module``'s parameters."""
+    parameters, s = [p for p in module.parameters() if p.requires_grad], settings
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),
+        "adam": lambda: torch.optim.Adam(parameters, lr=s.lr, weight_decay=s.weight_decay),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
+        "rmsprop": lambda: torch.optim.RMSprop(
+            parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        ),
+    }
+    return makers[s.optimizer]()
+
+
+class Trainer:
+    """Trains a session's layers for the settings' epochs; see :meth:`run`."""
+
+    def __init__(self, session: Session, watcher: Watcher) -> None:
+        self.session = session
+        self.settings = session.settings
+        self.watcher = watcher
+        self.trained = session.trained
+        self.optimizer = make_optimizer(self.settings, self.trained)
+        self.progress = Progress()
+        self.epochs: list[dict[str, Any]] = []
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=session.device)
+        self._started = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the report.
+
+        On KeyboardInterrupt (also SIGTERM) the checkpoint is written between two steps before it is raised on.
+        """
+        if self.settings.resume and self.settings.checkpoint:
+            self._resume(self.settings.checkpoint)
+        with Interrupts() as interrupts:
+            try:
+                while self.progress.epoch < self.settings.epochs:
+                    self._epoch(interrupts)
+            except (KeyboardInterrupt, HapiError) as error:
+                if isinstance(error, KeyboardInterrupt) or error.retryable:
+                    self._save()
+                raise
+        return self.report()
+
+    def _epoch(self, interrupts: Interrupts) -> None:
+        epoch, first = self.progress.epoch, self.progress.batch
+        planned = self.session.batch_ids(epoch)
+        self.watcher.epoch_started(epoch, len(planned), first)
+        self.trained.train()
+        stream = self.session.epoch(epoch, first)
+        try:
+            for features, labels in stream:
+                with interrupts.deferred():
+                    self._step(features, labels)
+                    del features, labels
+                self.watcher.step_done(self.session.last)
+                every = self.settings.checkpoint_every
+                if every and self.progress.batch % every == 0:
+                    self._save()
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+            report = self.session.last
+        with interrupts.deferred():
+            self._finish_epoch(epoch, report)
+
+    def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
+        progress = self.progress
+        torch.manual_seed(step_seed(self.settings.seed, progress.epoch, progress.batch))
+        with self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch):
+            try:
+                logits = self.trained(features)
+                loss = nn.functional.cross_entropy(logits, labels)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.optimizer.step()
+            except torch.cuda.OutOfMemoryError:
+                raise DeviceMemoryError(
+                    f"the trained layers with --bs {self.settings.bs} do not fit {self.session.device}; "
+                    "choose a smaller --bs or a later --freeze"
+                ) from None
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise UnprocessableError(
+                    f"batch {progress.batch} has {len(labels)} sample(s), too few for BatchNorm in the trained "
+                    "layers; give --drop-last or another --bs"
+                ) from None
+        self._loss_sum += loss.detach().double() * len(labels)
+        self._correct += (logits.detach().argmax(1) == labels).sum()
+        self.progress = replace(progress, batch=progress.batch + 1, samples=progress.samples + len(labels))
+
+    def _finish_epoch(self, epoch: int, report: PassReport) -> None:
+        samples = self.progress.samples
+        entry = epoch_entry(
+            epoch,
+            self.session.prepared.job.split,
+            report,
+            loss=self._loss_sum.item() / samples,
+            accuracy=self._correct.item() / samples,
+            samples=samples,
+        )
+        entry.update(self._validate())
+        self.epochs.append(entry)
+        self._loss_sum.zero_()
+        self._correct.zero_()
+        self.progress = Progress(epoch=epoch + 1)
+        self._save()
+        self.watcher.epoch_done(entry)
+
+    def _validate(self) -> dict[str, Any]:
+        """Loss and accuracy over the validation samples, in eval mode; nothing without them."""
+        if not len(self.session.prepared.validation_ids):
+            return {}
+        loss_sum, correct, samples = 0.0, 0, 0
+        self.trained.eval()
+        with torch.no_grad():
+            for features, labels in self.session.validation():
+                logits = self.trained(features)
+                loss_sum += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                correct += int((logits.argmax(1) == labels).sum())
+                samples += len(labels)
+        self.trained.train()
+        return {
+            "validation_loss": loss_sum / samples,
+            "validation_accuracy": correct / samples,
+            "validation_seconds": round(self.session.last.seconds, 4),
+        }
+
+    # -- checkpoint --------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for a resumed run to be the same training; the split may differ."""
+        s, prepared = self.settings, self.session.prepared
+        return {
+            "model": s.model,
+            "weights": s.weights,
+            "dataset": prepared.description.reference.version,
+            "training samples": len(prepared.training_ids),
+            "freeze": prepared.freeze,
+            "bs": s.bs,
+            "drop_last": s.drop_last,
+            "seed": s.seed,
+            "optimizer": s.optimizer,
+        }
+
+    def _save(self) -> None:
+        if not self.settings.checkpoint:
+            return
+        progress = replace(
+            self.progress, loss_sum=self._loss_sum.item(), correct=int(self._correct.item())
+        )
+        checkpoint.save(
+            self.settings.checkpoint,
+            trained=self.trained,
+            optimizer=self.optimizer,
+            progress=progress,
+            identity=self._identity(),
+            epochs=self.epochs,
+        )
+
+    def _resume(self, path: str) -> None:
+        found = checkpoint.load(path, trained=self.trained, optimizer=self.optimizer, identity=self._identity())
+        if found is not None:
+            self.progress, self.epochs = found
+            self._loss_sum.fill_(self.progress.loss_sum)
+            self._correct.fill_(self.progress.correct)
+
+    # -- report ------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """The run's report, JSON-able."""
+        session, prepared = self.session, self.session.prepared
+        settings = asdict(self.settings)
+        return {
+            "hapi": hapi.__version__,
+            "model": self.settings.model,
+            "layers": len(prepared.model.layers),
+            "freeze": prepared.freeze,
+            "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",
+            "split": prepared.job.split,
+            "split_name": prepared.job.split_name,
+            "dataset": prepared.description.reference.to_json(),
+            "classes": list(prepared.description.classes),
+            "batch_size": self.settings.bs,
+            "request_size": self.settings.request_size,
+            "seconds": round(time.monotonic() - self._started, 4),
+            "peak_memory_bytes": peak_memory_bytes(session.device),
+            "retries": session.retries,
+            "servers": prepared.urls,
+            "device": str(session.device),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
+            "epochs": self.epochs,
+        }

@@ -1,0 +1,338 @@
+"""The window: what is under way between the servers and the training loop.
+
+Each training batch is cut into requests; several are under way at once, on several servers, and may arrive in
+any order. The window puts every sample into its place of its batch and hands the batches out in order.
+
+A batch's states::
+
+    planned -> open      its memory is taken and its requests are given out, first batch first
+    open    -> full      every row has arrived and passed its frame's checksum
+    full    -> consumed  it was handed out, and the consumer came back for the next
+
+A batch opens when the batches that are open, full or in the consumer's hands, and itself, fit the byte budget;
+one batch beyond the consumer's is always allowed, so that one is prefetched whatever the budget
+(HAPI, section 4.2: requests for iteration i+1 are sent before the client starts on i).
+
+A request that breaks in the middle goes on, on any server, from the first sample that has not arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi.clocks import BusyClock
+from hapi.client.buffers import BufferPool
+from hapi.client.job import ExtractionJob
+from hapi.client.servers import ServerPool, Stopped
+from hapi.client.transport import Transport
+from hapi.errors import BadRequestError, HapiError, WireError
+from hapi.storage.dataset import Samples
+from hapi.storage.transform import input_batch
+from hapi.trace import Tracer
+from hapi.wire import messages
+from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec, byte_view
+
+
+@dataclass
+class Traffic:
+    """What the window counted since it was made; one per epoch."""
+
+    bytes_received: int = 0
+    requests: int = 0
+    network: BusyClock = field(default_factory=BusyClock)
+    """Seconds in which at least one frame's payload was arriving."""
+    decode: BusyClock = field(default_factory=BusyClock)
+    """Seconds in which stored samples were decoded on this side (split 0)."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """The servers' seconds per stage, summed over requests."""
+    busy: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Per server process, its busy clock at the first request's start and the last one's end."""
+    cos_batch: int = 0
+
+    def server_seconds(self) -> float:
+        """Seconds that the busiest server worked (for anyone) while this epoch's requests ran."""
+        return max((end - start for start, end in self.busy.values()), default=0.0)
+
+    def add(self, report: messages.RequestReport) -> None:
+        """Take in one request's report."""
+        for stage, seconds in report.seconds.items():
+            self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+        start, end = self.busy.get(report.server, report.busy)
+        self.busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))
+        self.cos_batch = max(self.cos_batch, report.cos_batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One training batch, whole and in order."""
+
+    number: int
+    ids: messages.IdArray
+    """The ids that its frames carried, row by row."""
+    features: torch.Tensor
+    """[B, ...] host tensor."""
+    labels: torch.Tensor
+    """[B] int64 host tensor."""
+
+
+@dataclass(eq=False)
+class _OpenBatch:
+    number: int
+    ids: messages.IdArray
+    features: torch.Tensor
+    labels: torch.Tensor
+    arrived: npt.NDArray[np.bool_]
+    arrived_ids: messages.IdArray
+    nbytes: int
+
+
+@dataclass(eq=False)
+class _Piece:
+    """One request's share of a batch: rows ``start`` to ``stop``, of which those before ``next`` have arrived."""
+
+    batch: _OpenBatch
+    next: int
+    stop: int
+
+
+class Window:
+    """Receives the batches of one pass; iterate it once, from one thread, and close it."""
+
+    def __init__(
+        self,
+        job: ExtractionJob,
+        servers: ServerPool,
+        batches: Sequence[messages.IdArray],
+        *,
+        request_size: int,
+        in_flight: int,
+        budget: int,
+        buffers: BufferPool,
+        tracer: Tracer,
+    ) -> None:
+        self._job = job
+        self._tracer = tracer
+        self._servers = servers
+        self._batches = batches
+        self._request_size = request_size
+        self._budget = budget
+        self._buffers = buffers
+        self.traffic = Traffic()
+        self._changed = threading.Condition()
+        self._opened = 0
+        self._pieces: list[_Piece] = []
+        self._live: dict[int, _OpenBatch] = {}
+        self._failure: BaseException | None = None
+        self._closed = False
+        count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
+        self._threads = [
+            threading.Thread(target=self._work, name=f"hapi-window-{i}", daemon=True) for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches in order; each is the consumer's until it asks for the next."""
+        for number in range(len(self._batches)):
+            with self._changed:
+                self._changed.wait_for(lambda n=number: self._failure or self._is_full(n))  # type: ignore[misc]
+                if self._failure is not None:
+                    raise self._failure
+                batch = self._live[number]
+            yield Batch(number, batch.arrived_ids, batch.features, batch.labels)
+            with self._changed:
+                del self._live[number], batch
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop receiving; returns once no thread writes into a batch any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _is_full(self, number: int) -> bool:
+        batch = self._live.get(number)
+        return batch is not None and bool(batch.arrived.all())
+
+    # -- worker threads ----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while (piece := self._next_piece()) is not None:
+                self._servers.run(lambda transport, piece=piece: self._attempt(transport, piece))  # type: ignore[misc]
+        except Stopped:
+            pass
+        except BaseException as error:  # whatever it is, the consumer must learn of it and not wait for ever
+            with self._changed:
+                self._failure = self._failure or error
+                self._changed.notify_all()
+
+    def _next_piece(self) -> _Piece | None:
+        """The first piece nobody works on; opens the next batch when the budget allows."""
+        with self._changed:
+            while True:
+                if self._closed or self._failure is not None:
+                    return None
+                if self._pieces:
+                    return self._pieces.pop(0)
+                if self._opened == len(self._batches):
+                    return None
+                if self._may_open():
+                    self._open_next()
+                else:
+                    self._changed.wait()
+
+    def _may_open(self) -> bool:
+        live = sum(b.nbytes for b in self._live.values())
+        return len(self._live) < 2 or live + self._batch_bytes(self._opened) <= self._budget
+
+    def _batch_bytes(self, number: int) -> int:
+        count = len(self._batches[number])
+        stored = 0 if self._job.split else count * self._job.mean_stored_bytes
+        return count * self._job.sample_bytes() + int(stored)
+
+    def _open_next(self) -> None:
+        number, ids = self._opened, self._batches[self._opened]
+        batch = _OpenBatch(
+            number=number,
+            ids=ids,
+            features=self._buffers.tensor((len(ids), *self._job.shape), self._job.dtype),
+            labels=torch.empty(len(ids), dtype=torch.int64),
+            arrived=np.zeros(len(ids), dtype=bool),
+            arrived_ids=np.full(len(ids), -1, dtype=np.int64),
+            nbytes=self._batch_bytes(number),
+        )
+        self._opened += 1
+        self._live[number] = batch
+        starts = range(0, len(ids), self._request_size)
+        self._pieces += [_Piece(batch, s, min(s + self._request_size, len(ids))) for s in starts]
+        self._changed.notify_all()
+
+    def _attempt(self, transport: Transport, piece: _Piece) -> None:
+        """Ask one server for what is missing of ``piece``."""
+        if self._closed:
+            raise Stopped
+        if piece.next == piece.stop:
+            return
+        ids = piece.batch.ids[piece.next : piece.stop]
+        receive = self._receive_features if self._job.split else self._receive_stored
+        with self._tracer.span("request", "network", batch=piece.batch.number, samples=len(ids)):
+            end = transport.stream(self._job.path, self._job.request(ids), lambda reader: receive(reader, piece))
+        if piece.next != piece.stop:
+            raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
+        with self._changed:
+            self.traffic.requests += 1
+            try:
+                self.traffic.add(messages.RequestReport.from_json(end.report))
+            except BadRequestError as error:
+                raise WireError(f"{transport.url}: {error}") from None
+
+    def _receive_features(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
+        batch = piece.batch
+
+        def sink(header: FrameHeader) -> list[memoryview]:
+            rows = self._rows(header, piece, self._job.expected_tensors(len(header.ids)))
+            return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
+
+        while True:
+            header = self._next(reader, sink)
+            if isinstance(header, StreamEnd):
+                return header
+            self._arrived(piece, header.ids)
+
+    def _receive_stored(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
+        batch = piece.batch
+        received: list[npt.NDArray[Any]] = []
+
+        def sink(header: FrameHeader) -> list[memoryview]:
+            rows = self._rows(header, piece, None)
+            total = header.tensors[0].shape[0]
+            received[:] = [np.empty(total, np.uint8), np.empty(len(header.ids) + 1, np.int64)]
+            return [*(byte_view(a) for a in received), _bytes_of(batch.labels[rows])]
+
+        while True:
+            header = self._next(reader, sink)
+            if isinstance(header, StreamEnd):
+                return header
+            rows = slice(piece.next, piece.next + len(header.ids))
+            samples = _checked_samples(batch.ids[rows], received[0], received[1], batch.labels[rows].numpy())
+            with self.traffic.decode.running(), self._tracer.span("decode", "decode", samples=len(header.ids)):
+                inputs = input_batch(samples, self._job.layout, self._job.transform)
+                if tuple(inputs.shape[1:]) != self._job.shape:
+                    raise BadRequestError(
+                        f"samples come out as {tuple(inputs.shape[1:])}, expected {self._job.shape}; "
+                        "choose an image size (--image-size) that fits the data set"
+                    )
+                batch.features[rows].copy_(inputs)
+            self._arrived(piece, header.ids)
+
+    def _next(self, reader: FrameReader, sink: Any) -> FrameHeader | StreamEnd:
+        """The next frame; the clock of the network runs from its header's arrival to its checksum."""
+        before = reader.bytes_read
+        arriving = self.traffic.network.running()
+        started = False
+
+        def timed(header: FrameHeader) -> Any:
+            nonlocal started
+            buffers = sink(header)
+            arriving.__enter__()
+            started = True
+            return buffers
+
+        try:
+            return reader.next(timed)
+        finally:
+            if started:
+                arriving.__exit__(None, None, None)
+            with self._changed:
+                self.traffic.bytes_received += reader.bytes_read - before
+
+    def _rows(self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None) -> slice:
+        """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
+        count = len(header.ids)
+        rows = slice(piece.next, piece.next + count)
+        if not count or rows.stop > piece.stop or header.ids != tuple(piece.batch.ids[rows].tolist()):
+            raise WireError("the server sent other samples than were asked for, or in another order")
+        if expected is None:
+            total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
+            expected = (
+                TensorSpec(messages.STORED, "uint8", (total,)),
+                TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
+                TensorSpec(messages.LABELS, "int64", (count,)),
+            )
+        if header.tensors != expected:
+            raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+        return rows
+
+    def _arrived(self, piece: _Piece, ids: Sequence[int]) -> None:
+        rows = slice(piece.next, piece.next + len(ids))
+        with self._changed:
+            if piece.batch.arrived[rows].any():
+                raise HapiError(f"batch {piece.batch.number}: a sample arrived twice; this is a defect of hapi")
+            piece.batch.arrived[rows] = True
+            piece.batch.arrived_ids[rows] = ids
+            piece.next += len(ids)
+            if piece.batch.arrived.all():
+                self._changed.notify_all()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Writable raw bytes of a contiguous host tensor of any dtype."""
+    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _checked_samples(
+    ids: messages.IdArray, data: npt.NDArray[np.uint8], offsets: messages.IdArray, labels: messages.IdArray
+) -> Samples:
+    if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
+        raise WireError("the offsets of stored samples do not fit their bytes")
+    return Samples(ids=ids, data=data, offsets=offsets, labels=labels)

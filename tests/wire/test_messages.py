@@ -1,0 +1,168 @@
+"""Requests and references: the round trip holds, and every field is refused when it is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hapi.errors import BadRequestError, BusyError, HapiError, NotFoundError, TooLargeError, from_problem
+from hapi.wire.messages import (
+    MAX_SAMPLES,
+    DatasetDescription,
+    ExtractRequest,
+    RequestReport,
+    SamplesRequest,
+    TensorsRequest,
+    parse_body,
+)
+from hapi.wire.references import TransformSpec, check_name
+
+EXTRACT = {
+    "dataset": {"name": "digits", "version": "0123456789abcdef"},
+    "model": {
+        "source": "zoo",
+        "name": "resnet18",
+        "weights": "random:0",
+        "digest": "0123456789abcdef0123456789abcdef",
+        "blocks": [],
+        "input_shape": [3, 64, 64],
+    },
+    "split": 3,
+    "split_name": "relu",
+    "ids": [5, 0, 7],
+    "transform": TransformSpec().to_json(),
+}
+
+
+def paths(document: object, prefix: tuple = ()) -> list[tuple]:
+    found = [prefix] if prefix else []
+    if isinstance(document, dict):
+        for key, value in document.items():
+            found += paths(value, (*prefix, key))
+    return found
+
+
+def replaced(document: dict, path: tuple, value: object) -> dict:
+    changed = copy.deepcopy(document)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return changed
+
+
+def test_extract_round_trip() -> None:
+    request = ExtractRequest.from_json(json.loads(json.dumps(EXTRACT)))
+    assert request.to_json() == EXTRACT
+    assert request.ids.tolist() == [5, 0, 7]
+
+
+@pytest.mark.parametrize("path", paths(EXTRACT), ids=".".join)
+@pytest.mark.parametrize(
+    "wrong", [None, True, -1, 1.5, "", "../../etc/passwd", "a/b", "\x00", [], [[]], {}, {"x": 1}, 1 << 70, "x" * 100_000], ids=repr
+)
+def test_every_field_wrong_in_turn(path: tuple, wrong: object) -> None:
+    if path == ("transform",) and wrong is None:
+        return  # no transform is a value
+    if path == ("model", "blocks") and wrong == []:
+        return
+    if path == ("split_name",) and isinstance(wrong, str) and 0 < len(wrong) < 512:
+        return  # any short text may be a layer's name; the server compares it
+    with pytest.raises((BadRequestError, TooLargeError)) as caught:
+        ExtractRequest.from_json(replaced(EXTRACT, path, wrong))
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", paths(EXTRACT), ids=".".join)
+def test_missing_and_unknown_fields(path: tuple) -> None:
+    changed = copy.deepcopy(EXTRACT)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    if path not in {("model", "blocks"), ("model", "input_shape")}:
+        with pytest.raises(BadRequestError, match=path[-1]):
+            ExtractRequest.from_json(changed)
+    with pytest.raises(BadRequestError, match="unknown field"):
+        ExtractRequest.from_json(replaced(EXTRACT, (*path[:-1], "surprise"), 1))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(json_values, st.sampled_from(paths(EXTRACT)))
+def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
+    try:
+        ExtractRequest.from_json(replaced(EXTRACT, path, value))
+    except HapiError as error:
+        assert error.status in (400, 413)
+
+
+@settings(max_examples=100, deadline=None)
+@given(json_values)
+def test_fuzzed_documents_never_crash(value: object) -> None:
+    for parse in (ExtractRequest.from_json, SamplesRequest.from_json, TensorsRequest.from_json, DatasetDescription.from_json, RequestReport.from_json):
+        with pytest.raises(HapiError):
+            parse(value)
+
+
+def test_ids_are_bounded() -> None:
+    with pytest.raises(TooLargeError, match="several requests"):
+        SamplesRequest.from_json({"dataset": EXTRACT["dataset"], "ids": list(range(MAX_SAMPLES + 1))})
+    for ids in ([], [True], [1.0], ["1"], [-1], "12"):
+        with pytest.raises(BadRequestError, match="ids"):
+            SamplesRequest.from_json({"dataset": EXTRACT["dataset"], "ids": ids})
+
+
+def test_bodies() -> None:
+    assert parse_body(b'{"a": 1}') == {"a": 1}
+    for body in (b"", b"\xff", b"{", b"[" * 100_000):
+        with pytest.raises(BadRequestError, match="not JSON"):
+            parse_body(body)
+    with pytest.raises(TooLargeError):
+        parse_body(b" " * (2 << 20))
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.d", "x" * 128, "0"])
+def test_good_names(name: str) -> None:
+    assert check_name(name, "x") == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a/b", "a\\b", "a b", "é", "x" * 129, "a\n", "%2e%2e", "a.", None, 3])
+def test_bad_names(name: object) -> None:
+    with pytest.raises(BadRequestError, match="is not a name"):
+        check_name(name, "x")
+
+
+def test_problems_round_trip() -> None:
+    for error in (NotFoundError("no data set 'x'"), BusyError("come back", retry_after=3.0)):
+        again = from_problem(json.loads(json.dumps(error.to_problem())), error.status)
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.retry_after == error.retry_after
+
+
+@given(json_values, st.integers(400, 599))
+def test_any_problem_document_becomes_an_error(document: object, status: int) -> None:
+    assert isinstance(from_problem(document, status), HapiError)
+
+
+def test_report_round_trip() -> None:
+    report = RequestReport(server="s", seconds={"forward": 0.25}, busy=(1.0, 2.5), cos_batch=16)
+    assert RequestReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_transform_for_image_size() -> None:
+    assert TransformSpec.for_image_size(224) == TransformSpec()
+    assert TransformSpec.for_image_size(64).output_shape == (3, 64, 64)
+    assert TransformSpec.for_image_size(1).resize >= 1
