@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import Any
 
 from hapi.errors import UsageError
-from hapi.units import parse_bytes, parse_count
+from hapi.units import parse_bandwidth, parse_bytes, parse_count
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,23 +16,64 @@ def configure(parser: argparse.ArgumentParser) -> None:
     wire = benchmarks.add_parser("wire", help="GB/s of features from server to client, beside a plain socket")
     wire.add_argument("--body", default="64MiB", metavar="SIZE", help="bytes per transfer (default 64MiB)")
     wire.add_argument("--rounds", default="15", metavar="N", help="transfers each way (default 15)")
-    wire.add_argument("--json", metavar="FILE", help="also write the figures there")
+    wire.set_defaults(measure=_wire)
+    overlap = benchmarks.add_parser(
+        "overlap", help="epoch seconds over the slowest of server, network and client (needs root)"
+    )
+    overlap.add_argument(
+        "--model", action="append", metavar="NAME", help="may be repeated (default resnet18, alexnet)"
+    )
+    overlap.add_argument(
+        "--bandwidth",
+        action="append",
+        metavar="RATE",
+        help="may be repeated (default 50Mbps, 200Mbps, 1Gbps)",
+    )
+    overlap.add_argument("--samples", default="512", metavar="N", help="samples of an epoch (default 512)")
+    overlap.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
+    overlap.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
+    overlap.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
+    overlap.set_defaults(measure=_overlap)
+    for benchmark in (wire, overlap):
+        benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen benchmark; returns the exit code."""
-    return _wire(args)
-
-
-def _wire(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark and print its table and conditions; returns the exit code."""
     from hapi.bench.conditions import condition_lines, write_json
-    from hapi.bench.wire import measure_wire
 
-    body, rounds = parse_bytes(args.body, "--body"), parse_count(args.rounds, "--rounds")
-    if not 1 << 20 <= body <= 1 << 32 or rounds < 1:
-        raise UsageError("--body: from 1MiB to 4GiB; --rounds: at least 1")
-    result = measure_wire(body, rounds)
+    result = args.measure(args)
     print("\n".join([*result.table(), "", *condition_lines(result.conditions)]))
     if args.json:
         write_json(args.json, result.to_json())
     return 0
+
+
+def _wire(args: argparse.Namespace) -> Any:
+    from hapi.bench.wire import measure_wire
+
+    body, rounds = parse_bytes(args.body, "--body"), _positive(args.rounds, "--rounds")
+    if not 1 << 20 <= body <= 1 << 32:
+        raise UsageError("--body: expected a size from 1MiB to 4GiB")
+    return measure_wire(body, rounds)
+
+
+def _overlap(args: argparse.Namespace) -> Any:
+    from hapi.bench.overlap import BANDWIDTHS, MODELS, OverlapSettings, measure_overlap
+
+    settings = OverlapSettings(
+        models=tuple(args.model or MODELS),
+        bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth or BANDWIDTHS),
+        samples=_positive(args.samples, "--samples"),
+        batch=_positive(args.bs, "--bs"),
+        epochs=_positive(args.epochs, "--epochs"),
+        split=args.split,
+    )
+    return measure_overlap(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _positive(text: str, what: str) -> int:
+    count = parse_count(text, what)
+    if count < 1:
+        raise UsageError(f"{what}: expected at least 1")
+    return count
