@@ -24,7 +24,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi``; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="hapi", description="Near-data transfer learning over an object store.")
+    parser = argparse.ArgumentParser(
+        prog="hapi", description="Near-data transfer learning over an object store."
+    )
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((a for a in arguments if not a.startswith("-")), None)

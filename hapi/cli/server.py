@@ -12,7 +12,9 @@ from hapi.cli.common import read_token, run_command
 from hapi.errors import UsageError
 from hapi.units import parse_bytes
 
-DEFAULTS_EPILOG = "Started as: hapi-server --store URL. It prints 'listening on http://HOST:PORT' when it is ready."
+DEFAULTS_EPILOG = (
+    "Started as: hapi-server --store URL. It prints 'listening on http://HOST:PORT' when it is ready."
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,20 +23,36 @@ def parser() -> argparse.ArgumentParser:
         prog="hapi-server", description="Run frozen layers beside an object store.", epilog=DEFAULTS_EPILOG
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
-    p.add_argument("--store", default=os.environ.get("HAPI_STORE"), help="URL or folder of the object store (HAPI_STORE)")
+    p.add_argument(
+        "--store", default=os.environ.get("HAPI_STORE"), help="URL or folder of the object store (HAPI_STORE)"
+    )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    p.add_argument("--port", type=_port, default=8099, help="port to listen on, 0 for any free one (default 8099)")
+    p.add_argument(
+        "--port", type=_port, default=8099, help="port to listen on, 0 for any free one (default 8099)"
+    )
     p.add_argument("--token-file", help="file with the bearer token that clients must send (or HAPI_TOKEN)")
     p.add_argument("--tls-cert", help="certificate chain (PEM)")
     p.add_argument("--tls-key", help="private key (PEM)")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
     p.add_argument("--threads", type=_positive, help="CPU threads of one forward pass")
-    p.add_argument("--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)")
-    p.add_argument("--cos-batch", type=_positive, default=16, help="samples per forward pass and frame (default 16)")
-    p.add_argument("--max-running", type=_positive, default=4, help="requests worked on at a time (default 4)")
-    p.add_argument("--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)")
-    p.add_argument("--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)")
-    p.add_argument("--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does")
+    p.add_argument(
+        "--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)"
+    )
+    p.add_argument(
+        "--cos-batch", type=_positive, default=16, help="samples per forward pass and frame (default 16)"
+    )
+    p.add_argument(
+        "--max-running", type=_positive, default=4, help="requests worked on at a time (default 4)"
+    )
+    p.add_argument(
+        "--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)"
+    )
+    p.add_argument(
+        "--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)"
+    )
+    p.add_argument(
+        "--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does"
+    )
     p.add_argument(
         "--allow-model",
         action="append",
@@ -42,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="PACKAGE.MODULE:FACTORY",
         help="a model factory that clients may name; may be repeated",
     )
-    p.add_argument("--drain-seconds", type=float, default=30.0, help="time for running requests after SIGTERM")
+    p.add_argument(
+        "--drain-seconds", type=float, default=30.0, help="time for running requests after SIGTERM"
+    )
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return p

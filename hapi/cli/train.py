@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
         epilog="Example: hapi-train --model resnet50 --bs 1024",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
-    p.add_argument("experiment", nargs="?", help="YAML file with any of the settings below; flags win over it")
+    p.add_argument(
+        "experiment", nargs="?", help="YAML file with any of the settings below; flags win over it"
+    )
     add_flags(p, TrainSettings, "settings")
     return p
 
@@ -62,7 +64,9 @@ def _run(args: argparse.Namespace) -> int:
             trainer.run()
         except KeyboardInterrupt:
             if settings.checkpoint:
-                print(f"interrupted; go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
+                print(
+                    f"interrupted; go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr
+                )
             raise
         finally:
             if settings.trace is not None:
@@ -77,7 +81,11 @@ def check_outputs(settings: TrainSettings) -> None:
     """Files that will be written can be: found out now, not after hours of training."""
     from hapi.errors import UsageError
 
-    for flag, path in (("--report", settings.report), ("--trace", settings.trace), ("--checkpoint", settings.checkpoint)):
+    for flag, path in (
+        ("--report", settings.report),
+        ("--trace", settings.trace),
+        ("--checkpoint", settings.checkpoint),
+    ):
         if path is None:
             continue
         folder = Path(path).absolute().parent

@@ -28,9 +28,11 @@ class BufferPool:
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised contiguous host tensor over a reused buffer when one fits."""
         nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
         raw = self._take(nbytes)
         # torch keeps the array alive as long as any tensor shares its memory; the array's end frees the buffer.
-        owner = np.frombuffer(memoryview(raw.numpy())[:nbytes], dtype=np.uint8) if nbytes else np.empty(0, np.uint8)
+        owner = np.frombuffer(raw.numpy().data[:nbytes], dtype=np.uint8)
         weakref.finalize(owner, self._give, raw).atexit = False
         return torch.from_numpy(owner).view(dtype).reshape(shape)
 

@@ -32,7 +32,16 @@ class EmbeddedServer:
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
         self.token = secrets.token_hex(16)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process below
-        command = [sys.executable, "-m", "hapi.cli.server", "--store", store, "--port", "0", "--exit-with-stdin"]
+        command = [
+            sys.executable,
+            "-m",
+            "hapi.cli.server",
+            "--store",
+            store,
+            "--port",
+            "0",
+            "--exit-with-stdin",
+        ]
         for name in allow_models:
             command += ["--allow-model", name]
         self._process = subprocess.Popen(

@@ -16,7 +16,12 @@ class FrozenRest:
     """
 
     def __init__(
-        self, layers: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, micro_batch: int, device: torch.device
+        self,
+        layers: nn.Module,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        micro_batch: int,
+        device: torch.device,
     ) -> None:
         self._layers = layers
         self._shape = shape
@@ -32,7 +37,9 @@ class FrozenRest:
             stop = start + self.micro_batch
             try:
                 with torch.no_grad():
-                    output[start:stop] = self._layers(features[start:stop].to(self._device, non_blocking=True))
+                    output[start:stop] = self._layers(
+                        features[start:stop].to(self._device, non_blocking=True)
+                    )
             except torch.cuda.OutOfMemoryError:
                 if self.micro_batch == 1:
                     raise DeviceMemoryError(

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds a server is left alone after its first failure, doubled with each further one up to the longest."""
+FAULT_PAUSE = 0.5
+"""Longest such pause, in seconds, after a damaged answer: the server is there, and may be well for others."""
 MAX_FAULTS = 5
 """Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
 
@@ -77,8 +79,7 @@ class ServerPool:
                 self._settle(server, error)
                 if self._closed.is_set():
                     raise Stopped from None
-                absent = isinstance(error, TransportError | BusyError | DrainingError)
-                faults += 0 if absent else 1
+                faults += 0 if _is_absence(error) else 1
                 if not error.retryable or faults >= MAX_FAULTS or time.monotonic() >= give_up:
                     raise
                 with self._lock:
@@ -113,7 +114,8 @@ class ServerPool:
             if error is None or not error.retryable:
                 return
             server.failures += 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
+            longest = LONGEST_PAUSE if _is_absence(error) else FAULT_PAUSE
+            pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
             if error.retry_after is not None:
                 pause = min(60.0, max(pause, error.retry_after))
             server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
@@ -123,3 +125,8 @@ class ServerPool:
         self._closed.set()
         for server in self._servers:
             server.transport.close()
+
+
+def _is_absence(error: HapiError) -> bool:
+    """Whether the server was not there for the request, as opposed to giving a bad answer."""
+    return isinstance(error, TransportError | BusyError | DrainingError)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from hapi.clocks import BusyClock
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
 from hapi.client.memory import FrozenRest
@@ -29,6 +28,7 @@ from hapi.client.prepare import Prepared, prepare
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.window import Batch, Traffic, Window
+from hapi.clocks import BusyClock
 from hapi.errors import HapiError, UsageError
 from hapi.storage.sequence import batches, epoch_sequence
 from hapi.trace import Tracer
@@ -69,13 +69,17 @@ class Session:
             segment = model.segment(split, self.boundary, frozen=True).to(self.device)
             shape, dtype = model.output_shapes()[self.boundary], model.output_dtypes()[self.boundary]
             self._rest = FrozenRest(segment, tuple(shape), dtype, settings.micro_batch, self.device)
-        self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False).to(self.device)
+        self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False).to(
+            self.device
+        )
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.last = PassReport()
         """Counters of the pass that is under way or was the last."""
 
     @classmethod
-    def open(cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None) -> Session:
+    def open(
+        cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None
+    ) -> Session:
         """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.prepare`."""
         return cls(settings, prepare(settings, token=token), tracer)
 

@@ -25,20 +25,35 @@ class TrainSettings:
         "random (seeded), a torchvision weights name (DEFAULT, IMAGENET1K_V1), or a .safetensors/.pth file",
         default="random",
     )
-    blocks: tuple[str, ...] = setting("module paths run in sequence, for a model that cannot be traced", default=())
-    freeze: int | str | None = setting(
-        "last frozen layer, by index or name (default: the paper's for its families, else all but the head)", default=None
+    blocks: tuple[str, ...] = setting(
+        "module paths run in sequence, for a model that cannot be traced", default=()
     )
-    split: int | str = setting("where the server stops: an index, a layer's name, none, freeze or min", default="freeze")
+    freeze: int | str | None = setting(
+        "last frozen layer, by index or name (default: the paper's for its families, else all but the head)",
+        default=None,
+    )
+    split: int | str = setting(
+        "where the server stops: an index, a layer's name, none, freeze or min", default="freeze"
+    )
 
-    dataset: str | None = setting("data set in the server's store (default: the only one there)", default=None)
-    image_size: int | None = setting("side of the square input, in pixels; replaces the data set's own transform", default=None, low=1, high=4096)
+    dataset: str | None = setting(
+        "data set in the server's store (default: the only one there)", default=None
+    )
+    image_size: int | None = setting(
+        "side of the square input, in pixels; replaces the data set's own transform",
+        default=None,
+        low=1,
+        high=4096,
+    )
     validation: float | str | None = setting(
-        "share of the samples held out (0.1), or the name of another data set, measured after each epoch", default=None
+        "share of the samples held out (0.1), or the name of another data set, measured after each epoch",
+        default=None,
     )
 
     server: tuple[str, ...] = setting("URL of a hapi-server; may be repeated", default=(), env="HAPI_SERVER")
-    store: str | None = setting("without --server: folder of the store that an embedded server serves", default=None, env="HAPI_STORE")
+    store: str | None = setting(
+        "without --server: folder of the store that an embedded server serves", default=None, env="HAPI_STORE"
+    )
     token_file: str | None = setting("file with the bearer token (or HAPI_TOKEN)", default=None)
     ca_file: str | None = setting("certificate authority (PEM) to trust for https servers", default=None)
 
@@ -48,22 +63,41 @@ class TrainSettings:
     optimizer: OptimizerName = setting("optimiser", default="sgd")
     momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
     weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
-    seed: int = setting("seed of order, head, random weights and dropout", default=0, low=0, high=(1 << 31) - 1)
+    seed: int = setting(
+        "seed of order, head, random weights and dropout", default=0, low=0, high=(1 << 31) - 1
+    )
     drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
 
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
     threads: int | None = setting("CPU threads of the trainer", default=None, low=1, high=1024)
     micro_batch: int = setting(
         "samples at a time through the frozen layers on this side (measured flat from 16 up on a CPU)",
-        default=64, low=1, high=1 << 20,
+        default=64,
+        low=1,
+        high=1 << 20,
     )
-    request_size: int = setting("samples per request (128 in the paper, section 5.1)", default=128, low=1, high=65536)
-    in_flight: int = setting("requests under way at a time, per server (the server runs 4 at a time by default)", default=4, low=1, high=256)
-    prefetch_bytes: int = setting("bound for batches received ahead; at least one is always ahead", default=1 << 30, low=0, unit="bytes")
-    timeout: float = setting("silence of a server before it counts as dead", default=60.0, above=0, high=86400, unit="duration")
-    patience: float = setting("how long to go on trying when no server answers", default=300.0, low=0, high=864000, unit="duration")
+    request_size: int = setting(
+        "samples per request (128 in the paper, section 5.1)", default=128, low=1, high=65536
+    )
+    in_flight: int = setting(
+        "requests under way at a time, per server (the server runs 4 at a time by default)",
+        default=4,
+        low=1,
+        high=256,
+    )
+    prefetch_bytes: int = setting(
+        "bound for batches received ahead; at least one is always ahead", default=1 << 30, low=0, unit="bytes"
+    )
+    timeout: float = setting(
+        "silence of a server before it counts as dead", default=60.0, above=0, high=86400, unit="duration"
+    )
+    patience: float = setting(
+        "how long to go on trying when no server answers", default=300.0, low=0, high=864000, unit="duration"
+    )
 
-    checkpoint: str | None = setting("file that training is saved to after each epoch and on Ctrl-C", default=None)
+    checkpoint: str | None = setting(
+        "file that training is saved to after each epoch and on Ctrl-C", default=None
+    )
     checkpoint_every: int | None = setting("batches between checkpoints inside an epoch", default=None, low=1)
     resume: bool = setting("go on from --checkpoint when it exists", default=False)
     report: str | None = setting("file for the JSON report", default=None)

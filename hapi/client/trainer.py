@@ -191,9 +191,7 @@ class Trainer:
     def _save(self) -> None:
         if not self.settings.checkpoint:
             return
-        progress = replace(
-            self.progress, loss_sum=self._loss_sum.item(), correct=int(self._correct.item())
-        )
+        progress = replace(self.progress, loss_sum=self._loss_sum.item(), correct=int(self._correct.item()))
         checkpoint.save(
             self.settings.checkpoint,
             trained=self.trained,
@@ -204,7 +202,9 @@ class Trainer:
         )
 
     def _resume(self, path: str) -> None:
-        found = checkpoint.load(path, trained=self.trained, optimizer=self.optimizer, identity=self._identity())
+        found = checkpoint.load(
+            path, trained=self.trained, optimizer=self.optimizer, identity=self._identity()
+        )
         if found is not None:
             self.progress, self.epochs = found
             self._loss_sum.fill_(self.progress.loss_sum)

@@ -127,7 +127,9 @@ class HttpTransport:
                 return connection, connection.getresponse()
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 self._drop(connection)
-                if not reused:  # a kept-alive connection may have been closed meanwhile: once more on a fresh one
+                if (
+                    not reused
+                ):  # a kept-alive connection may have been closed meanwhile: once more on a fresh one
                     raise
             except BaseException:
                 self._drop(connection)
@@ -210,8 +212,15 @@ def _split_url(url: str) -> tuple[str, str, int, str]:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise UsageError(hint)
     if parts.username or parts.password:
-        raise UsageError(f"server URL {parts.hostname!r}: no user or password in it; use a token (--token-file)")
-    return parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/")
+        raise UsageError(
+            f"server URL {parts.hostname!r}: no user or password in it; use a token (--token-file)"
+        )
+    return (
+        parts.scheme,
+        parts.hostname,
+        port or (443 if parts.scheme == "https" else 80),
+        parts.path.rstrip("/"),
+    )
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:

@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi.clocks import BusyClock
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
 from hapi.client.servers import ServerPool, Stopped
 from hapi.client.transport import Transport
+from hapi.clocks import BusyClock
 from hapi.errors import BadRequestError, HapiError, WireError
 from hapi.storage.dataset import Samples
 from hapi.storage.transform import input_batch
@@ -226,7 +226,9 @@ class Window:
         ids = piece.batch.ids[piece.next : piece.stop]
         receive = self._receive_features if self._job.split else self._receive_stored
         with self._tracer.span("request", "network", batch=piece.batch.number, samples=len(ids)):
-            end = transport.stream(self._job.path, self._job.request(ids), lambda reader: receive(reader, piece))
+            end = transport.stream(
+                self._job.path, self._job.request(ids), lambda reader: receive(reader, piece)
+            )
         if piece.next != piece.stop:
             raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
         with self._changed:
@@ -265,7 +267,10 @@ class Window:
                 return header
             rows = slice(piece.next, piece.next + len(header.ids))
             samples = _checked_samples(batch.ids[rows], received[0], received[1], batch.labels[rows].numpy())
-            with self.traffic.decode.running(), self._tracer.span("decode", "decode", samples=len(header.ids)):
+            with (
+                self.traffic.decode.running(),
+                self._tracer.span("decode", "decode", samples=len(header.ids)),
+            ):
                 inputs = input_batch(samples, self._job.layout, self._job.transform)
                 if tuple(inputs.shape[1:]) != self._job.shape:
                     raise BadRequestError(
@@ -317,7 +322,9 @@ class Window:
         rows = slice(piece.next, piece.next + len(ids))
         with self._changed:
             if piece.batch.arrived[rows].any():
-                raise HapiError(f"batch {piece.batch.number}: a sample arrived twice; this is a defect of hapi")
+                raise HapiError(
+                    f"batch {piece.batch.number}: a sample arrived twice; this is a defect of hapi"
+                )
             piece.batch.arrived[rows] = True
             piece.batch.arrived_ids[rows] = ids
             piece.next += len(ids)

@@ -50,7 +50,9 @@ class Admission:
             async with asyncio.timeout(patience):
                 await self._acquire()
         except TimeoutError:
-            raise BusyError(f"no slot came free within {patience:g} s", retry_after=self._retry_after()) from None
+            raise BusyError(
+                f"no slot came free within {patience:g} s", retry_after=self._retry_after()
+            ) from None
         started = time.monotonic()
         try:
             yield started - asked
@@ -65,7 +67,8 @@ class Admission:
         if self.queued >= self._max_queued:
             wait = self._retry_after()
             raise BusyError(
-                f"{self.running} requests run and {self.queued} wait; come back in {wait:.0f} s", retry_after=wait
+                f"{self.running} requests run and {self.queued} wait; come back in {wait:.0f} s",
+                retry_after=wait,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)

@@ -79,8 +79,12 @@ class Application:
         gauge("hapi_model_cache_bytes", "Bytes of resident layers.", lambda: service.cache.resident_bytes)
         gauge("hapi_model_cache_hits", "Requests served by resident layers.", lambda: service.cache.hits)
         gauge("hapi_model_cache_misses", "Times that layers were loaded.", lambda: service.cache.misses)
-        gauge("hapi_device_memory_bytes", "Bytes that torch holds on the device.", service.device.memory_bytes)
-        gauge("hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught)
+        gauge(
+            "hapi_device_memory_bytes", "Bytes that torch holds on the device.", service.device.memory_bytes
+        )
+        gauge(
+            "hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught
+        )
         gauge("hapi_busy_seconds", "Seconds with at least one request at work.", lambda: service.busy.seconds)
 
     # -- middleware --------------------------------------------------------------------------------------
@@ -126,7 +130,9 @@ class Application:
             return
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise UnauthorizedError("this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one")
+            raise UnauthorizedError(
+                "this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one"
+            )
 
     # -- handlers ----------------------------------------------------------------------------------------
 
@@ -146,7 +152,9 @@ class Application:
 
     async def _document(self, request: web.Request) -> web.Response:
         loop = asyncio.get_running_loop()
-        return web.json_response(await loop.run_in_executor(self._documents, self.service.document, request.path))
+        return web.json_response(
+            await loop.run_in_executor(self._documents, self.service.document, request.path)
+        )
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
@@ -164,7 +172,9 @@ class Application:
                 )
                 stream = await _finished(opening, cancelled, FrameStream.close)
                 try:
-                    return await self._send(request, stream, cancelled, started + settings.max_request_seconds)
+                    return await self._send(
+                        request, stream, cancelled, started + settings.max_request_seconds
+                    )
                 finally:
                     self._account(request, stream, time.monotonic() - started)
         finally:
@@ -194,7 +204,9 @@ class Application:
         except Exception as error:
             if not response.prepared:
                 raise
-            request["status"] = 499 if isinstance(error, ConnectionError | TimeoutError) else _as_hapi_error(error).status
+            request["status"] = (
+                499 if isinstance(error, ConnectionError | TimeoutError) else _as_hapi_error(error).status
+            )
             return await self._fail_midway(request, response, error)
         finally:
             cancelled.set()
@@ -259,7 +271,9 @@ def _as_hapi_error(error: Exception) -> HapiError:
     if isinstance(error, HapiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return TooLargeError(f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request")
+        return TooLargeError(
+            f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request"
+        )
     if isinstance(error, web.HTTPNotFound):
         return NotFoundError("no such path; see /v1/datasets and /v1/models")
     if isinstance(error, web.HTTPException):
@@ -288,5 +302,8 @@ def _problem_response(problem: HapiError) -> web.Response:
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
-        text=json.dumps(problem.to_problem()), status=problem.status, content_type=PROBLEM_MEDIA_TYPE, headers=headers
+        text=json.dumps(problem.to_problem()),
+        status=problem.status,
+        content_type=PROBLEM_MEDIA_TYPE,
+        headers=headers,
     )

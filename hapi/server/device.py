@@ -127,7 +127,9 @@ class Device:
                 y = layers(x)
                 ready = self._copy_out(y, output[start : start + batch])
         if self._copy_stream is not None:
-            torch.cuda.current_stream(self.device).synchronize()  # so that the stage's seconds are the device's
+            torch.cuda.current_stream(
+                self.device
+            ).synchronize()  # so that the stage's seconds are the device's
         return ready
 
     def _copy_out(self, y: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:

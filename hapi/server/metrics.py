@@ -17,10 +17,17 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "hapi_requests_total", "Requests by route and status.", ["route", "status"], registry=self.registry
+            "hapi_requests_total",
+            "Requests by route and status.",
+            ["route", "status"],
+            registry=self.registry,
         )
         self.seconds = Histogram(
-            "hapi_request_seconds", "Seconds per streamed request.", ["route"], buckets=_SECONDS, registry=self.registry
+            "hapi_request_seconds",
+            "Seconds per streamed request.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         stage_seconds = Counter(
             "hapi_stage_seconds_total", "Seconds per stage of requests.", ["stage"], registry=self.registry
@@ -32,7 +39,10 @@ class Metrics:
             "hapi_cancelled_total", "Requests whose client went away or was too slow.", registry=self.registry
         )
         self.cos_batch = Histogram(
-            "hapi_cos_batch", "COS batch of completed requests.", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=self.registry
+            "hapi_cos_batch",
+            "COS batch of completed requests.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self.registry,
         )
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:

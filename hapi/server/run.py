@@ -47,7 +47,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
@@ -71,7 +72,7 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = open_store(settings.store)
-    store.list_names("datasets")  # a store that is out of reach should say so now, not at the first request
+    store.ping()  # a store that is out of reach should say so now, not at the first request
     service = Service(settings, store)
     application = Application(service, token=listen.token)
     try:
@@ -137,7 +138,9 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in str(host) else host
     print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
-    log.info("listening", extra={"host": host, "port": port, "device": str(application.service.device.device)})
+    log.info(
+        "listening", extra={"host": host, "port": port, "device": str(application.service.device.device)}
+    )
     await stop.wait()
     await _drain(application, at_once)
     await runner.cleanup()
@@ -159,5 +162,3 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: 
         pass
     for event in (stop, at_once):
         loop.call_soon_threadsafe(event.set)
-
-

@@ -24,7 +24,8 @@ from hapi.models.repository import list_models, materialise, open_model
 from hapi.server.device import Device, resolve_device
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
-from hapi.storage.dataset import Dataset, Samples, list_datasets, open_dataset
+from hapi.storage.dataset import Dataset, Samples, open_dataset
+from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
 from hapi.storage.transform import input_batch
 from hapi.wire import messages
@@ -89,7 +90,8 @@ class Service:
         """The JSON answer to a GET of ``path``; :class:`NotFoundError` for an unknown one."""
         parts = path.strip("/").split("/")
         if parts == ["v1", "datasets"]:
-            return {"datasets": [summary.to_json() for summary in list_datasets(self.store)]}
+            whole = [d for d in list_datasets(self.store) if d.state == "whole"]
+            return {"datasets": [{"name": d.name, "version": d.version, "count": d.count} for d in whole]}
         if parts == ["v1", "models"]:
             return {"models": [summary.to_json() for summary in list_models(self.store)]}
         if len(parts) == 3 and parts[:2] == ["v1", "datasets"]:
@@ -156,7 +158,7 @@ class Service:
         self, request: messages.ExtractRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
-        dataset.check_ids(request.ids)
+        dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         key = f"{request.model.digest}/{request.split}/{request.model.input_shape}"
         busy_start = self.busy.seconds
         with self.busy.running(), clock.stage("model"):
@@ -180,7 +182,11 @@ class Service:
                 output = self.device.host_buffer((len(samples.ids), *front.output_shape), front.output_dtype)
                 with self.busy.running():
                     fitted = self.device.forward(
-                        front.segment, self.device.pinned(inputs), output, key=(key, inputs.shape[1:]), clock=clock
+                        front.segment,
+                        self.device.pinned(inputs),
+                        output,
+                        key=(key, inputs.shape[1:]),
+                        clock=clock,
                     )
                 largest = max(largest, fitted)
                 yield data_frame(header, [_tensor_bytes(output), byte_view(samples.labels)])
@@ -237,7 +243,6 @@ class Service:
         self, request: messages.SamplesRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
-        dataset.check_ids(request.ids)
         busy_start = self.busy.seconds
         lengths = dataset.lengths(request.ids)
         chunks = _by_bytes(request.ids, lengths, STORED_FRAME_BYTES)
@@ -250,7 +255,9 @@ class Service:
                 return dataset.read(chunk)
 
         for header, samples in zip(headers, self._ahead(load, chunks, cancelled), strict=True):
-            yield data_frame(header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)])
+            yield data_frame(
+                header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
+            )
         yield self._end(len(chunks), len(request.ids), clock, busy_start, 0)
 
     def _tensors(
@@ -269,7 +276,9 @@ class Service:
             yield data_frame(header, [raw])
         yield self._end(len(headers), 0, clock, busy_start, 0)
 
-    def _end(self, frames: int, samples: int, clock: StageClock, busy_start: float, cos_batch: int) -> list[bytes]:
+    def _end(
+        self, frames: int, samples: int, clock: StageClock, busy_start: float, cos_batch: int
+    ) -> list[bytes]:
         report = messages.RequestReport(
             server=self.id, seconds=clock.seconds(), busy=(busy_start, self.busy.seconds), cos_batch=cos_batch
         )
@@ -291,7 +300,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _features_header(chunk: messages.IdArray, front: Front) -> FrameHeader:
-    features = TensorSpec(messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape))
+    features = TensorSpec(
+        messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
+    )
     labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
     return FrameHeader(tuple(chunk.tolist()), (features, labels))
 

@@ -239,7 +239,9 @@ class FrameReader:
         if magic != _MAGIC or reserved != 0:
             raise WireError("stream out of step: no frame starts here")
         if version != WIRE_VERSION:
-            raise WireError(f"the other side speaks wire version {version}, this one {WIRE_VERSION}; update one")
+            raise WireError(
+                f"the other side speaks wire version {version}, this one {WIRE_VERSION}; update one"
+            )
         if header_bytes > self._limits.header or payload_bytes > self._limits.payload:
             raise WireError(
                 f"frame of {header_bytes} + {payload_bytes} bytes exceeds the limit of "
@@ -261,7 +263,9 @@ class FrameReader:
     def _data(self, document: dict[str, Any], payload_bytes: int, sink: Sink) -> FrameHeader:
         header = _parse_header(document)
         if header.payload_bytes != payload_bytes:
-            raise WireError(f"frame says {payload_bytes} payload bytes, its tensors need {header.payload_bytes}")
+            raise WireError(
+                f"frame says {payload_bytes} payload bytes, its tensors need {header.payload_bytes}"
+            )
         buffers = sink(header)
         if [len(b) for b in buffers] != [t.nbytes for t in header.tensors]:
             raise ValueError("sink gave buffers of another length than the frame header says")
@@ -351,4 +355,4 @@ def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
     """The raw bytes of a C-contiguous array, writable if the array is, without a copy."""
     if array.nbytes == 0:
         return memoryview(bytearray())
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

@@ -64,7 +64,9 @@ def _ids(value: Any) -> IdArray:
     if not isinstance(value, list) or not value:
         raise BadRequestError("ids: expected a list of at least one sample id")
     if len(value) > MAX_SAMPLES:
-        raise TooLargeError(f"ids: {len(value)} samples in one request, at most {MAX_SAMPLES}; send several requests")
+        raise TooLargeError(
+            f"ids: {len(value)} samples in one request, at most {MAX_SAMPLES}; send several requests"
+        )
     if not all(type(i) is int and 0 <= i < 1 << 62 for i in value):
         raise BadRequestError("ids: expected non-negative integers")
     return np.array(value, dtype=np.int64)

@@ -44,7 +44,9 @@ def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict
         raise BadRequestError(f"{what}: expected an object, got {type(document).__name__}")
     unknown = sorted(set(document) - set(allowed))
     if unknown:
-        raise BadRequestError(f"{what}: unknown field {_short(unknown[0])}; known are {', '.join(sorted(allowed))}")
+        raise BadRequestError(
+            f"{what}: unknown field {_short(unknown[0])}; known are {', '.join(sorted(allowed))}"
+        )
     missing = sorted(name for name, required in allowed.items() if required and name not in document)
     if missing:
         raise BadRequestError(f"{what}: field {missing[0]!r} is missing")
@@ -74,7 +76,9 @@ class DatasetReference:
     @classmethod
     def from_json(cls, document: Any) -> Self:
         d = strict_fields(document, {"name": True, "version": True}, "dataset")
-        return cls(name=check_name(d["name"], "dataset.name"), version=check_digest(d["version"], "dataset.version"))
+        return cls(
+            name=check_name(d["name"], "dataset.name"), version=check_digest(d["version"], "dataset.version")
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

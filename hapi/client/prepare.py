@@ -1,0 +1,263 @@
+"""From settings to something that can run: servers, data set, model, freeze and split, checked against each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hapi.client.embedded import EmbeddedServer
+from hapi.client.job import ExtractionJob
+from hapi.client.models import ClientModel, open_client_model
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings, default_store
+from hapi.client.transport import HttpTransport, Transport
+from hapi.errors import ModelError, UsageError
+from hapi.models.layers import LayeredModel
+from hapi.profiler.decide import STRATEGIES, choose_split
+from hapi.storage.sequence import epoch_sequence
+from hapi.storage.transform import SampleLayout, input_shape
+from hapi.wire import messages
+from hapi.wire.messages import DatasetDescription, IdArray
+from hapi.wire.references import TransformSpec, check_name
+
+HOLDOUT_EPOCH = (1 << 62) - 1
+"""The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
+
+
+@dataclass(eq=False)
+class Prepared:
+    """Everything that a session needs, made by :func:`prepare`. Close it."""
+
+    servers: ServerPool
+    urls: list[str]
+    embedded: EmbeddedServer | None
+    device: torch.device
+    description: DatasetDescription
+    model: LayeredModel
+    freeze: int
+    job: ExtractionJob
+    training_ids: IdArray
+    validation_ids: IdArray
+    validation_job: ExtractionJob
+
+    def close(self) -> None:
+        """End the embedded server, if there is one."""
+        if self.embedded is not None:
+            self.embedded.close()
+
+
+def prepare(
+    settings: TrainSettings, *, token: str | None = None, transports: Sequence[Transport] | None = None
+) -> Prepared:
+    """Connect and decide. ``transports`` replaces the servers of the settings (tests, the loopback).
+
+    Raises :class:`HapiError` with one line that says what does not fit; starts an embedded server when the
+    settings name none, and ends it again when anything fails.
+    """
+    device = resolve_device(settings.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    embedded: EmbeddedServer | None = None
+    store: str | None = settings.store
+    if transports is None:
+        if not settings.server:
+            store = settings.store or default_store()
+            embedded, token = _embed(settings, store)
+        urls = [embedded.url] if embedded else list(settings.server)
+        transports = [
+            HttpTransport(url, token=token, ca_file=settings.ca_file, timeout=settings.timeout)
+            for url in urls
+        ]
+    servers = ServerPool(transports, patience=settings.patience)
+    try:
+        return _prepare(settings, servers, [t.url for t in transports], embedded, store, device)
+    except BaseException:
+        servers.close()
+        if embedded is not None:
+            embedded.close()
+        raise
+
+
+def _prepare(
+    settings: TrainSettings,
+    servers: ServerPool,
+    urls: list[str],
+    embedded: EmbeddedServer | None,
+    store: str | None,
+    device: torch.device,
+) -> Prepared:
+    description = choose_dataset(servers, settings.dataset)
+    layout, transform = SampleLayout.from_json(description.layout), _transform(settings, description)
+    model = open_client_model(
+        settings, servers, store, classes=len(description.classes), shape=input_shape(layout, transform)
+    )
+    layered = model.layered
+    freeze = choose_freeze(layered, settings.freeze)
+    split = resolve_split(layered, settings.split, freeze)
+    model.load_from(split)
+    job = _job(description, model, split, transform)
+    training, validation, held_out = _divide(settings, servers, description)
+    layered.release(split, len(layered.layers))
+    layered.to(device)
+    return Prepared(
+        servers=servers,
+        urls=urls,
+        embedded=embedded,
+        device=device,
+        description=description,
+        model=layered,
+        freeze=freeze,
+        job=job,
+        training_ids=training,
+        validation_ids=validation,
+        validation_job=job
+        if held_out is None
+        else _job(held_out, model, split, _transform(settings, held_out)),
+    )
+
+
+def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
+    is_folder = "://" not in store or store.startswith("file://")
+    folder = Path(store.removeprefix("file://")).expanduser()
+    if is_folder and not (folder / "datasets").is_dir():
+        raise UsageError(
+            f"no data set in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
+            "name another store (--store), or a running server (--server URL)"
+        )
+    factories = (
+        [settings.model]
+        if ":" in settings.model and not settings.model.startswith(("timm:", "store:"))
+        else []
+    )
+    embedded = EmbeddedServer(str(folder) if is_folder else store, allow_models=factories)
+    return embedded, embedded.token
+
+
+def resolve_device(name: str) -> torch.device:
+    """The trainer's device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return device
+
+
+def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
+    """The description of data set ``name``, or of the only one there; :class:`UsageError` names the choices."""
+    if name is None:
+        listed = servers.call("GET", messages.DATASETS_PATH)
+        names = sorted(str(d["name"]) for d in listed["datasets"])
+        if not names:
+            raise UsageError("the store has no data set; make one with 'hapi pack SOURCE STORE/NAME'")
+        if len(names) > 1:
+            raise UsageError(
+                f"the store has several data sets, choose one with --dataset: {', '.join(names)}"
+            )
+        name = names[0]
+    check_name(name, "--dataset")
+    document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
+    description = DatasetDescription.from_json(document)
+    if description.count == 0:
+        raise UsageError(f"data set {name!r} has no samples")
+    return description
+
+
+def _transform(settings: TrainSettings, description: DatasetDescription) -> TransformSpec | None:
+    if settings.image_size is None:
+        return description.transform
+    return TransformSpec.for_image_size(settings.image_size)
+
+
+def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
+    """The freeze index: as asked, else the paper's for its families, else all but the last layer with weights."""
+    if asked is not None:
+        freeze = model.resolve(asked)
+    elif model.default_freeze is not None:
+        freeze = model.default_freeze
+    else:
+        with_weights = [layer.index for layer in model.layers if layer.parameter_count]
+        if not with_weights:
+            raise ModelError("the model has no parameter to train")
+        freeze = with_weights[-1] - 1
+    if not any(layer.parameter_count for layer in model.layers[freeze:]):
+        raise UsageError(f"--freeze {asked}: no layer after it has parameters, so nothing would be trained")
+    model.check_freeze(freeze)
+    return freeze
+
+
+def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> int:
+    """The split for a strategy's name, an index or a layer's name; :class:`UsageError` past the pushable range."""
+    if isinstance(asked, str) and asked in STRATEGIES:
+        return choose_split(asked, model.output_bytes(), freeze)
+    split = model.resolve(asked)
+    pushable = model.pushable(freeze)
+    if split not in pushable:
+        raise UsageError(
+            f"--split {asked}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
+            f"choose 0 to {pushable.stop - 1}"
+        )
+    return split
+
+
+def _job(
+    description: DatasetDescription, model: ClientModel, split: int, transform: TransformSpec | None
+) -> ExtractionJob:
+    layered = model.layered
+    layout = SampleLayout.from_json(description.layout)
+    if input_shape(layout, transform) != layered.input_shape:
+        raise UsageError(
+            f"data set {description.reference.name!r} gives inputs of {input_shape(layout, transform)}, the model "
+            f"takes {layered.input_shape}; give --image-size"
+        )
+    return ExtractionJob(
+        dataset=description.reference,
+        layout=layout,
+        mean_stored_bytes=description.total_bytes / max(1, description.count),
+        transform=transform,
+        split=split,
+        split_name=layered.layers[split - 1].name if split else "",
+        model=model.reference(split) if split else None,
+        shape=tuple(layered.output_shapes()[split]),
+        dtype=layered.output_dtypes()[split],
+    )
+
+
+def _divide(
+    settings: TrainSettings, servers: ServerPool, description: DatasetDescription
+) -> tuple[IdArray, IdArray, DatasetDescription | None]:
+    """(training ids, validation ids, description of the validation data set when it is another one)."""
+    everything = np.arange(description.count, dtype=np.int64)
+    none = everything[:0]
+    wish = settings.validation
+    if wish is None:
+        return everything, none, None
+    if isinstance(wish, str):
+        other = choose_dataset(servers, wish)
+        if len(other.classes) > len(description.classes):
+            raise UsageError(
+                f"--validation {wish}: has {len(other.classes)} classes, the training data fewer"
+            )
+        return everything, np.arange(other.count, dtype=np.int64), other
+    count = round(description.count * float(wish))
+    if not 0 < count < description.count:
+        raise UsageError(
+            f"--validation {wish}: expected a share between 0 and 1 that leaves samples on both sides"
+        )
+    order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
+    return np.sort(order[count:]), np.sort(order[:count]), None
+
+
+def store_for_push(store: str | None) -> str | None:
+    """The store that this side can write to, if any (the embedded server's, ``--store`` or HAPI_STORE)."""
+    return store or os.environ.get("HAPI_STORE")

@@ -1,0 +1,235 @@
+"""The window: whole batches, in order, exactly once, whatever arrives when and whoever fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from fake_server import SHAPE, FakeServer, features_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hapi.client.buffers import BufferPool
+from hapi.client.job import ExtractionJob
+from hapi.client.servers import ServerPool
+from hapi.client.transport import LoopbackTransport
+from hapi.client.window import Window
+from hapi.errors import BusyError, DataError, HapiError, StoreError, TransportError, WireError
+from hapi.storage.transform import SampleLayout
+from hapi.trace import Tracer
+from hapi.wire.references import DatasetReference, ModelReference
+
+JOB = ExtractionJob(
+    dataset=DatasetReference(name="fake", version="0" * 16),
+    layout=SampleLayout(kind="encoded"),
+    mean_stored_bytes=100,
+    transform=None,
+    split=2,
+    split_name="two",
+    model=ModelReference(source="zoo", name="fake", weights="random:0", digest="0" * 32),
+    shape=SHAPE,
+    dtype=torch.float32,
+)
+
+
+def make_window(
+    servers: list[FakeServer],
+    batches: list[np.ndarray],
+    *,
+    request_size: int = 8,
+    in_flight: int = 4,
+    budget: int = 1 << 20,
+    patience: float = 20.0,
+) -> tuple[Window, ServerPool]:
+    pool = ServerPool([LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], patience=patience)
+    window = Window(
+        JOB,
+        pool,
+        batches,
+        request_size=request_size,
+        in_flight=in_flight,
+        budget=budget,
+        buffers=BufferPool(),
+        tracer=Tracer(enabled=False),
+    )
+    return window, pool
+
+
+def batches_of(count: int, size: int, seed: int = 1) -> list[np.ndarray]:
+    order = np.random.default_rng(seed).permutation(count).astype(np.int64)
+    return [order[i : i + size] for i in range(0, count, size)]
+
+
+def check_all(window: Window, batches: list[np.ndarray]) -> None:
+    count = 0
+    for batch, ids in zip(window, batches, strict=True):
+        assert batch.ids.tolist() == ids.tolist()
+        np.testing.assert_array_equal(batch.features.numpy(), features_of(ids))
+        np.testing.assert_array_equal(batch.labels.numpy(), ids % 7)
+        count += 1
+    assert count == len(batches)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.integers(1, 16),
+    st.integers(1, 50),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.sampled_from([0, 2000, 1 << 20]),
+)
+def test_any_sizes_any_order_of_arrival(
+    count: int, batch_size: int, cos_batch: int, request_size: int, in_flight: int, servers: int, budget: int
+) -> None:
+    fakes = [FakeServer(cos_batch, delay=0.0005, seed=i) for i in range(servers)]
+    batches = batches_of(count, batch_size)
+    window, _ = make_window(fakes, batches, request_size=request_size, in_flight=in_flight, budget=budget)
+    try:
+        check_all(window, batches)
+        assert sorted(i for f in fakes for i in f.asked) == list(range(count))
+    finally:
+        window.close()
+
+
+def test_one_batch_is_prefetched_even_without_a_budget() -> None:
+    server = FakeServer()
+    batches = batches_of(60, 10)
+    window, _ = make_window([server], batches, budget=0)
+    arriving = iter(window)
+    next(arriving)
+    deadline = time.monotonic() + 5
+    while len(server.asked) < 20 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert len(server.asked) == 20  # the consumer's batch and the one ahead, no more
+    window.close()
+
+
+def test_budget_bounds_what_is_received_ahead() -> None:
+    server = FakeServer()
+    batch_bytes = 10 * 6 * 4
+    window, _ = make_window([server], batches_of(200, 10), budget=5 * batch_bytes, in_flight=8)
+    arriving = iter(window)
+    next(arriving)
+    time.sleep(0.2)
+    assert len(server.asked) == 50
+    window.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["cut", StoreError("the store hiccuped"), TransportError("gone"), BusyError("full", retry_after=0.01)],
+    ids=["cut", "store", "transport", "busy"],
+)
+def test_broken_requests_go_on_where_they_were(fault: HapiError | str) -> None:
+    server = FakeServer(cos_batch=2)
+    server.fault = lambda request, frame: fault if request % 3 == 1 and frame == 2 else None
+    batches = batches_of(64, 16)
+    window, pool = make_window([server], batches)
+    check_all(window, batches)
+    assert pool.retries > 0
+    again = len(server.asked) - 64
+    assert (
+        again == sum(4 for n in range(1, server.requests + 1) if n % 3 == 1 and n <= 8 + pool.retries)
+        or again < 64
+    )
+    window.close()
+
+
+def test_flipped_bit_is_asked_for_again() -> None:
+    server = FakeServer()
+    damaged = threading.Event()
+
+    def flip(stream: bytes) -> bytes:
+        if damaged.is_set():
+            return stream
+        damaged.set()
+        changed = bytearray(stream)
+        changed[-20] ^= 4
+        return bytes(changed)
+
+    server.tamper = flip
+    batches = batches_of(32, 16)
+    window, pool = make_window([server], batches)
+    check_all(window, batches)
+    assert pool.retries == 1
+    window.close()
+
+
+def test_damage_that_stays_is_reported_not_retried_for_ever() -> None:
+    server = FakeServer()
+    server.tamper = lambda stream: stream[:-20] + bytes([stream[-20] ^ 1]) + stream[-19:]
+    window, _ = make_window([server], batches_of(16, 16))
+    with pytest.raises(WireError, match="checksum|padding"):
+        next(iter(window))
+    window.close()
+
+
+def test_errors_that_do_not_pass_reach_the_consumer_at_once() -> None:
+    server = FakeServer()
+    server.fault = lambda request, frame: DataError("sample 3 is damaged") if frame == 1 else None
+    window, _ = make_window([server], batches_of(64, 16))
+    with pytest.raises(DataError, match="sample 3"):
+        list(window)
+    window.close()
+
+
+def test_a_dead_server_is_left_for_the_other() -> None:
+    dead, well = FakeServer(), FakeServer()
+    dead.fault = lambda request, frame: TransportError("connection refused")
+    batches = batches_of(200, 20)
+    window, _ = make_window([dead, well], batches)
+    started = time.monotonic()
+    check_all(window, batches)
+    assert time.monotonic() - started < 5
+    assert dead.requests < 20
+    window.close()
+
+
+def test_patience_ends() -> None:
+    server = FakeServer()
+    server.fault = lambda request, frame: TransportError("connection refused")
+    window, _ = make_window([server], batches_of(16, 16), patience=0.5)
+    started = time.monotonic()
+    with pytest.raises(TransportError, match="refused"):
+        next(iter(window))
+    assert time.monotonic() - started < 5
+    window.close()
+
+
+def test_other_samples_than_asked_for_are_refused() -> None:
+    class Liar(FakeServer):
+        def _frames(self, number: int, ids: np.ndarray):  # type: ignore[no-untyped-def]
+            return super()._frames(number, ids[::-1])
+
+    window, _ = make_window([Liar()], batches_of(16, 16))
+    with pytest.raises(WireError, match="other samples"):
+        next(iter(window))
+    window.close()
+
+
+def test_close_in_the_middle_ends_all_threads() -> None:
+    before = threading.active_count()
+    server = FakeServer(delay=0.01)
+    window, pool = make_window([server], batches_of(500, 20))
+    next(iter(window))
+    pool.close()
+    window.close()
+    assert threading.active_count() <= before
+
+
+def test_traffic_is_counted() -> None:
+    server = FakeServer(cos_batch=16)
+    batches = batches_of(32, 16)
+    window, _ = make_window([server], batches, request_size=16)
+    check_all(window, batches)
+    assert window.traffic.requests == 2
+    assert window.traffic.bytes_received > 32 * 24
+    assert window.traffic.server_seconds() == pytest.approx(1.0)
+    assert window.traffic.stages["forward"] == pytest.approx(0.02)
+    window.close()
