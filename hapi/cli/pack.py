@@ -70,7 +70,7 @@ def _configure_transform(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mean", type=float, nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1")
     group.add_argument("--std", type=float, nargs=3, metavar=("R", "G", "B"), help="divided by afterwards")
     group.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
-                       help="store tensors: after the crop (uint8) or ready for the model (float32)")  # fmt: skip
+                       help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     print(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
-        f"{len(manifest.classes)} classes, {manifest.total_bytes / 1e6:.1f} MB in {len(manifest.shards)} shards, version {manifest.version}"
+        f"{len(manifest.classes)} classes, "
+        f"{manifest.total_bytes / 1e6:.1f} MB in {len(manifest.shards)} shards, "
+        f"version {manifest.version}"
     )
     return 0
 

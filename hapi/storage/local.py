@@ -65,10 +65,10 @@ class LocalStore(ObjectStore):
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         path = self._path(key)
         try:
-            self._make_folder(path.parent)
             temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+            descriptor = self._create(temporary, os.O_WRONLY | os.O_EXCL)
             try:
-                _write_durably(temporary, memoryview(data).cast("B"))
+                _write_durably(descriptor, memoryview(data).cast("B"))
                 temporary.replace(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -156,13 +156,10 @@ class LocalStore(ObjectStore):
 
     def _acquire(self, path: Path) -> int:
         while True:
-            self._make_folder(path.parent)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._create(path, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The former holder may have removed the file between our open and our lock: then this lock
-                # is on a file that nobody else can find, and worth nothing.
-                if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                if _is_at(descriptor, path):
                     return descriptor
                 os.close(descriptor)
             except BlockingIOError:
@@ -174,6 +171,16 @@ class LocalStore(ObjectStore):
             except BaseException:
                 os.close(descriptor)
                 raise
+
+    def _create(self, path: Path, flags: int) -> int:
+        """Open ``path``, made with its folders, which another process may be removing as empty just now."""
+        for _ in range(1000):
+            try:
+                self._make_folder(path.parent)
+                return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue
+        raise StoreError(f"{path.parent} cannot be made: something removes it again and again")
 
     def local_path(self, key: str) -> Path | None:
         return self._path(key)
@@ -204,8 +211,20 @@ def _unless_missing(error: OSError) -> None:
         raise error
 
 
-def _write_durably(path: Path, data: memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at ``path``.
+
+    The former holder of a lock may have removed the file between our open and our lock: then our lock is on a
+    file that nobody else can find, and worth nothing.
+    """
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _write_durably(descriptor: int, data: memoryview) -> None:
+    """Write and sync all of ``data``, and close."""
     try:
         done = 0
         while done < len(data):

@@ -166,8 +166,8 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, document: Any) -> Self:
-        if isinstance(document, dict) and document.get("format") != FORMAT:
-            raise BadRequestError(f"format {document.get('format')!r} is not known here, only {FORMAT}")
+        if isinstance(document, dict):
+            check_int(document.get("format"), FORMAT, FORMAT, "manifest.format")
         d = strict_fields(document, dict.fromkeys(_MANIFEST_FIELDS, True), "manifest")
         layout = SampleLayout.from_json({k: d[k] for k in ("kind", "sample_shape", "sample_dtype")})
         if not isinstance(d["shards"], list) or not d["shards"]:

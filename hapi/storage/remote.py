@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import obstore
 from obstore import exceptions
@@ -26,6 +26,7 @@ from hapi.storage.locks import LockOwner
 from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
 _RETRY: RetryConfig = {
@@ -146,20 +147,27 @@ class RemoteStore(ObjectStore):
         if force:
             self.put(key, mine.to_bytes())
             return
+        while not self._try_take(key, mine):
+            pass
+
+    def _try_take(self, key: str, mine: LockOwner) -> bool:
+        """True when the lock is ours, False when it was freed or changed hands while we looked: try again."""
         with self._mapped(key):
             try:
                 obstore.put(self._store, key, mine.to_bytes(), mode="create")
-                return
+                return True
             except exceptions.AlreadyExistsError:
+                pass
+            try:
                 held = obstore.get(self._store, key)
                 owner = LockOwner.from_bytes(bytes(held.bytes()))
-            if owner.is_dead():
-                update: Any = {k: held.meta[k] for k in ("e_tag", "version") if held.meta.get(k) is not None}
-                try:
-                    obstore.put(self._store, key, mine.to_bytes(), mode=update)
-                    return
-                except (exceptions.PreconditionError, FileNotFoundError):
-                    pass
+                if owner.is_dead():
+                    tags = (held.meta["e_tag"], held.meta["version"])
+                    update = {k: v for k, v in zip(("e_tag", "version"), tags, strict=True) if v is not None}
+                    obstore.put(self._store, key, mine.to_bytes(), mode=cast("UpdateVersion", update))
+                    return True
+            except (exceptions.PreconditionError, FileNotFoundError):
+                return False
         raise ConflictError(
             f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
             "or pass --force-lock when you know that it is dead"

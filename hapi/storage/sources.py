@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from hapi.errors import UsageError
-from hapi.storage.manifest import SampleLayout
+from hapi.errors import BadRequestError, UsageError
+from hapi.storage.manifest import SampleLayout, check_classes
 from hapi.storage.sequence import IntArray
 from hapi.wire.references import TransformSpec
 
@@ -107,6 +107,10 @@ def open_source(text: str, options: SourceOptions | None = None) -> Source:
 
 
 def _check_labels(source: Source) -> None:
+    try:
+        check_classes(source.classes)
+    except BadRequestError as error:
+        raise UsageError(f"source {source.description}: {error}; give --classes") from None
     low, high = int(source.labels.min()), int(source.labels.max())
     if low < 0 or high >= len(source.classes):
         raise UsageError(

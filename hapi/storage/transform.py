@@ -1,9 +1,10 @@
 """From stored bytes to the model's input, the same on both tiers, sample by sample.
 
-Bit-identical to the pipeline that a user would write with torchvision: ``Image.open().convert("RGB")``,
-``pil_to_tensor``, ``resize(antialias=True)``, ``center_crop``, ``float() / 255``, ``normalize``. (Only
-``v2.ToDtype(scale=True)`` differs in the last bit: it multiplies by 1/255.) Neither neighbours in the batch
-nor the number of threads have any influence on a sample.
+Bit-identical to the pipeline that a user would write with torchvision's ``transforms.v2``:
+``Image.open().convert("RGB")``, ``PILToTensor``, ``Resize(antialias=True)``, ``CenterCrop``, ``float() / 255``,
+``Normalize``. Neither neighbours in the batch nor the number of threads have any influence on a sample.
+What differs from it by a rounding: ``v2.ToDtype(scale=True)`` (multiplies by 1/255), the resize of the older
+``transforms``, and v2's own resize on a processor without AVX2, where torchvision resizes in float32.
 """
 
 from __future__ import annotations

@@ -1,0 +1,221 @@
+"""``hapi pack``, ``ls`` and ``verify`` as real processes: killed, at once, on a full disk, and with wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hapi.cli.main import main
+from hapi.storage.dataset import open_dataset
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.sources import open_source
+from hapi.storage.verify import verify_dataset
+
+SHARD = 4096
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """4,000 samples of 64 bytes: 63 shards of 4 KiB."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "xy.npz"
+    np.savez(path, x=rng.integers(0, 256, (4000, 64), dtype=np.uint8), y=np.arange(4000) % 7)
+    return path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hapi.cli.main", *arguments]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+
+
+def wait_for(condition: Path, process: subprocess.Popen[str], pattern: str) -> None:
+    deadline = time.monotonic() + 60
+    while not list(condition.glob(pattern)):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.0005)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_then_resumed(arrays: Path, tmp_path: Path) -> None:
+    """SIGKILL lands somewhere between the first shard and the end; the same command goes on each time."""
+    store = tmp_path / "store"
+    arguments = ("pack", str(arrays), f"{store}/d", "--shard-size", str(SHARD), "--quiet")
+    rng, kills = random.Random(time.time_ns()), 0
+    for _ in range(6):
+        process = start(*arguments)
+        wait_for(store, process, "datasets/d/packing.json")
+        time.sleep(rng.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:
+            break
+        kills += 1
+        if (store / "datasets/d/manifest.json").exists():
+            assert verify_dataset(open_store(str(store)), "d").sound
+    result = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment())
+    if result.returncode:
+        assert "--replace" in result.stderr
+    assert kills >= 1
+    fresh = pack(open_source(str(arrays)), open_store("memory://kills"), "d", PackOptions(shard_bytes=SHARD))
+    opened = open_dataset(open_store(str(store)), "d")
+    assert opened.version == fresh.version and verify_dataset(open_store(str(store)), "d").sound
+    names = sorted(p.name for p in (store / "datasets/d").rglob("*") if p.is_file())
+    assert names == sorted(["manifest.json", "index.safetensors", *(f"shard-{n:05d}.bin" for n in range(63))])
+
+
+@pytest.mark.slow
+def test_two_processes_at_once(arrays: Path, tmp_path: Path) -> None:
+    """One writes, the other is told who does; then the data set is whole."""
+    store = tmp_path / "store"
+    arguments = ("pack", str(arrays), f"{store}/d", "--shard-size", "1024", "--quiet")
+    processes = [start(*arguments), start(*arguments)]
+    outputs = [p.communicate(timeout=120) for p in processes]
+    codes = sorted(p.returncode for p in processes)
+    assert codes == [0, 1], outputs
+    loser = next(o for p, o in zip(processes, outputs, strict=True) if p.returncode)
+    assert "is being written by process" in loser[1] or "there is a data set" in loser[1]
+    assert loser[1].count("\n") == 1
+    assert verify_dataset(open_store(str(store)), "d").sound
+
+
+@pytest.mark.slow
+def test_interrupt_says_so_and_frees_the_lock(arrays: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    arguments = ("pack", str(arrays), f"{store}/d", "--shard-size", "1024", "--quiet")
+    process = start(*arguments)
+    wait_for(store, process, "datasets/d/*/shard-00003.bin")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
+    assert not (store / "datasets/d/pack.lock").exists() and not (store / "datasets/d/manifest.json").exists()
+    assert main([*arguments]) == 0
+    assert verify_dataset(open_store(str(store)), "d").sound
+
+
+def test_full_disk_leaves_nothing_whole_and_can_go_on(
+    arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on file size stands for the full disk (EFBIG for ENOSPC): the shards fit, the index does not."""
+    arguments = ["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "16k", "--quiet"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        code = main(arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    error = capsys.readouterr().err
+    assert code == 1 and "make room and run the same again" in error and "index.safetensors" in error
+    folder = tmp_path / "store" / "datasets" / "d"
+    assert not (folder / "manifest.json").exists() and not list(folder.rglob(".tmp-*"))
+    assert main(["ls", f"{tmp_path}/store"]) == 0 and "incomplete" in capsys.readouterr().out
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert "going on after 4000 samples" in output.err
+    assert main(["verify", f"{tmp_path}/store/d"]) == 0
+
+
+def test_pack_ls_verify(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = f"{tmp_path}/store"
+    assert main(["pack", str(arrays), f"{store}/d", "--shard-size", "64k", "--classes", "a,b,c,d,e,f,g"]) == 0
+    assert "4000 samples, 7 classes" in capsys.readouterr().out
+    assert (
+        main(["pack", "torchvision:FakeData:size=6", f"{store}/fake", "--image-size", "32", "--limit", "4"])
+        == 0
+    )
+    model = tmp_path / "store" / "models" / "net" / "model.json"
+    model.parent.mkdir(parents=True)
+    model.write_text(json.dumps({"digest": "ab" * 16, "bytes": 10, "spec": {"architecture": "resnet18"}}))
+    (tmp_path / "store" / "models" / "bad").mkdir()
+    (tmp_path / "store" / "models" / "bad" / "model.json").write_text("[")
+    capsys.readouterr()
+    assert main(["ls", store, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(d["name"], d["samples"], d["kind"]) for d in listed["datasets"]] == [
+        ("d", 4000, "tensor"),
+        ("fake", 4, "encoded"),
+    ]
+    assert listed["datasets"][1]["transform"]["crop"] == 32
+    assert [(m["name"], m["state"], m.get("architecture")) for m in listed["models"]] == [
+        ("bad", "damaged", None),
+        ("net", "whole", "resnet18"),
+    ]
+    assert main(["ls", store]) == 0
+    assert "resnet18" in capsys.readouterr().out
+    assert main(["ls", f"{store}/d"]) == 0
+    assert "7: a, b, c" in capsys.readouterr().out
+    assert main(["verify", f"{store}/d"]) == 0
+    assert ": sound" in capsys.readouterr().out
+
+
+def test_verify_tells_of_a_flipped_byte(
+    arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "64k", "--quiet"])
+    shard = next(tmp_path.glob("store/datasets/d/*/shard-00001.bin"))
+    data = bytearray(shard.read_bytes())
+    data[70] ^= 4
+    shard.write_bytes(data)
+    capsys.readouterr()
+    assert main(["verify", f"{tmp_path}/store/d"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and "shard-00001.bin: sample 1025, bytes 64..128: fails its checksum" in lines[0]
+    assert "DAMAGED, 1 findings" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["pack", "SRC", "noslash"], 2, "STORE/NAME"),
+        (["pack", "SRC", "TMP/store/.."], 2, "not a name"),
+        (["pack", "SRC", "TMP/store/.hidden"], 2, "not a name"),
+        (["pack", "SRC", "TMP/store/a\0b"], 2, "not a name"),
+        (["pack", "/nonexistent", "TMP/store/d"], 2, "no such folder"),
+        (["pack", "SRC", "TMP/store/d", "--limit", "0"], 2, "limit"),
+        (["pack", "SRC", "TMP/store/d", "--shard-size", "1"], 2, "shard size"),
+        (["pack", "SRC", "TMP/store/d", "--image-size", "100000"], 2, "transform"),
+        (["pack", "SRC", "TMP/store/d", "--image-size", "64", "--crop", "3"], 2, "--image-size"),
+        (["pack", "SRC", "TMP/store/d", "--std", "0", "1", "1"], 2, "std"),
+        (["pack", "SRC", "TMP/store/d", "--classes", "a,b"], 2, "classes"),
+        (["pack", "SRC", "TMP/store/d", "--classes", "a,a,b,c,d,e,f"], 2, "twice"),
+        (["pack", "SRC", "TMP/store/d", "--labels", "/nonexistent"], 2, "labels"),
+        (["pack", "SRC", "gopher://x/d"], 2, "unknown scheme"),
+        (["verify", "TMP/store/d"], 1, "no folder"),
+        (["ls", "TMP/nothing"], 1, "no folder"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    arguments: list[str],
+    code: int,
+    word: str,
+    arrays: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filled = [a.replace("TMP", str(tmp_path)).replace("SRC", str(arrays)) for a in arguments]
+    assert main(filled) == code
+    error = capsys.readouterr().err
+    assert word in error and error.count("\n") == 1 and error.startswith(f"hapi {arguments[0]}: error: ")

@@ -1,0 +1,281 @@
+"""The object-store interface, the same checks over every backend that runs without a network."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
+from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, _coalesced
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    urls = {
+        "folder": str(tmp_path / "store"),
+        "file": f"file://{tmp_path}/with%20space",
+        "memory": f"memory://{uuid.uuid4().hex}",
+    }
+    return open_store(urls[request.param])
+
+
+def test_round_trip(store: ObjectStore) -> None:
+    store.put("a/b.bin", bytes(range(200)))
+    assert store.get("a/b.bin") == bytes(range(200))
+    assert store.size("a/b.bin") == 200
+    assert store.exists("a/b.bin") and not store.exists("a/c.bin")
+    out = bytearray(10)
+    store.read_into("a/b.bin", 190, memoryview(out))
+    assert bytes(out) == bytes(range(190, 200))
+    ranges = store.read_ranges("a/b.bin", [100, 0, 7], [110, 0, 9])
+    assert [bytes(r) for r in ranges] == [bytes(range(100, 110)), b"", bytes([7, 8])]
+    store.put("a/b.bin", b"new")
+    assert store.get("a/b.bin") == b"new"
+    store.put("empty", b"")
+    assert store.get("empty") == b"" and store.size("empty") == 0
+
+
+def test_put_takes_buffers_of_other_types(store: ObjectStore) -> None:
+    import numpy as np
+
+    values = np.arange(4, dtype=np.float32)
+    store.put("v", values.data)
+    assert store.get("v") == values.tobytes()
+
+
+def test_short_ranges_and_missing_objects_raise(store: ObjectStore) -> None:
+    store.put("x", b"0123456789")
+    for start, length in ((5, 6), (10, 1), (1000, 4)):
+        with pytest.raises(StoreError):
+            store.read_into("x", start, memoryview(bytearray(length)))
+    with pytest.raises(BadRequestError):
+        store.read_ranges("x", [3], [2])
+    for call in (store.get, store.size, lambda key: store.read_into(key, 0, memoryview(bytearray(1)))):
+        with pytest.raises(NotFoundError, match="nothing-here"):
+            call("nothing-here")
+
+
+def test_listing(store: ObjectStore) -> None:
+    assert store.list("datasets") == [] and store.list_names("datasets") == []
+    for key in (
+        "datasets/a/m.json",
+        "datasets/a/p/s.bin",
+        "datasets/b/m.json",
+        "datasets-not/x",
+        "datasets/top",
+    ):
+        store.put(key, b"12")
+    assert [i.key for i in store.list("datasets/a")] == ["datasets/a/m.json", "datasets/a/p/s.bin"]
+    assert [i.size for i in store.list("datasets/a/")] == [2, 2]
+    assert len(store.list()) == 5
+    assert store.list_names("datasets") == ["a", "b"]
+    assert store.list_names("") == ["datasets", "datasets-not"]
+    store.delete("datasets/a/p/s.bin")
+    store.delete("datasets/a/p/s.bin")
+    assert store.list_names("datasets/a") == []
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a/.tmp-1", "a\0b", "a\\b"]
+)
+def test_hostile_keys(store: ObjectStore, key: str) -> None:
+    calls = (store.get, store.size, store.delete, store.exists, store.local_path, lambda k: store.put(k, b""))
+    for call in calls:
+        with pytest.raises(BadRequestError):
+            call(key)
+
+
+@given(st.text(max_size=30))
+def test_checked_keys_stay_inside(key: str) -> None:
+    try:
+        check_key(key)
+    except BadRequestError:
+        return
+    assert os.path.normpath(f"/root/{key}") == f"/root/{key}"
+
+
+def test_memory_store_is_shared_by_name() -> None:
+    name = uuid.uuid4().hex
+    open_store(f"memory://{name}").put("k", b"1")
+    assert open_store(f"memory://{name}").get("k") == b"1"
+    assert not open_store(f"memory://{name}-other").exists("k")
+
+
+def test_no_temporary_files_are_left_or_listed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put("a/x", b"1")
+    (tmp_path / "a" / ".tmp-1-abc").write_bytes(b"half")
+    assert [i.key for i in store.list()] == ["a/x"]
+    store.clean_temporary("a")
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["x"]
+
+
+def test_local_path(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path)).local_path("a/b") == tmp_path / "a" / "b"
+    assert open_store("memory://paths").local_path("a/b") is None
+
+
+def test_unwritable_place_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="file"):
+        open_store(str(tmp_path / "file")).put("a/b", b"1")
+    with pytest.raises(NotFoundError, match="no folder"):
+        open_store(str(tmp_path / "missing")).ping()
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host/x", "file://host/x", "a\0b", "s4://x", "s3://"])
+def test_wrong_urls(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+def test_split_address() -> None:
+    assert split_address("store/digits") == ("store", "digits")
+    assert split_address("/a/b/digits") == ("/a/b", "digits")
+    assert split_address("s3://bucket/pre/digits") == ("s3://bucket/pre", "digits")
+    assert split_address("memory://m/digits") == ("memory://m", "digits")
+    for wrong in ("digits", "store/", "s3://bucket", "memory://x", "store/..", "store/.x", "store/a b", ""):
+        with pytest.raises(UsageError):
+            split_address(wrong)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 4 * PIECE_BYTES), st.integers(1, 5000)), max_size=12
+    )
+)
+def test_coalescing_covers_every_part_and_bounds_requests(wanted: list[tuple[str, int, int]]) -> None:
+    parts = [ReadPart(key, start, memoryview(bytearray(length))) for key, start, length in wanted]
+    fetches = _coalesced(parts)
+    assert sum(len(p.out) for f in fetches for p in f.parts) == sum(length for _, _, length in wanted)
+    for fetch in fetches:
+        assert fetch.stop - fetch.start <= PIECE_BYTES
+        assert all(p.key == fetch.key and fetch.start <= p.start for p in fetch.parts)
+        assert all(p.start + len(p.out) <= fetch.stop for p in fetch.parts)
+    waste = sum(f.stop - f.start for f in fetches) - sum(length for _, _, length in wanted)
+    assert waste <= COALESCE_GAP * max(0, len(wanted) - 1)
+
+
+def test_large_remote_read_is_split_and_whole() -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    data = os.urandom(1 << 20) * 20
+    store.put("big", data)
+    out = bytearray(len(data) - 3)
+    store.read_into("big", 3, memoryview(out))
+    assert out == data[3:]
+
+
+def test_lock_excludes_and_frees(store: ObjectStore) -> None:
+    refused = pytest.raises(ConflictError, match=str(os.getpid()))
+    with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
+        pass
+    with store.lock("d/pack.lock"):
+        pass
+    assert store.list() == []
+
+
+def test_dead_owners_lock_is_taken_over() -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
+    store.put("pack.lock", dead.to_bytes())
+    with store.lock("pack.lock"):
+        pass
+    elsewhere = LockOwner("another-host", 1, 1, "t")
+    store.put("pack.lock", elsewhere.to_bytes())
+    with pytest.raises(ConflictError, match=r"another-host.*--force-lock"), store.lock("pack.lock"):
+        pass
+    with store.lock("pack.lock", force=True):
+        pass
+    store.put("pack.lock", b"not json")
+    with pytest.raises(ConflictError, match="unknown host"), store.lock("pack.lock"):
+        pass
+
+
+def test_one_of_many_threads_gets_the_lock(store: ObjectStore) -> None:
+    inside, most, got = 0, 0, 0
+    wrong: list[BaseException] = []
+    guard = threading.Lock()
+
+    def attempt() -> None:
+        nonlocal inside, most, got
+        for _ in range(10):
+            try:
+                with store.lock("d/pack.lock"):
+                    with guard:
+                        inside, got = inside + 1, got + 1
+                        most = max(most, inside)
+                    time.sleep(0.001)
+                    with guard:
+                        inside -= 1
+            except ConflictError:
+                continue
+            except BaseException as error:
+                wrong.append(error)
+                raise
+
+    threads = [threading.Thread(target=attempt) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1 and got >= 1 and not wrong
+
+
+def _dead_store_seconds(monkeypatch: pytest.MonkeyPatch, port: int) -> float:
+    for key, value in {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(key, value)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match="s3://bucket"):
+        open_store("s3://bucket/prefix").get("x")
+    return time.monotonic() - began
+
+
+def test_refusing_store_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    assert _dead_store_seconds(monkeypatch, port) < 10
+
+
+@pytest.mark.slow
+def test_silent_store_fails_within_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        assert _dead_store_seconds(monkeypatch, silent.getsockname()[1]) < 40
+
+
+def _use_in_child(store: ObjectStore, answer: object) -> None:
+    try:
+        store.get("k")
+    except StoreError as error:
+        answer.put(str(error))  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forked_store_says_so_instead_of_hanging() -> None:
+    store = open_store("memory://fork")
+    store.put("k", b"1")
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    child = context.Process(target=_use_in_child, args=(store, answer))
+    child.start()
+    assert "fork" in answer.get(timeout=20)
+    child.join(20)
+    assert child.exitcode == 0

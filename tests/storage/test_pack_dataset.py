@@ -1,0 +1,413 @@
+"""Packing, reading and verifying, in one process and over local and memory stores."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    NotFoundError,
+    StoreError,
+    UnprocessableError,
+    UsageError,
+)
+from hapi.storage.dataset import open_dataset
+from hapi.storage.listing import describe, list_datasets
+from hapi.storage.manifest import Manifest, SampleLayout
+from hapi.storage.objects import ObjectStore, open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions, select
+from hapi.storage.source_sklearn import ImageArraySource
+from hapi.storage.sources import Source, open_source
+from hapi.storage.transform import input_batch
+from hapi.storage.verify import verify_dataset
+from hapi.wire.references import TransformSpec
+
+
+class ByteSource(Source):
+    """Tensors of bytes of one shape with known content."""
+
+    def __init__(self, count: int, size: int = 16, seed: int = 0, fail_at: int | None = None) -> None:
+        self.description = "bytes"
+        self.values = np.random.default_rng(seed).integers(0, 256, (count, size), dtype=np.uint8)
+        self.labels = np.arange(count, dtype=np.int64) % 4
+        self.classes = ("a", "b", "c", "d")
+        self.layout = SampleLayout(kind="tensor", sample_shape=(size,), sample_dtype="uint8")
+        self.fail_at = fail_at
+
+    def sample(self, number: int) -> bytes:
+        if number == self.fail_at:
+            raise KeyboardInterrupt
+        return self.values[number].tobytes()
+
+    def content_key(self) -> bytes:
+        return self.values.tobytes()
+
+
+SMALL = PackOptions(shard_bytes=1024)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return open_store(
+        str(tmp_path / "store") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+    )
+
+
+def flip(store: ObjectStore, key: str, position: int) -> None:
+    data = bytearray(store.get(key))
+    data[position] ^= 1
+    store.put(key, data)
+
+
+def test_pack_and_read(store: ObjectStore) -> None:
+    source = ByteSource(500)
+    manifest = pack(source, store, "d", SMALL)
+    assert len(manifest.shards) == 8 and manifest.count == 500 and manifest.total_bytes == 8000
+    dataset = open_dataset(store, "d", manifest.version)
+    ids = np.array([499, 0, 1, 2, 63, 64, 65, 0, 250])
+    samples = dataset.read(ids)
+    assert samples.ids.tolist() == ids.tolist() and samples.labels.tolist() == (ids % 4).tolist()
+    assert np.array_equal(samples.data.reshape(-1, 16), source.values[ids])
+    assert dataset.labels(ids).tolist() == (ids % 4).tolist() and dataset.lengths(ids).tolist() == [16] * 9
+    assert samples.labels.dtype == samples.offsets.dtype == dataset.lengths(ids).dtype == np.int64
+    assert len(dataset.read([])) == 0
+    assert [i.key.rpartition("/")[2] for i in store.list("datasets/d") if "shard" not in i.key] == [
+        "index.safetensors",
+        "manifest.json",
+    ]
+    assert verify_dataset(store, "d").sound
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.binary(max_size=700), min_size=1, max_size=40), st.data())
+def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
+    class Raw(ByteSource):
+        def sample(self, number: int) -> bytes:
+            return parts[number]
+
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    pack(Raw(len(parts)), store, "d", SMALL)
+    ids = data.draw(st.lists(st.integers(0, len(parts) - 1), max_size=60))
+    samples = open_dataset(store, "d").read(np.array(ids, dtype=np.int64))
+    assert [samples.sample(k).tobytes() for k in range(len(ids))] == [parts[i] for i in ids]
+    assert verify_dataset(store, "d").sound
+
+
+def test_wrong_ids(store: ObjectStore) -> None:
+    pack(ByteSource(10), store, "d", SMALL)
+    dataset = open_dataset(store, "d")
+    for ids in ([10], [-1], [0, 2**62], np.array([2**64 - 1], dtype=np.uint64)):
+        for call in (dataset.read, dataset.labels, dataset.lengths):
+            with pytest.raises(NotFoundError, match="it has 10, 0 to 9"):
+                call(ids)
+    for wrong in ([[1]], [1.5], ["1"], 3, [2**70]):
+        with pytest.raises(UnprocessableError):
+            dataset.read(wrong)
+
+
+def test_versions_and_names(store: ObjectStore) -> None:
+    manifest = pack(ByteSource(10), store, "d", SMALL)
+    with pytest.raises(ConflictError, match=manifest.version):
+        open_dataset(store, "d", "0" * 32)
+    with pytest.raises(NotFoundError, match="there are d"):
+        open_dataset(store, "e")
+    for name in ("../d", "a/b", "", ".", "a\0", "x" * 200):
+        with pytest.raises(HapiError):
+            open_dataset(store, name)
+        with pytest.raises(HapiError):
+            pack(ByteSource(1), store, name)
+
+
+def test_replace(store: ObjectStore) -> None:
+    old = pack(ByteSource(200), store, "d", SMALL)
+    reader = open_dataset(store, "d")
+    with pytest.raises(ConflictError, match="--replace"):
+        pack(ByteSource(200, seed=1), store, "d", SMALL)
+    new = pack(ByteSource(200, seed=1), store, "d", SMALL, replace=True)
+    assert new.version != old.version and old.pack not in {
+        i.key.split("/")[2] for i in store.list("datasets/d")
+    }
+    with pytest.raises(ConflictError, match="replaced"):
+        reader.read([0])
+    assert verify_dataset(store, "d").sound
+    again = pack(ByteSource(200, seed=1), store, "again", SMALL)
+    assert again.version == new.version
+
+
+def test_interrupted_packing_goes_on(store: ObjectStore) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pack(ByteSource(500, fail_at=300), store, "d", SMALL)
+    with pytest.raises(NotFoundError, match="not finished"):
+        open_dataset(store, "d")
+    summary = describe(store, "d")
+    assert summary is not None and summary.state == "incomplete"
+    with pytest.raises(ConflictError, match="--restart"):
+        pack(ByteSource(500, seed=5), store, "d", SMALL)
+    with pytest.raises(ConflictError, match="--restart"):
+        pack(ByteSource(500), store, "d", PackOptions(shard_bytes=2048))
+    resumed: list[tuple[int, int, int]] = []
+    source = ByteSource(500)
+    manifest = pack(source, store, "d", SMALL, on_start=lambda *numbers: resumed.append(numbers))
+    assert resumed == [(500, 256, 4096)]
+    fresh = pack(ByteSource(500), open_store(f"memory://{uuid.uuid4().hex}"), "d", SMALL)
+    assert manifest.version == fresh.version and verify_dataset(store, "d").sound
+    assert np.array_equal(open_dataset(store, "d").read(range(500)).data.reshape(500, 16), source.values)
+
+
+def test_interrupted_replacement_leaves_the_old_one_readable(store: ObjectStore) -> None:
+    old = pack(ByteSource(100), store, "d", SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        pack(ByteSource(500, fail_at=300), store, "d", SMALL, replace=True)
+    assert open_dataset(store, "d").version == old.version and verify_dataset(store, "d").sound
+    assert open_dataset(store, "d").read([5]).labels.tolist() == [1]
+    summary = describe(store, "d")
+    assert summary is not None and summary.state == "whole" and summary.packing
+    new = pack(ByteSource(80), store, "d", SMALL, replace=True, restart=True)
+    assert len({i.key.split("/")[2] for i in store.list("datasets/d")} - {"manifest.json"}) == 1
+    assert open_dataset(store, "d").version == new.version
+
+
+class DyingStore:
+    """A store that dies at its n-th change, as a kill does: nothing of that change or after it happens."""
+
+    def __init__(self, store: ObjectStore, changes: int) -> None:
+        self._store, self._left = store, changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _change(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+
+    def put(self, key: str, data: Any) -> None:
+        self._change()
+        self._store.put(key, data)
+
+    def delete(self, key: str) -> None:
+        self._change()
+        self._store.delete(key)
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_death_at_every_single_change(replacing: bool, tmp_path: Path) -> None:
+    """After a death at any step the data set is not there, or the old one is, or the new one, always whole."""
+    wanted = pack(ByteSource(200), open_store(f"memory://{uuid.uuid4().hex}"), "d", SMALL).version
+    deaths = 0
+    while True:
+        store = open_store(f"memory://{uuid.uuid4().hex}")
+        old = pack(ByteSource(70, seed=9), store, "d", SMALL).version if replacing else None
+        try:
+            pack(ByteSource(200), DyingStore(store, deaths), "d", SMALL, replace=replacing)  # type: ignore[arg-type]
+            break
+        except KeyboardInterrupt:
+            deaths += 1
+        summary = describe(store, "d")
+        if summary is not None and summary.state == "whole":
+            assert summary.version in (old, wanted)
+            assert verify_dataset(store, "d").sound
+            assert open_dataset(store, "d").read([3]).ids.tolist() == [3]
+        assert pack(ByteSource(200), store, "d", SMALL, replace=replacing).version == wanted
+        assert verify_dataset(store, "d").sound
+        assert len(store.list("datasets/d")) == 6
+    assert deaths > 10
+
+
+def test_second_writer_is_told(store: ObjectStore) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    class Waiting(ByteSource):
+        def sample(self, number: int) -> bytes:
+            inside.set()
+            leave.wait(20)
+            return super().sample(number)
+
+    first = threading.Thread(target=pack, args=(Waiting(50), store, "d", SMALL))
+    first.start()
+    assert inside.wait(20)
+    try:
+        with pytest.raises(ConflictError, match="being written by process"):
+            pack(ByteSource(50), store, "d", SMALL)
+        pack(ByteSource(50), store, "other", SMALL)
+    finally:
+        leave.set()
+        first.join()
+    assert open_dataset(store, "d").count == 50
+
+
+def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
+    manifest = pack(ByteSource(200), store, "d", SMALL)
+    for shard, position in ((0, 0), (1, 500), (3, 127)):
+        key = manifest.shard_key(shard)
+        flip(store, key, position)
+        sample = shard * 64 + position // 16
+        report = verify_dataset(store, "d")
+        assert len(report.damages) == 1
+        line = str(report.damages[0])
+        start = position // 16 * 16
+        assert f"sample {sample}" in line and key in line and f"{start}..{start + 16}" in line
+        with pytest.raises(DataError, match=rf"'d'.*sample {sample} in shard shard-0000{shard}"):
+            open_dataset(store, "d").read([0 if sample else 1, sample])
+        flip(store, key, position)
+    assert verify_dataset(store, "d").sound
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    pack(ByteSource(100), store, "d", SMALL)
+    info = data.draw(st.sampled_from(store.list("datasets/d")))
+    content = bytearray(store.get(info.key))
+    position = data.draw(st.integers(0, len(content) - 1))
+    line = content[content.rfind(b"\n", 0, position) + 1 :].split(b"\n")[0]
+    # Where and when it was packed is no content: the one thing that no checksum is on.
+    assume(not info.key.endswith("manifest.json") or not line.startswith((b' "source"', b' "created"')))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    store.put(info.key, bytes(content))
+    assert not verify_dataset(store, "d").sound
+
+
+def test_missing_cut_and_extra_objects(store: ObjectStore) -> None:
+    manifest = pack(ByteSource(200), store, "d", SMALL)
+    whole = store.get(manifest.shard_key(1))
+    store.put(manifest.shard_key(1), whole[:100])
+    report = verify_dataset(store, "d")
+    assert "has 100 bytes instead of 1024" in str(report.damages[0])
+    assert [d.sample for d in report.damages[1:]] == list(range(70, 128))
+    with pytest.raises(DataError, match="100 bytes"):
+        open_dataset(store, "d").read([80])
+    store.put(manifest.shard_key(1), whole + b"x")
+    assert "1025" in str(verify_dataset(store, "d").damages[0])
+    store.delete(manifest.shard_key(1))
+    assert "missing, with samples 64 to 127" in str(verify_dataset(store, "d").damages[0])
+    with pytest.raises(DataError, match="gone"):
+        open_dataset(store, "d").read([80])
+    store.put(manifest.shard_key(1), whole)
+    store.put("datasets/d/other/shard-00000.bin", b"123")
+    report = verify_dataset(store, "d")
+    assert len(report.damages) == 1 and "belongs to nothing" in str(report.damages[0])
+    store.put(manifest.index_key, store.get(manifest.index_key)[:-1])
+    assert any("index.safetensors" in str(d) for d in verify_dataset(store, "d").damages)
+    store.delete(manifest.index_key)
+    with pytest.raises(DataError, match="missing"):
+        open_dataset(store, "d")
+
+
+def test_store_errors_stay_store_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    pack(ByteSource(10), store, "d", SMALL)
+    dataset = open_dataset(store, "d")
+
+    def dead(*_: object) -> None:
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(store, "read_many", dead)
+    with pytest.raises(StoreError, match="no answer"):
+        dataset.read([1])
+
+
+def test_threads_read_the_same(store: ObjectStore) -> None:
+    source = ByteSource(300)
+    pack(source, store, "d", SMALL)
+    dataset = open_dataset(store, "d")
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for _ in range(20):
+            ids = np.random.default_rng(seed).integers(0, 300, 50)
+            if not np.array_equal(dataset.read(ids).data.reshape(-1, 16), source.values[ids]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_listing(store: ObjectStore) -> None:
+    store.put("datasets/broken/manifest.json", b"{")
+    pack(ByteSource(10), store, "d", SMALL)
+    store.put("datasets/nothing/pack.lock", b"{}")
+    found = {s.name: s.state for s in list_datasets(store)}
+    assert found == {"broken": "damaged", "d": "whole"}
+
+
+def images(count: int = 12) -> ImageArraySource:
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 30, 20, 3), dtype=np.uint8)
+    return ImageArraySource("images", pixels, np.zeros(count, dtype=np.int64), ("only",))
+
+
+def test_preprocessed_tensors_give_the_same_input(store: ObjectStore) -> None:
+    spec = TransformSpec.for_image_size(16)
+    batches = []
+    for kind in ("none", "uint8", "float32"):
+        pack(images(), store, kind, PackOptions(transform=spec, preprocess=kind))  # type: ignore[arg-type]
+        dataset = open_dataset(store, kind)
+        assert dataset.kind == ("encoded" if kind == "none" else "tensor")
+        batches.append(input_batch(dataset.read(range(12)), dataset.layout, dataset.transform))
+    assert batches[0].equal(batches[1]) and batches[0].equal(batches[2])
+    with pytest.raises(UsageError, match="--preprocess"):
+        pack(ByteSource(3), store, "no", PackOptions(preprocess="uint8"))
+    with pytest.raises(UnprocessableError, match="shape"):
+        pack(ByteSource(3), store, "no", PackOptions(transform=spec))
+
+
+def test_broken_image_is_named_before_it_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    (tmp_path / "src" / "a" / "bad.jpg").write_bytes(b"no image")
+    source = open_source(str(tmp_path / "src"))
+    for options in (PackOptions(), PackOptions(preprocess="uint8")):
+        with pytest.raises(DataError, match=r"bad\.jpg.*repair"):
+            pack(source, open_store(f"memory://{uuid.uuid4().hex}"), "d", options)
+
+
+@given(st.integers(1, 400), st.floats(0.01, 0.99))
+def test_parts_divide_the_source(count: int, fraction: float) -> None:
+    parts: list[list[int]] = []
+    for part in ("train", "validation"):
+        try:
+            parts.append(select(count, PackOptions(part=part, validation_fraction=fraction)).tolist())  # type: ignore[arg-type]
+        except UsageError:
+            parts.append([])
+    assert sorted(parts[0] + parts[1]) == list(range(count))
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000))
+def test_limit_is_spread_evenly(count: int, limit: int) -> None:
+    chosen = select(count, PackOptions(limit=limit))
+    assert len(chosen) == min(limit, count) and chosen[0] == 0
+    gaps = np.diff(chosen)
+    assert len(gaps) == 0 or (gaps.max() - gaps.min() <= 1 and gaps.min() >= 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shard_bytes": 1}, {"shard_bytes": 2**40}, {"limit": 0}, {"validation_fraction": 1.0}, {"workers": 0}],
+)
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        pack(ByteSource(3), open_store("memory://wrong"), "d", PackOptions(**options))
+
+
+def test_damaged_manifest_may_be_replaced(store: ObjectStore) -> None:
+    pack(ByteSource(30), store, "d", SMALL)
+    store.put("datasets/d/manifest.json", b"{")
+    with pytest.raises(ConflictError, match="--replace"):
+        pack(ByteSource(30), store, "d", SMALL)
+    manifest = pack(ByteSource(30), store, "d", SMALL, replace=True)
+    assert Manifest.from_bytes(store.get("datasets/d/manifest.json"), "d", "x") == manifest
