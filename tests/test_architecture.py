@@ -26,6 +26,9 @@ LIGHT_ROOMS = ("ground", "wire")
 PLANNERS = ("storage/sequence.py", "profiler/batching.py", "profiler/cost.py", "profiler/decide.py")
 """Pure functions (design of the project): the predictor runs the very code that production runs."""
 
+GENERATED_CODE = {"models/segment.py"}
+"""May call exec: torch.fx hands out a slice of a graph as source text, made by fx from the graph's own nodes."""
+
 
 def modules() -> list[Path]:
     """All source files of the package, relative to it."""
@@ -135,7 +138,7 @@ def test_nothing_runs_code_from_data(module: Path) -> None:
         if not isinstance(node, ast.Call):
             continue
         name = _name_of(node.func)
-        if name in ("eval", "exec", "__import__"):
+        if name in ("eval", "exec", "__import__") and not (name == "exec" and str(module) in GENERATED_CODE):
             wrong.append(f"line {node.lineno}: {name}()")
         if name.split(".")[-1] == "load" and name.split(".")[0] == "torch":
             safe = [k.value for k in node.keywords if k.arg == "weights_only"]

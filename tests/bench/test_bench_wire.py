@@ -1,0 +1,99 @@
+"""The wire benchmark: what it counts is right, and it runs end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hapi.bench.conditions import Spread, condition_lines, conditions, write_json
+from hapi.bench.wire import AIOHTTP, AIOHTTP_READ, HAPI, SOCKET, WireResult, measure_wire
+from hapi.bench.wire_server import FEATURE_SHAPE, ResidentFeatures
+from hapi.cli.main import main
+from hapi.errors import UsageError
+from hapi.wire.frames import BufferSource, FrameHeader, FrameReader, StreamEnd
+from hapi.wire.messages import EXTRACT_PATH
+
+two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores to pin to",
+)
+
+
+def spread(value: float) -> Spread:
+    return Spread.of([value, value * 0.9, value * 1.1])
+
+
+def test_a_spread_is_median_and_extremes() -> None:
+    assert Spread.of([3.0, 1.0, 2.0]).to_json() == {"median": 2.0, "min": 1.0, "max": 3.0, "count": 3}
+
+
+@pytest.mark.parametrize(("hapi_rate", "verdict"), [(2.5, "reached"), (2.3, "missed")])
+def test_the_table_compares_with_the_plain_socket(hapi_rate: float, verdict: str) -> None:
+    rates = {SOCKET: spread(3.0), AIOHTTP: spread(2.0), AIOHTTP_READ: spread(0.5), HAPI: spread(hapi_rate)}
+    result = WireResult(rates=rates, conditions=conditions())
+    assert result.share == pytest.approx(hapi_rate / 3)
+    assert result.table()[-1].endswith(verdict)
+    assert any(line.startswith("hapi") and f"{hapi_rate / 3:.0%}" in line for line in result.table())
+
+
+def test_conditions_name_what_matters() -> None:
+    text = "\n".join(condition_lines(conditions()))
+    for word in ("date", "processor", "cores", "load", "python", "torch", "aiohttp"):
+        assert word in text
+
+
+def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_json(tmp_path / "figures.json", {"a": 1})
+    assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}
+    with pytest.raises(UsageError, match="cannot write the figures"):
+        write_json(tmp_path / "absent" / "figures.json", {})
+
+
+def test_the_prepared_answer_is_a_good_stream_of_its_features() -> None:
+    service = ResidentFeatures(35)
+    try:
+        stream = service.stream(EXTRACT_PATH, b"{}")
+        reader = FrameReader(BufferSource(piece for frame in stream.frames for piece in frame))
+        received = np.zeros_like(service.features)
+        ids: list[int] = []
+
+        def sink(header: FrameHeader) -> list[memoryview]:
+            rows = received[header.ids[0] : header.ids[-1] + 1]
+            return [memoryview(rows.reshape(-1).view(np.uint8)), memoryview(bytearray(8 * len(header.ids)))]
+
+        while not isinstance(header := reader.next(sink), StreamEnd):
+            ids.extend(header.ids)
+        assert ids == list(range(35)) and received.shape[1:] == FEATURE_SHAPE
+        assert np.array_equal(received, service.features)
+        assert reader.bytes_read == stream.content_length
+    finally:
+        service.close()
+
+
+@two_cores
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = os.sched_getaffinity(0)
+    assert main(["bench", "wire", "--body", "4MiB", "--rounds", "2", "--json", str(tmp_path / "f.json")]) == 0
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert set(figures["gigabytes_per_second"]) == {SOCKET, AIOHTTP, AIOHTTP_READ, HAPI}
+    assert all(s["median"] > 0 and s["count"] == 2 for s in figures["gigabytes_per_second"].values())
+    assert "of socket" in capsys.readouterr().out
+    assert os.sched_getaffinity(0) == before
+
+
+@two_cores
+@pytest.mark.parametrize("arguments", [["--body", "1KiB"], ["--rounds", "0"], ["--body", "64M"]])
+def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "wire", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"hapi bench: error: {arguments[0]}: ")
+
+
+def test_measuring_needs_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    with pytest.raises(UsageError, match="two processor cores"):
+        measure_wire(1 << 20, 1)
