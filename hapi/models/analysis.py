@@ -57,7 +57,7 @@ class NodeFacts:
         return bool(small) and small[0] == _BATCHES[0] and large == (_BATCHES[1], *small[1:])
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):
     """Notes which operators draw random numbers and which memory is written."""
 
     def __init__(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -76,6 +77,8 @@ class LayeredModel:
         self.blocks = tuple(blocks)
         self.fresh: frozenset[str] = frozenset()
         """Tensors of a head made anew for another number of classes: not to be loaded from a file."""
+        self.expected_digests: Mapping[str, str] = {}
+        """Digests of tensors that are known before they are loaded (from a pushed model's manifest)."""
         eval_facts, train_facts = analyse(module, traced, self.input_shape)
         self._eval = Crossings(traced.eval_graph, eval_facts)
         self._train = Crossings(traced.train_graph, train_facts)
@@ -144,6 +147,14 @@ class LayeredModel:
         self._check_span(start, stop)
         return list(dict.fromkeys(name for layer in self.layers[start:stop] for name in layer.tensors))
 
+    def executed_modules(self) -> list[str]:
+        """Paths of the modules that run, in order: those called, and those whose parameters are read."""
+        called = [n for n in self._eval.nodes if n.op in ("call_module", "get_attr")]
+        owners = [
+            str(n.target) if n.op == "call_module" else str(n.target).rpartition(".")[0] for n in called
+        ]
+        return [path for path in owners if path]
+
     # -- slices ----------------------------------------------------------------------------------------
 
     def segment(self, start: int, stop: int, frozen: bool = False) -> Segment:
@@ -179,6 +190,15 @@ class LayeredModel:
                 " and trained at once; choose a freeze before its first or after its last use"
             )
 
+    def over(self, module: nn.Module) -> LayeredModel:
+        """The same layers over another ``module`` of the same structure; costs no tracing."""
+        twin = copy.copy(self)
+        twin.module = module
+        twin.tensors = TensorTable(module, self._title())
+        twin.traced = replace(self.traced, constants=dict(self.traced.constants))
+        twin._digests = TensorDigests()
+        return twin
+
     # -- content ---------------------------------------------------------------------------------------
 
     def front_digest(self, split: int) -> str:
@@ -203,10 +223,21 @@ class LayeredModel:
             for name in (*layer.tensors, *self._references(layer.index)[1]):
                 constant = self.traced.constants.get(name)
                 tensor = self.tensors.get(name) if constant is None else constant
-                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self._digests.of(name, tensor)}"
+                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self._digest_of(name)}"
                 state.update(form.encode())
             digests.append(state.hexdigest())
         return digests
+
+    def remember_digest(self, name: str, digest: str) -> None:
+        """Note that tensor ``name``'s present content has ``digest``, so that it is not computed again."""
+        self._digests.remember(self.tensors.get(name), digest)
+
+    def _digest_of(self, name: str) -> str:
+        constant = self.traced.constants.get(name)
+        tensor = self.tensors.get(name) if constant is None else constant
+        if tensor.is_meta and name in self.expected_digests:
+            return self.expected_digests[name]
+        return self._digests.of(name, tensor)
 
     def assign(self, name: str, tensor: torch.Tensor, digest: str | None = None) -> None:
         """Put ``tensor`` in the place of parameter or buffer ``name``.

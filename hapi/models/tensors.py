@@ -24,10 +24,13 @@ class TensorTable:
         ]
         for name, tensor in named:
             self._first[name] = by_identity.setdefault(id(tensor), name)
+        self._names: dict[str, list[str]] = {}
+        for name, first in self._first.items():
+            self._names.setdefault(first, []).append(name)
 
     def names(self) -> list[str]:
         """First name of every parameter and buffer."""
-        return list(dict.fromkeys(self._first.values()))
+        return list(self._names)
 
     def first_name(self, name: str) -> str:
         """The name under which ``name``'s tensor is known. :class:`ModelError` for an unknown one."""
@@ -67,8 +70,7 @@ class TensorTable:
                 f" {old.dtype} {list(old.shape)}"
             )
         new = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
-        first = self._first[name]
-        for alias in [n for n, f in self._first.items() if f == first]:
+        for alias in self._names[self._first[name]]:
             owner, leaf = self._owner(alias)
             setattr(owner, leaf, new)
         return new

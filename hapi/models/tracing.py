@@ -92,7 +92,7 @@ class _Tracer(fx.Tracer):
         return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in self.root.buffers())
 
 
-class _NoRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoRandomness(TorchDispatchMode):
     """Refuses random numbers drawn while tracing: they would be drawn once and become constants."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

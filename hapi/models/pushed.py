@@ -1,0 +1,207 @@
+"""A pushed model: its layers without weights, and the reading of the tensors that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hapi.errors import ConflictError, DataError, NotFoundError
+from hapi.models.architectures import ImportRule
+from hapi.models.digest import content_digest, tensor_bytes
+from hapi.models.head import find_head, resize_head, retarget
+from hapi.models.layers import LayeredModel
+from hapi.models.manifest import ModelManifest
+from hapi.models.tensorfile import DTYPES, TensorEntry
+from hapi.models.zoo import ModelSpec, architecture_of, layers_of, skeleton
+from hapi.storage.objects import ObjectStore
+from hapi.wire.frames import TensorSpec
+
+_GROUP_BYTES = 8 << 20
+"""Neighbouring tensors are read together up to this size (facts: ranges of 4 MiB and more are worth a request)."""
+
+_READERS = 4
+
+Fetch = Callable[[Sequence[TensorEntry]], Iterable[tuple[str, memoryview]]]
+"""Reads tensors: (name, raw bytes) for each entry, in any order."""
+
+
+class PushedModel:
+    """A pushed model as its manifest describes it, wherever the weights are read from."""
+
+    def __init__(self, manifest: ModelManifest) -> None:
+        self.manifest = manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole model."""
+        return self.manifest.digest
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.manifest.spec
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest, as the server describes it and :meth:`from_json` reads it."""
+        return self.manifest.to_json()
+
+    @classmethod
+    def from_json(cls, document: Any) -> PushedModel:
+        """From a server's description; :class:`BadRequestError` on anything unexpected."""
+        return PushedModel(ModelManifest.from_json(document))
+
+    def layered(
+        self,
+        *,
+        num_classes: int | None = None,
+        head_seed: int = 0,
+        input_shape: tuple[int, ...] | None = None,
+        allow_import: ImportRule = False,
+    ) -> LayeredModel:
+        """The model's layers without weights (:meth:`load` brings them); digests are known all the same.
+
+        ``num_classes``: another head, freshly seeded and never loaded. ``input_shape``: other than pushed.
+        """
+        spec = self.spec if input_shape is None else replace(self.spec, input_shape=tuple(input_shape))
+        model = skeleton(spec, allow_import)
+        if self.manifest.classes is not None and model.output_shapes()[-1] != (self.manifest.classes,):
+            resize_head(model.module, find_head(model), self.manifest.classes, 0)
+            model = layers_of(architecture_of(spec, allow_import), spec, model.module)
+        model = retarget(
+            model, num_classes, head_seed, lambda m: layers_of(architecture_of(spec, allow_import), spec, m)
+        )
+        return self._without_weights(model)
+
+    def front_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
+        """As :meth:`layered` for use below the head only, whose size is left as the architecture has it."""
+        return self._without_weights(skeleton(replace(self.spec, input_shape=input_shape), allow_import))
+
+    def _without_weights(self, model: LayeredModel) -> LayeredModel:
+        pushed = [layer.name for layer in self.manifest.layers]
+        if [layer.name for layer in model.layers] != pushed:
+            raise ConflictError(
+                f"model {self.name!r} was pushed with {len(pushed)} layers, but {self.spec.architecture} has"
+                f" {len(model)} (or others) here; push it again with the installed version of its library"
+            )
+        # Also what the constructor did fill (BatchNorm's statistics) waits for its stored content.
+        model.tensors.release(model.fresh)
+        model.expected_digests = {
+            n: e.digest for n, e in self.manifest.tensors.items() if n not in model.fresh
+        }
+        return model
+
+    def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
+        """The stored tensors that layers ``start + 1`` to ``stop`` need and do not have yet."""
+        wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
+        missing = [n for n in wanted if n not in self.manifest.tensors]
+        if missing:
+            raise ConflictError(
+                f"model {self.name!r} was pushed without tensor {missing[0]!r}; push it again"
+            )
+        found = [self.manifest.tensors[n] for n in wanted if model.tensors.get(n).is_meta]
+        return sorted(found, key=lambda entry: entry.start)
+
+    def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:
+        """Bring the weights of layers ``start + 1`` to ``stop`` from ``fetch``; returns the bytes read.
+
+        Every tensor is verified: :class:`DataError` names the one that is damaged.
+        """
+        entries = self.entries(model, start, stop)
+        by_name = {entry.name: entry for entry in entries}
+        for name, data in fetch(entries):
+            entry = by_name.pop(name, None)
+            if entry is None:
+                raise DataError(f"model {self.name!r}: tensor {name[:80]!r} came without being asked for")
+            model.assign(name, self._tensor(entry, data).to(device), entry.digest)
+        if by_name:
+            raise DataError(f"model {self.name!r}: tensor {next(iter(by_name))!r} did not come")
+        return sum(entry.nbytes for entry in entries)
+
+    def _tensor(self, entry: TensorEntry, data: memoryview) -> torch.Tensor:
+        self.verify(entry, data)
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        raw = torch.frombuffer(data, dtype=torch.uint8)
+        if raw.data_ptr() % 64:
+            raw = raw.clone()  # out of a buffer that it shares with its neighbours
+        return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def verify(self, entry: TensorEntry, data: memoryview) -> None:
+        """:class:`DataError` unless ``data`` is the content of ``entry``."""
+        if data.nbytes != entry.nbytes or content_digest(data) != entry.digest:
+            raise DataError(
+                f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
+                f" {self.manifest.weights_key}) are damaged; push the model again with --replace"
+            )
+
+
+class StoredModel(PushedModel):
+    """A pushed model and the store that holds it."""
+
+    def __init__(self, store: ObjectStore, manifest: ModelManifest) -> None:
+        super().__init__(manifest)
+        self.store = store
+
+    def load(self, model: LayeredModel, start: int, stop: int, device: str | torch.device = "cpu") -> int:
+        """Read the weights of layers ``start + 1`` to ``stop``, and no others; returns the bytes read."""
+        return self.load_from(self._fetch, model, start, stop, str(device))
+
+    def tensor_spec(self, name: str) -> TensorSpec:
+        """Form of one stored tensor; :class:`NotFoundError` for an unknown name."""
+        entry = self._entry(name)
+        return TensorSpec(name, entry.dtype, entry.shape)
+
+    def read_tensor(self, name: str) -> memoryview:
+        """Bytes of one stored tensor, verified."""
+        entry = self._entry(name)
+        ((_, data),) = self._read_group([entry])
+        self.verify(entry, data)
+        return data
+
+    def _entry(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise NotFoundError(f"model {self.name!r} has no tensor {name[:80]!r}")
+        return entry
+
+    def _fetch(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, memoryview]]:
+        groups = _groups(entries)
+        if len(groups) < 2:
+            for group in groups:
+                yield from self._read_group(group)
+            return
+        with ThreadPoolExecutor(min(_READERS, len(groups)), thread_name_prefix="hapi-weights") as readers:
+            for parts in readers.map(self._read_group, groups):
+                yield from parts
+
+    def _read_group(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
+        start, stop = group[0].start, group[-1].stop
+        # torch's allocator aligns to 64 bytes, so that a tensor alone in its group is used where it lies.
+        buffer = tensor_bytes(torch.empty(stop - start, dtype=torch.uint8))
+        try:
+            if stop > start:
+                self.store.read_into(self.manifest.weights_key, start, buffer)
+        except NotFoundError as error:
+            raise ConflictError(
+                f"model {self.name!r} was replaced while it was read; open it again"
+            ) from error
+        return [(entry.name, buffer[entry.start - start : entry.stop - start]) for entry in group]
+
+
+def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
+    """Neighbours in the file together, up to the group's size; a large tensor is a group of its own."""
+    groups: list[list[TensorEntry]] = []
+    for entry in sorted(entries, key=lambda e: e.start):
+        last = groups[-1] if groups else None
+        if last and last[-1].stop == entry.start and entry.stop - last[0].start <= _GROUP_BYTES:
+            last.append(entry)
+        else:
+            groups.append([entry])
+    return groups

@@ -1,0 +1,218 @@
+"""Pushed models: weights in a store, from which any layers' tensors are read and no others.
+
+    STORE/models/NAME/PUSH/weights.safetensors   tensors in layer order: layers 1..s are one range
+    STORE/models/NAME/model.json                 written last: a model without it does not exist
+
+After DStore (tensor-level access by the identity of layers), with the content in the identity as well.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from hapi.errors import ConflictError, DataError, HapiError, ModelError, NotFoundError, UnprocessableError
+from hapi.models.architectures import build_module
+from hapi.models.layers import LayeredModel
+from hapi.models.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
+from hapi.models.pushed import PushedModel, StoredModel
+from hapi.models.tensorfile import TensorEntry, encode
+from hapi.models.weights import is_file, library_state, load_state, random_seed
+from hapi.models.zoo import ModelSpec, architecture_of, skeleton
+from hapi.storage.objects import ObjectStore
+from hapi.wire.references import ModelReference, check_digest, check_name
+
+LOCK_NAME = "push.lock"
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One line about a pushed model; ``problem`` says why it cannot be used."""
+
+    name: str
+    architecture: str | None = None
+    digest: str | None = None
+    bytes: int | None = None
+    layers: int | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def push(
+    store: ObjectStore, name: str, model: LayeredModel, spec: ModelSpec, *, replace_existing: bool = False
+) -> StoredModel:
+    """Write ``model``, built from ``spec``, into ``store`` as ``name``.
+
+    A killed push leaves nothing that looks like a model. Raises :class:`ConflictError` when the name is
+    taken and ``replace_existing`` is False, or when another process is pushing it.
+    """
+    check_name(name, "model")
+    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}"):
+        if not replace_existing and store.exists(manifest_key(name)):
+            raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
+        names = model.tensor_names(0, len(model))
+        data, entries = encode([(n, model.tensors.get(n)) for n in names])
+        for entry in entries:  # hashed once, while it was written
+            model.remember_digest(entry.name, entry.digest)
+        manifest = _manifest(name, model, spec, entries)
+        store.put(manifest.weights_key, data)
+        store.put(manifest_key(name), manifest.to_bytes())
+        for info in store.list(model_prefix(name)):
+            if info.key not in (manifest.weights_key, manifest_key(name)) and not info.key.endswith(
+                LOCK_NAME
+            ):
+                store.delete(info.key)  # an earlier push, or what a killed one left
+    return StoredModel(store, manifest)
+
+
+def _manifest(
+    name: str, model: LayeredModel, spec: ModelSpec, entries: Sequence[TensorEntry]
+) -> ModelManifest:
+    if is_file(spec.weights):
+        spec = replace(
+            spec, weights=PurePath(spec.weights).name
+        )  # where it lay on this machine is nobody's business
+    output = model.output_shapes()[-1]
+    return ModelManifest(
+        name=name,
+        push=f"push-{secrets.token_hex(6)}",
+        spec=spec,
+        digests=tuple(model.front_digests()),
+        classes=output[0] if len(output) == 1 else None,
+        default_freeze=model.default_freeze,
+        layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
+        tensors={entry.name: entry for entry in entries},
+    )
+
+
+def open_model(store: ObjectStore, name: str, digest: str | None = None) -> StoredModel:
+    """The pushed model ``name``; :class:`NotFoundError` names what there is.
+
+    ``digest``: :class:`ConflictError` when the store holds another one.
+    """
+    key = manifest_key(name)
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        known = ", ".join(store.list_names("models")[:8]) or "none"
+        raise NotFoundError(f"{store.url} has no model {name!r}; it has: {known}") from None
+    manifest = ModelManifest.from_bytes(data, f"{store.url}/{key}")
+    if manifest.name != name:
+        raise DataError(f"{store.url}/{key} describes a model {manifest.name!r}; push {name!r} again")
+    if digest is not None and manifest.digest != check_digest(digest, "digest"):
+        raise ConflictError(
+            f"model {name!r} has digest {manifest.digest} here, not {digest}; it was replaced"
+        )
+    return StoredModel(store, manifest)
+
+
+def list_models(store: ObjectStore) -> list[ModelSummary]:
+    """A line about every model in the store, damaged ones included."""
+    return [_summary(store, name) for name in store.list_names("models")]
+
+
+def _summary(store: ObjectStore, name: str) -> ModelSummary:
+    try:
+        found = open_model(store, name).manifest
+    except NotFoundError:
+        return ModelSummary(name, problem="incomplete: push it again")
+    except HapiError as error:
+        return ModelSummary(name, problem=str(error))
+    return ModelSummary(name, found.spec.architecture, found.digest, found.nbytes, len(found.layers))
+
+
+def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelReference:
+    """How a request names layers 1..``split`` of ``model``, built from ``spec``; the server builds it likewise."""
+    if is_file(spec.weights):
+        raise ModelError(
+            f"the server cannot read {spec.weights}; push the model into the store (hapi push"
+            f" {spec.architecture} STORE/NAME --weights {spec.weights}) and train with store:NAME"
+        )
+    return ModelReference(
+        source="zoo",
+        name=spec.architecture,
+        weights=spec.weights,
+        digest=model.front_digest(split),
+        blocks=spec.blocks,
+        input_shape=spec.input_shape,
+    )
+
+
+def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> ModelReference:
+    """How a request names layers 1..``split`` of a pushed model, for the input shape of ``model``."""
+    return ModelReference(
+        source="store",
+        name=pushed.name,
+        weights="pushed",
+        digest=model.front_digest(split),
+        blocks=pushed.spec.blocks,
+        input_shape=model.input_shape,
+    )
+
+
+def materialise(
+    reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
+) -> LayeredModel:
+    """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
+
+    Raises :class:`ConflictError` when what is here has another digest, :class:`UnprocessableError` for a
+    split that the model does not have, :class:`ModelError` for a model that cannot be built.
+    """
+    if reference.source == "store":
+        stored = open_model(store, reference.name)
+        model = stored.front_structure(reference.input_shape, allow_imports)
+        _check_split(model, split, reference)
+        _check_digest(model, split, reference)  # before anything is read
+        stored.load(model, 0, split)
+        return model
+    model = _from_zoo(reference, allow_imports)
+    _check_split(model, split, reference)
+    model.release(0, split)
+    _check_digest(model, split, reference)
+    return model
+
+
+def front_bytes(model: LayeredModel, split: int) -> int:
+    """Bytes of the parameters, buffers and constants of layers 1..``split``."""
+    tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
+    return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])
+
+
+def _from_zoo(reference: ModelReference, allow_imports: Collection[str]) -> LayeredModel:
+    spec = ModelSpec(
+        architecture=reference.name,
+        weights=reference.weights,
+        input_shape=reference.input_shape,
+        blocks=reference.blocks,
+    )
+    if is_file(spec.weights):
+        raise ModelError(
+            f"weights {spec.weights[:80]!r}: a file cannot be named in a request; push the model"
+        )
+    kept = skeleton(spec, allow_imports)
+    architecture = architecture_of(spec, allow_imports)
+    module = build_module(architecture, random_seed(spec.weights) or 0)
+    if spec.pretrained:
+        load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
+    return kept.over(module)
+
+
+def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> None:
+    if not 0 <= split <= len(model):
+        raise UnprocessableError(
+            f"split {split}: {reference.name} has layers 1 to {len(model)} (0 pushes nothing)"
+        )
+
+
+def _check_digest(model: LayeredModel, split: int, reference: ModelReference) -> None:
+    here = model.front_digest(split)
+    if here != reference.digest:
+        raise ConflictError(
+            f"layers 1..{split} of {reference.name} have digest {here} here, but the request expects"
+            f" {reference.digest}: other weights, or other versions of torch, torchvision or hapi on the two sides"
+        )

@@ -1,0 +1,149 @@
+"""Where weights come from: a seed, a library's named weights, or a local checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi.errors import ModelError
+from hapi.models.architectures import Architecture, import_timm
+from hapi.models.head import outputs, resize_head
+
+_RANDOM = re.compile(r"random:(\d{1,18})")
+_FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+_OLD_DENSENET = re.compile(
+    r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.(?:weight|bias|running_mean|running_var))$"
+)
+
+
+def random_seed(weights: str) -> int | None:
+    """The seed of ``random:SEED``; None for other weights. :class:`ModelError` for a wrong seed."""
+    match = _RANDOM.fullmatch(weights)
+    if match is None and weights.split(":")[0] == "random":
+        raise ModelError(
+            f"weights {weights[:40]!r}: write random:SEED with SEED a whole number, such as random:0"
+        )
+    return int(match[1]) if match else None
+
+
+def is_file(weights: str) -> bool:
+    """True when ``weights`` names a local checkpoint."""
+    return weights.endswith(_FILE_SUFFIXES) or "/" in weights or "\\" in weights
+
+
+def library_state(architecture: Architecture, weights: str, module: nn.Module) -> Mapping[str, torch.Tensor]:
+    """State dict of a library's weights named ``weights`` (``DEFAULT``, ``IMAGENET1K_V1``).
+
+    From the library's cache, or downloaded. Raises :class:`ModelError`.
+    """
+    if architecture.name.startswith("timm:"):
+        return _timm_state(architecture.name, weights)
+    if architecture.family_name is None:
+        raise ModelError(
+            f"{architecture.name} has no weights called {weights!r}; give random:SEED or a local checkpoint"
+        )
+    from torchvision import models
+
+    entries = models.get_model_weights(architecture.name)
+    if weights not in entries.__members__:
+        known = ", ".join(["DEFAULT", *(n for n in entries.__members__ if n != "DEFAULT")])
+        raise ModelError(
+            f"{architecture.name} has no weights {weights!r}; it has {known} (or random:SEED, or a file)"
+        )
+    entry = entries[weights]
+    try:
+        state: dict[str, torch.Tensor] = entry.get_state_dict(progress=False, check_hash=True)
+    except Exception as error:
+        raise ModelError(
+            f"weights {weights} of {architecture.name} are not in torch's cache ({torch.hub.get_dir()}) and cannot"
+            f" be downloaded ({error}); give a local file (--weights PATH) or random:SEED"
+        ) from error
+    image_size, patch_size = getattr(module, "image_size", None), getattr(module, "patch_size", None)
+    if isinstance(image_size, int) and isinstance(patch_size, int):
+        # Position embeddings for another image size are interpolated, as torchvision's own reference does.
+        from torchvision.models.vision_transformer import interpolate_embeddings
+
+        state = interpolate_embeddings(image_size, patch_size, state)
+    return state
+
+
+def _timm_state(name: str, weights: str) -> Mapping[str, torch.Tensor]:
+    if weights != "DEFAULT":
+        raise ModelError(
+            f"{name}: timm names weights in the model ({name}.TAG); give DEFAULT, random:SEED or a file"
+        )
+    timm = import_timm(name)
+    try:
+        loaded: dict[str, torch.Tensor] = timm.create_model(
+            name.removeprefix("timm:"), pretrained=True
+        ).state_dict()
+        return loaded
+    except Exception as error:
+        raise ModelError(
+            f"pre-trained weights of {name} cannot be fetched ({error}); give a file or random:SEED"
+        ) from error
+
+
+def file_state(path: str) -> dict[str, torch.Tensor]:
+    """State dict of a local ``.safetensors`` or ``.pth`` file (tensors only, no code is run).
+
+    Also ``{"state_dict": ...}`` and ``{"model": ...}``, and names with ``module.`` before them.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ModelError(f"weights file {path} does not exist")
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            loaded: Any = load_file(file)
+        else:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = (str(error).splitlines() or [repr(error)])[0][:200]
+        raise ModelError(f"weights file {path} cannot be read as tensors: {reason}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+        raise ModelError(f"weights file {path} holds no state dict (names to tensors)")
+    state = {str(name): tensor for name, tensor in loaded.items()}
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state
+
+
+def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], origin: str) -> None:
+    """Copy ``state`` into ``module``; :class:`ModelError` with the first keys that are missing or left over."""
+    known = set(module.state_dict())
+    renamed: Any = type(state)() if isinstance(state, dict) else {}
+    for name, tensor in state.items():
+        old = _OLD_DENSENET.match(name)
+        name = old[1] + old[2] if old and name not in known else name
+        if name in known or not name.startswith(_AUXILIARY):
+            renamed[name] = tensor
+    if hasattr(state, "_metadata"):
+        renamed._metadata = state._metadata  # versions by which modules read old checkpoints
+    try:
+        missing, unexpected = module.load_state_dict(renamed, strict=False)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ModelError(f"{origin} does not fit the model: {lines[-1][:300]}") from error
+    if missing or unexpected:
+        parts = [f"missing {', '.join(missing[:3])}"] if missing else []
+        parts += [f"unexpected {', '.join(unexpected[:3])}"] if unexpected else []
+        counts = f"{len(missing)} missing, {len(unexpected)} unexpected"
+        raise ModelError(f"{origin} does not fit the model: {'; '.join(parts)} ({counts})")
+
+
+def fit_head(module: nn.Module, head: str, state: Mapping[str, torch.Tensor]) -> None:
+    """Give the head as many outputs as the checkpoint's has, so that it can be loaded."""
+    weight = state.get(f"{head}.weight")
+    if weight is not None and weight.dim() > 0 and weight.shape[0] != outputs(module.get_submodule(head)):
+        resize_head(module, head, weight.shape[0], seed=0)
