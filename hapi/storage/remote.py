@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore import exceptions
@@ -26,7 +26,6 @@ from hapi.storage.locks import LockOwner
 from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
 _RETRY: RetryConfig = {
@@ -46,6 +45,7 @@ COALESCE_GAP = 256 << 10
 PIECE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
+_TAKEOVER = ".takeover"
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_guard = threading.Lock()
@@ -135,7 +135,11 @@ class RemoteStore(ObjectStore):
 
     @contextmanager
     def lock(self, key: str, *, force: bool = False) -> Iterator[None]:
-        """An object written with "create if absent"; a dead owner's is replaced unless it changed."""
+        """An object written with "create if absent"; a dead owner's lock is taken over.
+
+        Taking over is guarded by a second such object, since not every S3 store can replace an object on the
+        condition that it is unchanged (OpenStack Swift cannot).
+        """
         mine = LockOwner.this_process()
         self._take(check_key(key), mine, force)
         try:
@@ -146,39 +150,44 @@ class RemoteStore(ObjectStore):
     def _take(self, key: str, mine: LockOwner, force: bool) -> None:
         if force:
             self.put(key, mine.to_bytes())
+            self.delete(f"{key}{_TAKEOVER}")
             return
-        while not self._try_take(key, mine):
-            pass
+        while not self._create(key, mine):
+            owner = self._owner(key)
+            if owner is None:
+                continue
+            guard = f"{key}{_TAKEOVER}"
+            if not owner.is_dead() or not self._create(guard, mine):
+                raise ConflictError(
+                    f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
+                    "or pass --force-lock when you know that it is dead"
+                )
+            try:
+                # Another may have taken it over, and been done, between our look and our guard.
+                if self._owner(key) == owner:
+                    self.put(key, mine.to_bytes())
+                    return
+            finally:
+                self.delete(guard)
 
-    def _try_take(self, key: str, mine: LockOwner) -> bool:
-        """True when the lock is ours, False when it was freed or changed hands while we looked: try again."""
+    def _create(self, key: str, mine: LockOwner) -> bool:
+        """Write the lock unless there is one."""
         with self._mapped(key):
             try:
                 obstore.put(self._store, key, mine.to_bytes(), mode="create")
-                return True
             except exceptions.AlreadyExistsError:
-                pass
-            try:
-                held = obstore.get(self._store, key)
-                owner = LockOwner.from_bytes(bytes(held.bytes()))
-                if owner.is_dead():
-                    tags = (held.meta["e_tag"], held.meta["version"])
-                    update = {k: v for k, v in zip(("e_tag", "version"), tags, strict=True) if v is not None}
-                    obstore.put(self._store, key, mine.to_bytes(), mode=cast("UpdateVersion", update))
-                    return True
-            except (exceptions.PreconditionError, FileNotFoundError):
                 return False
-        raise ConflictError(
-            f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
-            "or pass --force-lock when you know that it is dead"
-        )
+        return True
+
+    def _owner(self, key: str) -> LockOwner | None:
+        try:
+            return LockOwner.from_bytes(self.get(key))
+        except NotFoundError:
+            return None
 
     def _release(self, key: str, mine: LockOwner) -> None:
-        try:
-            if self.get(key) == mine.to_bytes():
-                self.delete(key)
-        except NotFoundError:
-            return
+        if self._owner(key) == mine:
+            self.delete(key)
 
     @contextmanager
     def _mapped(self, key: str) -> Iterator[None]:

@@ -279,3 +279,31 @@ def test_forked_store_says_so_instead_of_hanging() -> None:
     assert "fork" in answer.get(timeout=20)
     child.join(20)
     assert child.exitcode == 0
+
+
+def test_one_of_many_takes_a_dead_owners_lock_over() -> None:
+    """At any time at most one of the threads that find the dead lock is inside."""
+    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
+    for _ in range(20):
+        store = open_store(f"memory://{uuid.uuid4().hex}")
+        store.put("d/pack.lock", dead.to_bytes())
+        inside: list[int] = []
+        seen: list[int] = []
+
+        def attempt(store: ObjectStore = store, inside: list[int] = inside, seen: list[int] = seen) -> None:
+            try:
+                with store.lock("d/pack.lock"):
+                    inside.append(1)
+                    time.sleep(0.002)
+                    seen.append(len(inside))
+                    inside.pop()
+            except ConflictError:
+                return
+
+        threads = [threading.Thread(target=attempt) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert seen and set(seen) == {1}
+        assert store.list() == []
