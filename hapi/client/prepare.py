@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +101,7 @@ def _prepare(
     model.load_from(split)
     job = _job(description, model, split, transform)
     training, validation, held_out = _divide(settings, servers, description)
-    layered.release(split, len(layered.layers))
+    layered.release(split, len(layered))  # what runs on the servers takes no memory here
     layered.to(device)
     return Prepared(
         servers=servers,
@@ -257,7 +256,3 @@ def _divide(
     order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
     return np.sort(order[count:]), np.sort(order[:count]), None
 
-
-def store_for_push(store: str | None) -> str | None:
-    """The store that this side can write to, if any (the embedded server's, ``--store`` or HAPI_STORE)."""
-    return store or os.environ.get("HAPI_STORE")

@@ -1,0 +1,135 @@
+"""The client's model: built here, or pushed into the store and fetched from its server, only the layers needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings
+from hapi.client.transport import Transport
+from hapi.errors import ConflictError, UsageError, WireError
+from hapi.models.digest import tensor_bytes
+from hapi.models.layers import LayeredModel
+from hapi.models.pushed import PushedModel
+from hapi.models.repository import open_model, push, store_reference, zoo_reference
+from hapi.models.tensorfile import TensorEntry
+from hapi.models.weights import is_file
+from hapi.models.zoo import ModelSpec, build
+from hapi.storage.objects import open_store
+from hapi.wire import messages
+from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec
+from hapi.wire.references import ModelReference, check_name
+
+STORE_PREFIX = "store:"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModel:
+    """A model's layers, how to name its front to a server, and how to get the weights from a layer on."""
+
+    layered: LayeredModel
+    reference: Callable[[int], ModelReference]
+    """Split to the reference of layers 1..split."""
+    load_from: Callable[[int], None]
+    """Make sure that the weights of the layers after this one are in memory."""
+
+
+def open_client_model(
+    settings: TrainSettings, servers: ServerPool, store: str | None, *, classes: int, shape: tuple[int, ...]
+) -> ClientModel:
+    """The model of the settings, with a fresh head for ``classes``, for samples of ``shape``.
+
+    Weights from a local file are pushed into ``store`` first, under a name made of their content, since the
+    server must read them too; without a store to write to, :class:`UsageError` says how to push them.
+    """
+    if settings.model.startswith(STORE_PREFIX):
+        name = check_name(settings.model.removeprefix(STORE_PREFIX), "--model")
+        return _pushed(settings, servers, name, classes, shape)
+    weights = f"random:{settings.seed}" if settings.weights == "random" else settings.weights
+    spec = ModelSpec(
+        architecture=settings.model,
+        num_classes=classes,
+        weights=weights,
+        input_shape=shape,
+        blocks=settings.blocks,
+        head_seed=settings.seed,
+    )
+    layered = build(spec, allow_import=True)
+    if is_file(weights):
+        return _pushed(settings, servers, _push_file(spec, layered, store), classes, shape)
+    return ClientModel(layered, lambda split: zoo_reference(spec, layered, split), lambda split: None)
+
+
+def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:
+    if store is None:
+        raise UsageError(
+            f"--weights {spec.weights}: the server must read these weights too; push them into its store with "
+            f"'hapi push {spec.architecture} STORE/NAME --weights {spec.weights}' and train with --model store:NAME"
+        )
+    name = f"file-{layered.front_digest(len(layered))[:16]}"
+    target = open_store(store)
+    try:
+        push(target, name, layered, spec)
+    except ConflictError:
+        open_model(target, name)  # the same content is there already
+    return name
+
+
+def _pushed(
+    settings: TrainSettings, servers: ServerPool, name: str, classes: int, shape: tuple[int, ...]
+) -> ClientModel:
+    pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}"))
+    if settings.blocks and settings.blocks != pushed.spec.blocks:
+        raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
+    layered = pushed.layered(
+        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=True
+    )
+
+    def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:
+        for start in range(0, len(entries), messages.MAX_SAMPLES):
+            yield from _fetch(servers, pushed, entries[start : start + messages.MAX_SAMPLES])
+
+    def load_from(split: int) -> None:
+        pushed.load_from(fetch, layered, split, len(layered))
+
+    return ClientModel(layered, lambda split: store_reference(pushed, layered, split), load_from)
+
+
+def _fetch(
+    servers: ServerPool, pushed: PushedModel, entries: Sequence[TensorEntry]
+) -> list[tuple[str, memoryview]]:
+    """The raw bytes of ``entries`` from any server, each received straight into memory of its own."""
+    if not entries:
+        return []
+    request = messages.TensorsRequest(
+        name=pushed.name, digest=pushed.digest, names=tuple(e.name for e in entries)
+    )
+    buffers = [tensor_bytes(torch.empty(e.nbytes, dtype=torch.uint8)) for e in entries]
+
+    def receive(reader: FrameReader) -> None:
+        for entry, buffer in zip(entries, buffers, strict=True):
+            expected = (TensorSpec(entry.name, entry.dtype, entry.shape),)
+
+            def sink(
+                header: FrameHeader,
+                buffer: memoryview = buffer,
+                expected: tuple[TensorSpec, ...] = expected,
+            ) -> list[memoryview]:
+                if header.tensors != expected:
+                    raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+                return [buffer]
+
+            if isinstance(reader.next(sink), StreamEnd):
+                raise WireError("the server sent fewer tensors than were asked for")
+        if not isinstance(reader.next(lambda header: []), StreamEnd):
+            raise WireError("the server sent more tensors than were asked for")
+
+    def attempt(transport: Transport) -> None:
+        transport.stream(messages.TENSORS_PATH, request.to_json(), receive)
+
+    servers.run(attempt)
+    return [(e.name, b) for e, b in zip(entries, buffers, strict=True)]
+
