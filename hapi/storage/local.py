@@ -39,7 +39,9 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, key) from error
 
     def read_many(self, parts: Sequence[ReadPart]) -> None:
-        for key, group in groupby(parts, key=lambda part: part.key):
+        # In the disk's order, every object opened once.
+        ordered = sorted(parts, key=lambda part: (part.key, part.start))
+        for key, group in groupby(ordered, key=lambda part: part.key):
             try:
                 descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
                 try:

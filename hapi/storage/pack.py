@@ -20,7 +20,7 @@ from hapi.storage.index import MAX_SAMPLE_BYTES, SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.manifest import Manifest, SampleLayout, Shard, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
-from hapi.storage.pack_options import MAX_SHARD_BYTES, PackOptions, Preprocess, select
+from hapi.storage.pack_options import PackOptions, Preprocess, select
 from hapi.storage.packing import LOCK_NAME, PackFolder, Packing, shard_name
 from hapi.storage.sequence import IntArray
 from hapi.storage.sources import Source
@@ -220,7 +220,7 @@ class _Packer:
                 check_image(data)
         except DataError as error:
             raise DataError(f"{self.source.describe(number)}: {error}; repair or remove it") from error
-        if len(data) > MAX_SAMPLE_BYTES or len(data) > MAX_SHARD_BYTES:
+        if len(data) > MAX_SAMPLE_BYTES:
             raise UsageError(f"{self.source.describe(number)} has {len(data)} bytes; 4 GiB is the most")
         return data
 

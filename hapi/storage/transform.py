@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -154,9 +153,7 @@ def resize_and_crop(image: torch.Tensor, transform: TransformSpec) -> torch.Tens
 def check_image(data: bytes | memoryview) -> None:
     """:class:`DataError` when the bytes do not begin like an image; cheap, the pixels are not decoded."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     # As in decode_image: Pillow raises nearly anything on a damaged file.
     except Exception as error:
         raise DataError(f"cannot be decoded as an image: {str(error)[:200]}") from error
@@ -173,11 +170,9 @@ def _check_size(image: Image.Image) -> None:
 def decode_image(data: bytes | _Bytes) -> torch.Tensor:
     """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none or too large."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = Image.open(io.BytesIO(bytes(data)), formats=FORMATS)
-            _check_size(image)
-            rgb = image.convert("RGB")
+        image = Image.open(io.BytesIO(bytes(data)), formats=FORMATS)
+        _check_size(image)
+        rgb = image.convert("RGB")
     except DataError:
         raise
     # A damaged file makes Pillow raise nearly anything (SyntaxError, struct.error, IndexError ...).

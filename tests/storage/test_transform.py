@@ -118,6 +118,7 @@ def test_fuzzed_images_raise_only_data_errors(data: st.DataObject) -> None:
             assert "image" in str(error)
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = io.BytesIO()
     Image.new("1", (10_000, 9_000)).save(bomb, "PNG")
