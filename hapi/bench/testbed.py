@@ -20,7 +20,6 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Literal, Self
 
 from hapi.errors import UsageError
-from hapi.units import format_bandwidth
 
 Side = Literal["server", "client"]
 SIDES: tuple[Side, Side] = ("server", "client")
@@ -175,16 +174,13 @@ class TestBed:
         return process
 
     def describe(self) -> str:
-        """The bed in one line, for the conditions of a measurement."""
-        rate = (
-            "no limit" if self.bandwidth is None else f"{format_bandwidth(self.bandwidth)} each way (tc tbf)"
-        )
+        """The bed in one line, for the conditions of a measurement; the bandwidth may change and is not in it."""
         cores = (
             ""
             if self.cores is None
             else f"; server on cores {self.cores.server}, client on {self.cores.client}"
         )
-        return f"two network namespaces, veth, {rate}{cores}"
+        return f"two network namespaces, veth with tc tbf on both ends{cores}"
 
     def _build(self) -> None:
         for side in SIDES:

@@ -27,10 +27,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         action="append",
         metavar="RATE",
-        help="may be repeated (default 50Mbps, 200Mbps, 1Gbps)",
+        help="may be repeated (default 8Mbps, 20Mbps, 100Mbps)",
     )
-    overlap.add_argument("--samples", default="512", metavar="N", help="samples of an epoch (default 512)")
-    overlap.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
+    overlap.add_argument("--samples", default="1024", metavar="N", help="samples of an epoch (default 1024)")
+    overlap.add_argument("--bs", default="32", metavar="N", help="training batch size (default 32)")
     overlap.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
     overlap.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
     overlap.set_defaults(measure=_overlap)
