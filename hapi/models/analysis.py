@@ -7,9 +7,10 @@ operator can do neither (its result depends on data), a small real run takes the
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,7 +116,7 @@ def analyse(
     means: list[Means] = ["meta", "fake"] if any(t.is_meta for t in tensors) else ["meta", "fake", "real"]
     for kind in means:
         try:
-            with torch.random.fork_rng(devices=[]) if kind == "real" else nullcontext():
+            with _quiet_log(), torch.random.fork_rng(devices=[]) if kind == "real" else nullcontext():
                 return (
                     _facts(module, traced, traced.eval_graph, False, input_shape, kind),
                     _facts(module, traced, traced.train_graph, True, input_shape, kind),
@@ -126,6 +127,17 @@ def analyse(
                 why = describe_failure(error)
                 raise ModelError(f"the model cannot run on samples of shape {shape}: {why}") from error
     raise AssertionError("the last means returns or raises")
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """torch logs the traceback of every operator that fails on fake tensors; the error itself says it all."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _facts(

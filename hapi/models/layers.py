@@ -190,6 +190,10 @@ class LayeredModel:
                 " and trained at once; choose a freeze before its first or after its last use"
             )
 
+    def with_all_cuts(self) -> LayeredModel:
+        """The same model with one layer for every cut point, instead of the paper's list or ``blocks``."""
+        return LayeredModel(self.module, self.traced, self.input_shape)
+
     def over(self, module: nn.Module) -> LayeredModel:
         """The same layers over another ``module`` of the same structure; costs no tracing."""
         twin = copy.copy(self)

@@ -59,27 +59,39 @@ def plant(
     ``tensors`` are parameters and buffers of ``module``, or names in ``constants``.
     """
     root = Tree()
-    for path in sorted(set(leaves), key=lambda p: p.count(".")):
-        holder = _holder(root, path)
-        if holder is not None:
-            holder._modules[path.rsplit(".", 1)[-1]] = make(module.get_submodule(path))
-    for path in dict.fromkeys(tensors):
-        holder = _holder(root, path)
-        if holder is None:
-            continue  # inside a leaf that is planted already
-        name = path.rsplit(".", 1)[-1]
-        if path in constants:
-            holder._buffers[name] = constants[path]
-            holder._non_persistent_buffers_set.add(name)
-            continue
-        owner = module.get_submodule(path.rpartition(".")[0])
-        if name in owner._parameters:
-            holder._parameters[name] = owner._parameters[name]
-        else:
-            holder._buffers[name] = owner._buffers[name]
-            if name in owner._non_persistent_buffers_set:
-                holder._non_persistent_buffers_set.add(name)
+    called = set(leaves)
+    read: dict[str, list[str]] = {}
+    for tensor in dict.fromkeys(tensors):
+        read.setdefault(tensor.rpartition(".")[0], []).append(tensor)
+    # In the module's own order, which is that of parameters(), and parents before their children.
+    order = [
+        path for path, _ in module.named_modules(remove_duplicate=False) if path in called or path in read
+    ]
+    for path in order:
+        if path in called:
+            holder = _holder(root, path)
+            if holder is not None:
+                holder._modules[path.rpartition(".")[2]] = make(module.get_submodule(path))
+                continue
+        for tensor in read.get(path, ()):
+            _hold(root, module.get_submodule(path), tensor, constants)
     return root
+
+
+def _hold(root: Tree, owner: nn.Module, path: str, constants: Mapping[str, torch.Tensor]) -> None:
+    """Put the tensor ``path`` of ``owner`` into the tree, unless a planted module has it already."""
+    holder, name = _holder(root, path), path.rpartition(".")[2]
+    if holder is None:
+        return
+    if path in constants:
+        holder._buffers[name] = constants[path]
+        holder._non_persistent_buffers_set.add(name)
+    elif name in owner._parameters:
+        holder._parameters[name] = owner._parameters[name]
+    else:
+        holder._buffers[name] = owner._buffers[name]
+        if name in owner._non_persistent_buffers_set:
+            holder._non_persistent_buffers_set.add(name)
 
 
 def _holder(root: Tree, path: str) -> nn.Module | None:

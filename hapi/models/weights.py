@@ -18,7 +18,7 @@ _RANDOM = re.compile(r"random:(\d{1,18})")
 _FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _OLD_DENSENET = re.compile(
-    r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.(?:weight|bias|running_mean|running_var))$"
+    r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$"
 )
 
 

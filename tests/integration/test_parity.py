@@ -147,9 +147,11 @@ def plain_training(f: Family, order: list[list[list[int]]]) -> Result:
 
 
 def plain_training_mode(f: Family, model: nn.Module) -> list[str]:
-    """What is in train mode: the trained modules, and what lies behind the first of them (dropout)."""
+    """What is in train mode: everything after the last frozen module with weights, dropout included."""
     leaves = [n for n, m in model.named_modules() if not list(m.children())]
     first = min(i for i, n in enumerate(leaves) if any(n == t or n.startswith(t + ".") for t in f.trained))
+    while first and not list(model.get_submodule(leaves[first - 1]).parameters()):
+        first -= 1
     return leaves[first:]
 
 

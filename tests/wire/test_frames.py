@@ -35,7 +35,9 @@ def encode(header: FrameHeader, buffers: list[bytes]) -> bytes:
     return b"".join(bytes(p) for p in data_frame(header, buffers))
 
 
-def read(stream: bytes, limits: FrameLimits | None = None) -> tuple[list[FrameHeader], list[list[bytes]], StreamEnd]:
+def read(
+    stream: bytes, limits: FrameLimits | None = None
+) -> tuple[list[FrameHeader], list[list[bytes]], StreamEnd]:
     reader = FrameReader(io.BytesIO(stream), limits)
     headers, contents = [], []
     received: list[bytearray] = []
@@ -86,7 +88,9 @@ def test_payload_starts_aligned() -> None:
     assert frame.index(payload.tobytes()) % ALIGNMENT == 0
 
 
-STREAM_HEADER = FrameHeader((4, 9), (TensorSpec("features", "float32", (2, 33)), TensorSpec("labels", "int64", (2,))))
+STREAM_HEADER = FrameHeader(
+    (4, 9), (TensorSpec("features", "float32", (2, 33)), TensorSpec("labels", "int64", (2,)))
+)
 
 
 def small_stream() -> bytes:
@@ -121,13 +125,20 @@ def test_garbage_is_refused(data: bytes) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ids", "tensors", "name", "dtype", "shape", "codec"]), inner, max_size=4),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["ids", "tensors", "name", "dtype", "shape", "codec"]), inner, max_size=4
+            )
+        ),
         max_leaves=12,
     ),
     st.integers(0, 3),
     st.integers(0, 1 << 63),
 )
-def test_any_json_header_with_a_good_checksum_is_an_error_or_consistent(document: object, kind: int, payload: int) -> None:
+def test_any_json_header_with_a_good_checksum_is_an_error_or_consistent(
+    document: object, kind: int, payload: int
+) -> None:
     text = json.dumps(document).encode()
     head = struct.pack("<4sBBHIQ", b"HAPF", 1, kind, 0, len(text), payload) + text
     stream = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))

@@ -63,7 +63,24 @@ def test_extract_round_trip() -> None:
 
 @pytest.mark.parametrize("path", paths(EXTRACT), ids=".".join)
 @pytest.mark.parametrize(
-    "wrong", [None, True, -1, 1.5, "", "../../etc/passwd", "a/b", "\x00", [], [[]], {}, {"x": 1}, 1 << 70, "x" * 100_000], ids=repr
+    "wrong",
+    [
+        None,
+        True,
+        -1,
+        1.5,
+        "",
+        "../../etc/passwd",
+        "a/b",
+        "\x00",
+        [],
+        [[]],
+        {},
+        {"x": 1},
+        1 << 70,
+        "x" * 100_000,
+    ],
+    ids=repr,
 )
 def test_every_field_wrong_in_turn(path: tuple, wrong: object) -> None:
     if path == ("transform",) and wrong is None:
@@ -111,7 +128,13 @@ def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
 @settings(max_examples=100, deadline=None)
 @given(json_values)
 def test_fuzzed_documents_never_crash(value: object) -> None:
-    for parse in (ExtractRequest.from_json, SamplesRequest.from_json, TensorsRequest.from_json, DatasetDescription.from_json, RequestReport.from_json):
+    for parse in (
+        ExtractRequest.from_json,
+        SamplesRequest.from_json,
+        TensorsRequest.from_json,
+        DatasetDescription.from_json,
+        RequestReport.from_json,
+    ):
         with pytest.raises(HapiError):
             parse(value)
 
@@ -138,7 +161,10 @@ def test_good_names(name: str) -> None:
     assert check_name(name, "x") == name
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a..b", ".a", "a/b", "a\\b", "a b", "é", "x" * 129, "a\n", "%2e%2e", "a.", None, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a..b", ".a", "a/b", "a\\b", "a b", "é", "x" * 129, "a\n", "%2e%2e", "a.", None, 3],
+)
 def test_bad_names(name: object) -> None:
     with pytest.raises(BadRequestError, match="is not a name"):
         check_name(name, "x")
