@@ -1,0 +1,255 @@
+"""Whole jobs with real processes: embedded server, kills, restarts, resume, Ctrl-C, tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import hapi, losses, report_of, run, server, start_train, train, wait_for
+
+COMMON = ("--model", "resnet18", "--image-size", "32", "--bs", "64", "--request-size", "16", "--lr", "0.002", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", "400")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a run that nothing happens to."""
+    path = tmp_path_factory.mktemp("report") / "report.json"
+    with server(store) as running:
+        train(*COMMON, "--server", running.url, "--epochs", "3", "--report", str(path))
+    return report_of(path)
+
+
+def check_same(report: dict[str, Any], reference: dict[str, Any]) -> None:
+    assert losses(report) == pytest.approx(losses(reference), rel=1e-4)
+    assert [e["samples"] for e in report["epochs"]] == [e["samples"] for e in reference["epochs"]]
+
+
+@pytest.mark.slow
+def test_the_report_has_what_it_must(undisturbed: dict[str, Any]) -> None:
+    keys = (
+        "epoch split seconds samples bytes_received loss accuracy server_seconds network_seconds client_seconds stall_seconds"
+    ).split()
+    assert len(undisturbed["epochs"]) == 3
+    for epoch in undisturbed["epochs"]:
+        assert set(keys) <= set(epoch)
+        assert epoch["samples"] == 400
+        assert epoch["bytes_received"] > 400 * 512 * 4
+        for part in ("server_seconds", "client_seconds", "network_seconds", "stall_seconds"):
+            assert 0 <= epoch[part] <= epoch["seconds"] * 1.05
+    for key in ("model", "layers", "freeze", "batch_size", "request_size", "peak_memory_bytes", "retries"):
+        assert undisturbed[key] or key == "retries"
+    assert losses(undisturbed)[-1] < losses(undisturbed)[0]
+
+
+@pytest.mark.slow
+def test_embedded_server_alone(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = train(*COMMON, "--epochs", "3", "--report", str(report), HAPI_STORE=str(store))
+    assert "(embedded)" in done.stdout
+    check_same(report_of(report), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_server_killed_and_restarted(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with server(store, log=tmp_path / "log") as first:
+        job = start_train(*COMMON, "--server", first.url, "--epochs", "3", "--report", str(report))
+        _after_some_requests(tmp_path / "log", 9)
+        first.kill()
+        time.sleep(0.5)
+        assert job.poll() is None, job.stdout.read()  # type: ignore[union-attr]
+        second = first.restarted()
+        try:
+            output = job.communicate(timeout=180)[0]
+            assert job.returncode == 0, output
+        finally:
+            second.kill()
+    document = report_of(report)
+    check_same(document, undisturbed)
+    assert document["retries"] > 0
+
+
+@pytest.mark.slow
+def test_one_of_two_servers_killed(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with server(store, log=tmp_path / "log") as first, server(store) as second:
+        job = start_train(
+            *COMMON, "--server", first.url, "--server", second.url, "--epochs", "3", "--report", str(report)
+        )
+        _after_some_requests(tmp_path / "log", 5)
+        first.kill()
+        output = job.communicate(timeout=180)[0]
+        assert job.returncode == 0, output
+    check_same(report_of(report), undisturbed)
+
+
+@pytest.mark.slow
+def test_three_servers_and_other_batches(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with (
+        server(store, "--cos-batch", "1") as a,
+        server(store, "--cos-batch", "128", "--no-model-reuse") as b,
+        server(store, "--cos-batch", "7") as c,
+    ):
+        arguments = [x for url in (a.url, b.url, c.url) for x in ("--server", url)]
+        train(*COMMON, *arguments, "--request-size", "128", "--epochs", "3", "--report", str(report))
+    check_same(report_of(report), undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["none", "min", "layer2.1", "3"])
+def test_every_kind_of_split(store: Path, undisturbed: dict[str, Any], tmp_path: Path, split: str) -> None:
+    report = tmp_path / "report.json"
+    train(*COMMON, "--store", str(store), "--split", split, "--epochs", "1", "--report", str(report))
+    assert losses(report_of(report))[0] == pytest.approx(losses(undisturbed)[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_interrupted_and_resumed(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report, checkpoint = tmp_path / "report.json", tmp_path / "training.pt"
+    arguments = (*COMMON, "--epochs", "3", "--report", str(report), "--checkpoint", str(checkpoint), "--resume")
+    with server(store, log=tmp_path / "log") as running:
+        job = start_train(*arguments, "--server", running.url)
+        _after_some_requests(tmp_path / "log", 12)
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=60)[0]
+        assert job.returncode == 130, output
+        assert "--resume" in output
+        interrupted = report_of(report)
+        assert len(interrupted["epochs"]) < 3
+        train(*arguments, "--server", running.url, "--split", "min")
+    check_same(report_of(report), undisturbed)
+
+
+@pytest.mark.slow
+def test_sigkill_and_resume(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    report, checkpoint = tmp_path / "report.json", tmp_path / "training.pt"
+    arguments = (
+        *COMMON, "--epochs", "3", "--report", str(report), "--checkpoint", str(checkpoint), "--checkpoint-every", "2", "--resume",
+    )  # fmt: skip
+    with server(store) as running:
+        job = start_train(*arguments, "--server", running.url)
+        wait_for(checkpoint.exists, 90, "a checkpoint")
+        time.sleep(0.3)
+        job.kill()
+        job.communicate()
+        assert not list(tmp_path.glob("*.json"))
+        train(*arguments, "--server", running.url)
+    check_same(report_of(report), undisturbed)
+
+
+@pytest.mark.slow
+def test_resume_refuses_another_job(store: Path, tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "training.pt")
+    train(*COMMON, "--store", str(store), "--epochs", "1", "--checkpoint", checkpoint)
+    failed = train(
+        *COMMON, "--store", str(store), "--bs", "32", "--epochs", "1", "--checkpoint", checkpoint, "--resume", code=1
+    )
+    assert "its bs is 64, this one's 32" in failed.stderr
+    Path(checkpoint).write_bytes(b"garbage")
+    failed = train(*COMMON, "--store", str(store), "--checkpoint", checkpoint, "--resume", code=2)
+    assert "is not a checkpoint" in failed.stderr
+
+
+@pytest.mark.slow
+def test_embedded_server_dies_with_its_trainer(store: Path, tmp_path: Path) -> None:
+    job = start_train(*COMMON, "--store", str(store), "--epochs", "50")
+    children: list[int] = []
+
+    def found() -> bool:
+        listing = run(["pgrep", "-P", str(job.pid)], None, 10, {}).stdout.split()
+        children[:] = [int(c) for c in listing]
+        return bool(children)
+
+    wait_for(found, 60, "an embedded server")
+    job.kill()
+    job.communicate()
+    wait_for(lambda: not any(_alive(c) for c in children), 30, "the end of the embedded server")
+
+
+@pytest.mark.slow
+def test_tokens(store: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("a-long-secret\n")
+    with server(store, "--token-file", str(secret)) as running:
+        arguments = (*COMMON, "--server", running.url, "--epochs", "1")
+        refused = train(*arguments, code=1)
+        assert "token" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+        assert "token" in train(*arguments, code=1, HAPI_TOKEN="wrong").stderr
+        train(*arguments, "--token-file", str(secret))
+
+
+@pytest.mark.slow
+def test_sigterm_drains(store: Path, tmp_path: Path) -> None:
+    with server(store, log=tmp_path / "log") as running:
+        job = start_train(*COMMON, "--server", running.url, "--epochs", "3", "--patience", "1s")
+        _after_some_requests(tmp_path / "log", 3)
+        assert running.stop() == 0
+        job.communicate(timeout=60)
+        assert job.returncode == 1
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [e["event"] for e in events if e["event"] in ("draining", "stopped")] == ["draining", "stopped"]
+    assert all(e["status"] in (200, 503) for e in events if e["event"] == "request")
+
+
+@pytest.mark.slow
+def test_pushed_models_and_checkpoints(store: Path, tmp_path: Path) -> None:
+    """The same weights by three ways give the same training: random by seed, pushed, and from a local file."""
+    import torch
+    import torchvision
+
+    torch.manual_seed(0)
+    path = tmp_path / "weights.pth"
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), path)
+    hapi("push", "resnet18", f"{store}/backbone", "--weights", str(path), "--input-size", "32")
+    first: list[float] = []
+    for ways in (["--weights", "random"], ["--model", "store:backbone"], ["--weights", str(path)]):
+        report = tmp_path / "report.json"
+        with server(store) as running:
+            train(
+                *COMMON, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5", *ways,
+                "--report", str(report),
+            )  # fmt: skip
+        first = first or losses(report_of(report))
+        assert losses(report_of(report)) == pytest.approx(first, rel=1e-6)
+    listed = hapi("ls", str(store)).stdout
+    assert "backbone" in listed
+
+
+@pytest.mark.slow
+def test_validation_and_trace(store: Path, tmp_path: Path) -> None:
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
+    train(
+        *COMMON, "--store", str(store), "--epochs", "1", "--validation", "0.25", "--report", str(report),
+        "--trace", str(trace),
+    )  # fmt: skip
+    epoch = report_of(report)["epochs"][0]
+    assert epoch["samples"] == 300
+    assert 0 <= epoch["validation_accuracy"] <= 1
+    names = {e["name"] for e in json.loads(trace.read_text())["traceEvents"]}
+    assert {"request", "train step"} <= names
+
+
+def _after_some_requests(log: Path, count: int) -> None:
+    wait_for(lambda: log.exists() and log.read_text().count('"/v1/extract"') >= count, 90, f"{count} requests")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
