@@ -26,9 +26,10 @@ from hapi.errors import (
 )
 from hapi.server.admission import Admission
 from hapi.server.metrics import Metrics
+from hapi.server.sending import BodySender
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.wire import messages
-from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION, error_frame
+from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION, error_frame, joined
 
 log = logging.getLogger("hapi.server")
 
@@ -192,12 +193,13 @@ class Application:
         pending = following()
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
         response.content_length = stream.content_length
+        sender = BodySender(request, response)
         try:
             frame = await asyncio.shield(pending)
             await response.prepare(request)
             while frame is not None:
                 pending = following()
-                await self._write(response, frame, deadline)
+                await self._write(sender, frame, deadline)
                 frame = await asyncio.shield(pending)
             await response.write_eof()
             return response
@@ -207,22 +209,23 @@ class Application:
             request["status"] = (
                 499 if isinstance(error, ConnectionError | TimeoutError) else _as_hapi_error(error).status
             )
-            return await self._fail_midway(request, response, error)
+            return await self._fail_midway(request, response, sender, error)
         finally:
             cancelled.set()
+            sender.close()
             with contextlib.suppress(BaseException):
                 await asyncio.shield(_settled(pending))
             await asyncio.shield(loop.run_in_executor(self._workers, stream.close))
 
-    async def _write(self, response: web.StreamResponse, frame: Frame, deadline: float) -> None:
-        for piece in frame:
+    async def _write(self, sender: BodySender, frame: Frame, deadline: float) -> None:
+        for piece in joined(frame):
             patience = min(self.service.settings.send_timeout, deadline - time.monotonic())
             async with asyncio.timeout(patience):
-                await response.write(piece)
+                await sender.send(piece)
             self.metrics.bytes_sent.inc(len(piece))
 
     async def _fail_midway(
-        self, request: web.Request, response: web.StreamResponse, error: Exception
+        self, request: web.Request, response: web.StreamResponse, sender: BodySender, error: Exception
     ) -> web.StreamResponse:
         """After the status line only an error frame can tell; then the connection is of no more use."""
         if isinstance(error, ConnectionError | TimeoutError):
@@ -233,7 +236,7 @@ class Application:
                 log.exception("unexpected error in a stream", extra={"request_id": request["id"]})
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
-                    await response.write(error_frame(problem))
+                    await sender.send(error_frame(problem))
         response.force_close()
         if request.transport is not None:
             request.transport.close()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
@@ -185,6 +185,25 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer]) -> Iterator[Buffe
             digest.update(bytes(padding))
             yield bytes(padding)
     yield _TRAILER.pack(digest.intdigest())
+
+
+SMALL_BYTES = 16 << 10
+"""Pieces up to this length are worth copying together: a write to a socket costs more than the copy."""
+
+
+def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in fewer pieces: neighbouring small ones become one, large ones pass uncopied."""
+    small = bytearray()
+    for piece in pieces:
+        if len(piece) <= SMALL_BYTES:
+            small += piece
+            continue
+        if small:
+            yield bytes(small)
+            small.clear()
+        yield piece
+    if small:
+        yield bytes(small)
 
 
 def end_frame(end: StreamEnd) -> bytes:

@@ -17,6 +17,7 @@ from hapi.wire.frames import (
     ALIGNMENT,
     DTYPE_BYTES,
     END_BYTES,
+    SMALL_BYTES,
     BufferSource,
     FrameHeader,
     FrameLimits,
@@ -28,6 +29,7 @@ from hapi.wire.frames import (
     end_frame,
     error_frame,
     frame_bytes,
+    joined,
 )
 
 
@@ -203,3 +205,13 @@ def test_byte_view_writes_through() -> None:
     view[:4] = np.float32(2.5).tobytes()
     assert array[0, 0] == 2.5
     assert len(byte_view(np.empty((0, 4)))) == 0
+
+
+@given(st.lists(st.integers(0, 40_000), max_size=12))
+def test_joined_keeps_the_bytes_and_copies_only_small_pieces(sizes: list[int]) -> None:
+    pieces = [bytes([i % 251]) * n for i, n in enumerate(sizes)]
+    out = list(joined(pieces))
+    assert b"".join(out) == b"".join(pieces)
+    large = [p for p in pieces if len(p) > SMALL_BYTES]
+    assert [p for p in out if any(p is q for q in large)] == large
+    assert len(out) <= 2 * len(large) + 1
