@@ -43,11 +43,12 @@ class Crossings:
         self.portable: set[fx.Node] = set()
         written = frozenset().union(*(facts[n].writes for n in self.nodes))
         for node in self.nodes:
-            how = derive(facts[node])
-            if how is not None:
-                self.derived[node] = how
-            elif self._is_portable(node, written):
+            if self._is_portable(node, written):
                 self.portable.add(node)
+                continue
+            how = derive(facts[node])
+            if how is not None and not facts[node].writes:
+                self.derived[node] = how
 
     def _is_portable(self, node: fx.Node, written: frozenset[int]) -> bool:
         """True for what depends on parameters and plain values only: computed again where it is needed."""
@@ -60,7 +61,9 @@ class Crossings:
         """All cuts in order; the last one is the model's output, after all nodes."""
         index = {node: i for i, node in enumerate(self.nodes)}
         end = len(self.nodes)
-        last_use = {n: max((index.get(user, end) for user in n.users), default=-1) for n in self.nodes}
+        # A use for a plain value (x.size(0)) holds nothing: the value is made again from what crosses.
+        uses = {n: [index.get(user, end) for user in n.users if user not in self.derived] for n in self.nodes}
+        last_use = {n: max(uses[n], default=-1) for n in self.nodes}
         expiring: dict[int, list[fx.Node]] = {}
         for node, last in last_use.items():
             expiring.setdefault(last, []).append(node)

@@ -86,13 +86,13 @@ class LayeredModel:
             raise ModelError("the model's output does not keep the batch as its first dimension")
         self.cuts: list[Cut] = find_cuts(self._eval, self._train)
         """All cut points, whether a layer of the list ends there or not."""
-        chosen = select_layers(module, self.cuts, architecture, blocks)
-        self._ends: list[Cut] = [cut for _, cut in chosen]
         self.tensors = TensorTable(module, self._title())
         self._digests = TensorDigests()
         self._structure: list[str] | None = None
-        self.layers: tuple[Layer, ...] = self._make_layers([name for name, _ in chosen])
-        self.default_freeze: int | None = self._default_freeze()
+        self._ends: list[Cut] = []
+        self.layers: tuple[Layer, ...] = ()
+        self.default_freeze: int | None = None
+        self._number(select_layers(module, self.cuts, architecture, blocks))
 
     # -- structure -------------------------------------------------------------------------------------
 
@@ -192,7 +192,10 @@ class LayeredModel:
 
     def with_all_cuts(self) -> LayeredModel:
         """The same model with one layer for every cut point, instead of the paper's list or ``blocks``."""
-        return LayeredModel(self.module, self.traced, self.input_shape)
+        twin = copy.copy(self)
+        twin.blocks = tuple(cut.name for cut in self.cuts)
+        twin._number([(cut.name, cut) for cut in self.cuts])
+        return twin
 
     def over(self, module: nn.Module) -> LayeredModel:
         """The same layers over another ``module`` of the same structure; costs no tracing."""
@@ -298,6 +301,12 @@ class LayeredModel:
                 elif node.op == "get_attr":
                     tensors.append(self.tensors.first_name(target))
         return list(dict.fromkeys(tensors)), list(dict.fromkeys(constants))
+
+    def _number(self, chosen: Sequence[tuple[str, Cut]]) -> None:
+        self._ends = [cut for _, cut in chosen]
+        self._structure = None
+        self.layers = self._make_layers([name for name, _ in chosen])
+        self.default_freeze = self._default_freeze()
 
     def _make_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
         layers: list[Layer] = []

@@ -115,12 +115,17 @@ def compile_slice(crossings: Crossings, before: Place | None, after: Place) -> C
         return made[node]
 
     for node in nodes:
-        if node is source:
+        if node is source or (node in crossings.derived and not _available(node, made, crossings)):
             continue
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _resolve(a, argument))
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
     graph.output(argument(after.node))
     return _compiled(graph)
+
+
+def _available(node: fx.Node, made: dict[fx.Node, Any], crossings: Crossings) -> bool:
+    """False for a plain value read from a tensor that stayed before the cut."""
+    return all(n in made or n in crossings.derived for n in node.all_input_nodes)
 
 
 def _resolve(value: Any, argument: Callable[[fx.Node], Any]) -> Any:

@@ -25,8 +25,13 @@ class TensorTable:
         for name, tensor in named:
             self._first[name] = by_identity.setdefault(id(tensor), name)
         self._names: dict[str, list[str]] = {}
+        self._inside: dict[str, list[str]] = {}
         for name, first in self._first.items():
             self._names.setdefault(first, []).append(name)
+            path = name
+            while path:
+                path = path.rpartition(".")[0]
+                self._inside.setdefault(path, []).append(first)
 
     def names(self) -> list[str]:
         """First name of every parameter and buffer."""
@@ -52,8 +57,7 @@ class TensorTable:
 
     def inside(self, path: str) -> list[str]:
         """First names of all parameters and buffers of submodule ``path``."""
-        prefix = path + "." if path else ""
-        return list(dict.fromkeys(first for name, first in self._first.items() if name.startswith(prefix)))
+        return list(dict.fromkeys(self._inside.get(path, ())))
 
     def __contains__(self, name: object) -> bool:
         return name in self._first

@@ -17,9 +17,7 @@ from hapi.models.head import outputs, resize_head
 _RANDOM = re.compile(r"random:(\d{1,18})")
 _FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-_OLD_DENSENET = re.compile(
-    r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$"
-)
+_OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
 
 def random_seed(weights: str) -> int | None:

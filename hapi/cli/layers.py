@@ -1,0 +1,95 @@
+"""``hapi layers MODEL``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hapi.cli.push import configure_shape, spec_of
+from hapi.errors import UsageError
+from hapi.models.layers import LayeredModel
+from hapi.models.repository import open_model
+from hapi.models.zoo import structure
+from hapi.storage.objects import open_store, split_address
+
+_STORE = "store:"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a torchvision name, transformer (vit_b_16), timm:NAME, package.module:factory, "
+        "or store:STORE/NAME for a pushed model",
+    )
+    configure_shape(parser)
+    parser.add_argument(
+        "--all-cuts", action="store_true", help="every cut point, not the paper's list or the blocks"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the layers. No weights are downloaded or made."""
+    model = _structure(args)
+    if args.all_cuts:
+        model = model.with_all_cuts()
+    if args.json:
+        print(json.dumps({"default_freeze": model.default_freeze, "layers": _rows(model)}, indent=1))
+    else:
+        _print(model, args.model)
+    return 0
+
+
+def _structure(args: argparse.Namespace) -> LayeredModel:
+    if not args.model.startswith(_STORE):
+        return structure(spec_of(args, "random:0"), allow_import=True)
+    if args.blocks:
+        raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks away")
+    url, name = split_address(args.model.removeprefix(_STORE))
+    return open_model(open_store(url), name).layered(
+        input_shape=(3, args.input_size, args.input_size), allow_import=True
+    )
+
+
+def _rows(model: LayeredModel) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "shape": list(layer.output_shape),
+            "bytes": layer.output_bytes,
+            "parameters": layer.parameter_count,
+        }
+        for layer in model.layers
+    ]
+
+
+def _print(model: LayeredModel, title: str) -> None:
+    rows = _rows(model)
+    whole = model.output_bytes()[0]
+    shape = "x".join(str(side) for side in model.input_shape)
+    print(f"{title}: {len(rows)} layers, input {shape} = {whole / 1e3:.1f} kB a sample (float32)")
+    header = ["LAYER", "NAME", "OUTPUT", "KB/SAMPLE", "OF INPUT", "PARAMETERS", ""]
+    table = [header]
+    for row in rows:
+        table.append(
+            [
+                str(row["index"]),
+                row["name"],
+                "x".join(str(side) for side in row["shape"]),
+                f"{row['bytes'] / 1e3:.1f}",
+                f"{row['bytes'] / whole:.2f}",
+                f"{row['parameters']:,}" if row["parameters"] else "-",
+                "<- default freeze" if row["index"] == model.default_freeze else "",
+            ]
+        )
+    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    for line in table:
+        cells = [
+            cell.ljust(width) if column in (1, 2, 6) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,74 @@
+"""``hapi push MODEL STORE/NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hapi.models.repository import push
+from hapi.models.zoo import ModelSpec, build
+from hapi.storage.objects import open_store, split_address
+
+_SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help=_SHARED_HELP)
+    parser.add_argument(
+        "address", metavar="STORE/NAME", help="for example store/resnet50 or s3://bucket/resnet50"
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="WEIGHTS",
+        help="random:SEED, a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local .safetensors or "
+        ".pth file (default: DEFAULT, and random:0 for package.module:factory)",
+    )
+    parser.add_argument(
+        "--num-classes", type=int, metavar="N", help="give the head N classes (default: as it is)"
+    )
+    configure_shape(parser)
+    parser.add_argument("--replace", action="store_true", help="replace the model of this name")
+
+
+def configure_shape(parser: argparse.ArgumentParser) -> None:
+    """Declare what decides the list of layers: the input's size and the blocks."""
+    parser.add_argument(
+        "--input-size", type=int, default=224, metavar="N", help="side of the square RGB input (default 224)"
+    )
+    parser.add_argument(
+        "--blocks",
+        metavar="A,B,...",
+        help="module paths or layer names at which layers end, in order; needed for a model that cannot be traced",
+    )
+
+
+def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = None) -> ModelSpec:
+    """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
+    here = str(Path.cwd())
+    if ":" in args.model and here not in sys.path:
+        sys.path.insert(0, here)
+    blocks = tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
+    return ModelSpec(
+        architecture=args.model,
+        num_classes=num_classes,
+        weights=weights,
+        input_shape=(3, args.input_size, args.input_size),
+        blocks=blocks,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the model and write it into the store; prints what was written."""
+    store_url, name = split_address(args.address)
+    own = ":" in args.model and not args.model.startswith("timm:")
+    spec = spec_of(args, args.weights or ("random:0" if own else "DEFAULT"), args.num_classes)
+    store = open_store(store_url)
+    model = build(spec, allow_import=True)
+    pushed = push(store, name, model, spec, replace_existing=args.replace)
+    size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"
+    classes = f", {pushed.manifest.classes} classes" if pushed.manifest.classes else ""
+    print(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")
+    print(f"digest {pushed.digest}; train with: hapi-train --model store:{name}")
+    return 0

@@ -1,0 +1,91 @@
+"""``hapi push`` and ``hapi layers``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hapi.cli.main import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_layers_prints_the_papers_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "layers", "resnet18", "--input-size", "64")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "resnet18: 14 layers, input 3x64x64 = 49.2 kB a sample (float32)"
+    assert lines[1].split() == ["LAYER", "NAME", "OUTPUT", "KB/SAMPLE", "OF", "INPUT", "PARAMETERS"]
+    assert lines[2].split() == ["1", "conv1", "64x32x32", "262.1", "5.33", "9,408"]
+    assert lines[12].split()[:3] == ["11", "layer4.0", "512x2x2"] and lines[12].endswith("<- default freeze")
+    assert len(lines) == 16
+
+
+def test_layers_with_every_cut_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "layers", "resnet18", "--input-size", "64", "--all-cuts", "--json")
+    document = json.loads(out)
+    assert code == 0 and len(document["layers"]) == 23
+    assert document["layers"][4] == {
+        "index": 5,
+        "name": "layer1.0.add",
+        "shape": [64, 16, 16],
+        "bytes": 65536,
+        "parameters": 73984,
+    }
+
+
+def test_push_then_layers_then_ls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    address = f"{tmp_path}/net"
+    options = ("--weights", "random:1", "--num-classes", "7", "--input-size", "32")
+    code, out, _ = run(capsys, "push", "squeezenet1_1", address, *options)
+    assert code == 0
+    assert "pushed squeezenet1_1 as 'net'" in out and "7 classes" in out and "--model store:net" in out
+    code, out, _ = run(capsys, "layers", f"store:{address}", "--input-size", "32")
+    assert code == 0 and " 7 " in out.splitlines()[-1]
+    code, out, _ = run(capsys, "ls", str(tmp_path))
+    assert code == 0 and "squeezenet1_1" in out
+    code, _, err = run(capsys, "push", "squeezenet1_1", address, *options)
+    assert code == 1 and "already in" in err and err.count("\n") == 1
+    code, _, _ = run(capsys, "push", "squeezenet1_1", address, *options, "--replace")
+    assert code == 0
+
+
+def test_a_factory_in_the_current_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hapi_test_my_model.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Linear(3, 2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p])
+    code, out, _ = run(capsys, "layers", "hapi_test_my_model:net", "--input-size", "2", "--blocks", "1,2")
+    assert code == 0 and "2 layers" in out
+    code, out, _ = run(capsys, "push", "hapi_test_my_model:net", f"{tmp_path}/store/net", "--input-size", "2")
+    assert code == 0 and "3 layers" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("layers", "resnet51"), "did you mean resnet50"),
+        (("layers", "alexnet", "--input-size", "16"), "cannot run on samples of shape 3x16x16"),
+        (("layers", "alexnet", "--input-size", "0"), "give 1 to 4 sides"),
+        (("layers", "resnet18", "--blocks", "layer9"), "no layer can end at 'layer9'"),
+        (("push", "resnet18", "nowhere", "--weights", "random:0"), "is not STORE/NAME"),
+        (("push", "squeezenet1_1", "store/x", "--weights", "missing.pth"), "missing.pth does not exist"),
+    ],
+)
+def test_errors_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert code in (1, 2) and out == ""
+    assert message in err and err.count("\n") == 1

@@ -1,0 +1,368 @@
+"""Pushed models: written in layer order, read by range, verified; and what the server makes of a reference."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from hapi.errors import (
+    BadRequestError,
+    ConflictError,
+    DataError,
+    HapiError,
+    ModelError,
+    NotFoundError,
+    UnprocessableError,
+)
+from hapi.models.layers import layered
+from hapi.models.manifest import ModelManifest
+from hapi.models.pushed import PushedModel
+from hapi.models.repository import (
+    StoredModel,
+    front_bytes,
+    list_models,
+    materialise,
+    open_model,
+    push,
+    store_reference,
+    zoo_reference,
+)
+from hapi.models.zoo import ModelSpec, build
+from hapi.storage.local import LocalStore
+from hapi.storage.objects import ReadPart
+from hapi.wire.references import ModelReference
+
+SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)
+
+BUFFERS = '''
+import torch
+from torch import nn
+
+class Filled(nn.Module):
+    """A buffer that is in no state dict and is filled in place: the meta device forgets it."""
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.empty(4), persistent=False)
+        self.table.copy_(torch.arange(4.0))
+        self.fc = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.fc(x * self.table)
+'''
+
+
+class CountingStore(LocalStore):
+    """A folder that counts what is read from the weights."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ranges: list[tuple[int, int]] = []
+        self._counting = threading.Lock()
+
+    def read_many(self, parts: list[ReadPart]) -> None:  # type: ignore[override]
+        with self._counting:
+            self.ranges += [
+                (p.start, p.start + p.out.nbytes) for p in parts if p.key.endswith(".safetensors")
+            ]
+        super().read_many(parts)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+
+@pytest.fixture(scope="module")
+def pushed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    push(LocalStore(str(folder)), "net", build(SPEC), SPEC)
+    return folder
+
+
+@pytest.fixture
+def store(pushed_folder: Path) -> CountingStore:
+    return CountingStore(str(pushed_folder))
+
+
+def weights_file(folder: Path, name: str = "net") -> Path:
+    return next((folder / "models" / name).glob("push-*/weights.safetensors"))
+
+
+def test_the_file_is_safetensors_in_layer_order(store: CountingStore, pushed_folder: Path) -> None:
+    model = build(SPEC)
+    by_library = load_file(weights_file(pushed_folder))
+    assert all(torch.equal(by_library[n], model.tensors.get(n)) for n in model.tensor_names(0, len(model)))
+    stored = open_model(store, "net")
+    names = model.tensor_names(0, len(model))
+    assert list(stored.manifest.tensors) == names
+    entries = [stored.manifest.tensors[n] for n in names]
+    assert all(a.stop == b.start for a, b in pairwise(entries))
+    assert stored.manifest.default_freeze == 11 and stored.manifest.classes == 10
+    assert list(stored.manifest.digests) == model.front_digests()
+
+
+@pytest.mark.parametrize("split", [1, 4, 7, 11, 13])
+def test_server_and_trainer_read_their_layers_and_no_others(store: CountingStore, split: int) -> None:
+    original = build(SPEC)
+    stored = open_model(store, "net")
+    client = stored.layered()
+    reference = store_reference(stored, client, split)
+    assert reference.digest == original.front_digest(split)
+    front = materialise(ModelReference.from_json(reference.to_json()), split, store)
+    wanted = [stored.manifest.tensors[n] for n in original.tensor_names(0, split)]
+    assert (
+        store.bytes_read
+        == sum(e.nbytes for e in wanted)
+        == front_bytes(front, split)
+        == front.resident_bytes()
+    )
+    assert (
+        min(r[0] for r in store.ranges) == wanted[0].start
+        and max(r[1] for r in store.ranges) == wanted[-1].stop
+    )
+    assert len(store.ranges) < max(2, len(wanted) / 4)  # neighbours are read together
+
+    store.ranges.clear()
+    read = stored.load(client, split, len(client))
+    rest = [stored.manifest.tensors[n] for n in original.tensor_names(split, len(original))]
+    assert store.bytes_read == read == sum(e.nbytes for e in rest)
+
+    x = torch.rand(2, 3, 32, 32)
+    middle = front.segment(0, split, frozen=True)(x)
+    out = client.segment(split, len(client), frozen=True)(middle)
+    assert torch.equal(out, original.segment(0, len(original), frozen=True)(x))
+
+
+def test_another_head_is_fresh_and_not_read(store: CountingStore) -> None:
+    stored = open_model(store, "net")
+    client = stored.layered(num_classes=3, head_seed=5)
+    assert client.output_shapes()[-1] == (3,) and client.fresh == {"fc.weight", "fc.bias"}
+    assert stored.load(client, 13, 14) == 0 and store.ranges == []
+    twin = stored.layered(num_classes=3, head_seed=5)
+    assert torch.equal(client.tensors.get("fc.weight"), twin.tensors.get("fc.weight"))
+    assert client.front_digest(13) == open_model(store, "net").layered().front_digest(13)
+
+
+def test_another_input_shape_than_pushed(store: CountingStore) -> None:
+    stored = open_model(store, "net")
+    client = stored.layered(input_shape=(3, 64, 64))
+    reference = store_reference(stored, client, 11)
+    front = materialise(reference, 11, store)
+    assert front.output_shapes()[11] == (512, 2, 2)
+    assert reference.digest != store_reference(stored, stored.layered(), 11).digest
+
+
+def test_a_description_from_a_server_is_enough_for_the_trainer(store: CountingStore) -> None:
+    stored = open_model(store, "net")
+    remote = PushedModel.from_json(json.loads(json.dumps(stored.to_json())))
+    client = remote.layered()
+
+    def fetch(entries: object) -> object:
+        for entry in entries:  # type: ignore[attr-defined]
+            yield entry.name, stored.read_tensor(entry.name)
+
+    remote.load_from(fetch, client, 11, 14)  # type: ignore[arg-type]
+    assert torch.equal(client.tensors.get("fc.weight"), build(SPEC).tensors.get("fc.weight"))
+    entry = stored.tensor_spec("fc.weight")
+    assert (entry.dtype, entry.shape) == ("float32", (10, 512))
+    with pytest.raises(NotFoundError, match=r"no tensor 'fc\.nothing'"):
+        stored.read_tensor("fc.nothing")
+    with pytest.raises(DataError, match="did not come"):
+        remote.load_from(lambda entries: [], remote.layered(), 11, 14)
+    with pytest.raises(DataError, match=r"tensor 'fc\.\w+' .*damaged"):
+        remote.load_from(
+            lambda entries: [(e.name, memoryview(bytes(e.nbytes))) for e in entries], remote.layered(), 13, 14
+        )
+
+
+def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    stored = push(store, "net", build(SPEC), SPEC)
+    entry = stored.manifest.tensors["layer1.0.conv2.weight"]
+    path = weights_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[entry.start + 11] ^= 0x10
+    path.write_bytes(data)
+    stored = open_model(store, "net")
+    with pytest.raises(
+        DataError, match=r"tensor 'layer1\.0\.conv2\.weight' .* damaged; push the model again"
+    ):
+        stored.load(stored.layered(), 0, 11)
+    stored.load(stored.layered(), 0, 4)  # the layers before it are whole
+    path.write_bytes(bytes(data[: entry.start]))
+    with pytest.raises(HapiError, match="shorter than it should be"):
+        stored.load(stored.layered(), 0, 11)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: float, bit: int) -> None:
+    data = bytearray((pushed_folder / "models/net/model.json").read_bytes())
+    good = ModelManifest.from_bytes(bytes(data), "model.json")
+    data[int(position * len(data))] ^= 1 << bit
+    try:
+        assert ModelManifest.from_bytes(bytes(data), "model.json") == good  # white space
+    except DataError as error:
+        assert str(error).startswith("model.json is ")
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"format": 2}, "x"])
+def test_other_documents_are_refused(document: object) -> None:
+    with pytest.raises(BadRequestError):
+        PushedModel.from_json(document)
+
+
+def test_replacing_needs_to_be_said_and_leaves_one_push(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    first = push(store, "net", build(SPEC), SPEC)
+    with pytest.raises(ConflictError, match=r"'net' is already in .*--replace"):
+        push(store, "net", build(SPEC), SPEC)
+    other = ModelSpec(**{**SPEC.__dict__, "weights": "random:5"})
+    second = push(store, "net", build(other), other, replace_existing=True)
+    assert len(store.list_names("models/net")) == 1
+    with pytest.raises(ConflictError, match=f"digest {second.digest} here, not {first.digest}"):
+        open_model(store, "net", first.digest)
+    with pytest.raises(ConflictError, match="was replaced while it was read"):
+        first.load(first.layered(), 0, 1)
+    assert open_model(store, "net", second.digest).digest == second.digest
+
+
+def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
+    class Dying(LocalStore):
+        def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+            if key.endswith("model.json"):
+                raise KeyboardInterrupt
+            super().put(key, data)
+
+    with pytest.raises(KeyboardInterrupt):
+        push(Dying(str(tmp_path)), "net", build(SPEC), SPEC)
+    store = LocalStore(str(tmp_path))
+    with pytest.raises(NotFoundError, match="has no model 'net'"):
+        open_model(store, "net")
+    assert [m.problem for m in list_models(store)] == ["incomplete: push it again"]
+    push(store, "net", build(SPEC), SPEC)
+    assert len(store.list_names("models/net")) == 1  # what the killed one left is gone
+    (summary,) = list_models(store)
+    assert (summary.name, summary.architecture, summary.layers) == ("net", "resnet18", 14)
+    assert summary.to_json()["problem"] is None
+
+
+def test_buffers_outside_the_state_dict_come_out_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hapi_test_buffers.py").write_text(BUFFERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec(architecture="hapi_test_buffers:Filled", input_shape=(4,))
+    store = LocalStore(str(tmp_path / "store"))
+    model = build(spec, allow_import=True)
+    push(store, "net", model, spec)
+    with pytest.raises(ModelError, match="not allowed"):
+        open_model(store, "net").layered()
+    stored = open_model(store, "net")
+    again = stored.layered(allow_import=True)
+    stored.load(again, 0, len(again))
+    assert torch.equal(again.tensors.get("table"), torch.arange(4.0))
+    reference = store_reference(stored, again, 1)
+    with pytest.raises(ModelError, match="not allowed"):
+        materialise(reference, 1, store)
+    assert materialise(reference, 1, store, ["hapi_test_buffers:Filled"]).resident_bytes() == 16
+
+
+def test_tied_and_half_precision_tensors_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hapi_test_tied.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Tied(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)\n"
+        "        self.two.weight = self.one.weight\n"
+        "        self.register_buffer('brief', torch.ones(3, dtype=torch.bfloat16))\n"
+        "        self.register_buffer('none', torch.empty(0))\n"
+        "        self.register_buffer('flag', torch.tensor([True, False]))\n"
+        "    def forward(self, x):\n"
+        "        return self.two(self.one(x)) + self.brief.float().sum() + self.none.sum() + self.flag.sum()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec(architecture="hapi_test_tied:Tied", input_shape=(4,), weights="random:2")
+    store = LocalStore(str(tmp_path / "store"))
+    model = build(spec, allow_import=True)
+    stored = push(store, "net", model, spec)
+    assert load_file(weights_file(tmp_path / "store"))["brief"].dtype == torch.bfloat16
+    again = stored.layered(allow_import=True)
+    stored.load(again, 0, len(again))
+    assert again.module.two.weight is again.module.one.weight
+    x = torch.rand(2, 4)
+    assert torch.equal(again.module(x), model.module(x))
+
+
+def test_blocks_of_an_untraceable_model_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hapi_test_blocks.py").write_text(
+        "from torch import nn\n"
+        "class Root(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.b(self.a(x)) if bool((x == x).all()) else x\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec(architecture="hapi_test_blocks:Root", input_shape=(4,), blocks=("a", "b"))
+    store = LocalStore(str(tmp_path / "store"))
+    model = build(spec, allow_import=True)
+    stored = push(store, "net", model, spec)
+    client = stored.layered(allow_import=True)
+    front = materialise(store_reference(stored, client, 1), 1, store, ["hapi_test_blocks"])
+    x = torch.rand(2, 4)
+    assert torch.equal(front.segment(0, 1, frozen=True)(x), model.module.a(x))
+
+
+def test_zoo_references(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    model = build(SPEC)
+    reference = ModelReference.from_json(zoo_reference(SPEC, model, 11).to_json())
+    front = materialise(reference, 11, store)
+    assert front.resident_bytes() == front_bytes(front, 11) == front_bytes(model, 11)
+    assert front.tensors.get("fc.weight").is_meta and front.tensors.get("layer4.1.bn1.running_mean").is_meta
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(front.segment(0, 11, frozen=True)(x), model.segment(0, 11, frozen=True)(x))
+    other = ModelReference(**{**reference.__dict__, "weights": "random:5"})
+    with pytest.raises(
+        ConflictError, match=rf"digest [0-9a-f]{{32}} here, but the request expects {reference.digest}"
+    ):
+        materialise(other, 11, store)
+    with pytest.raises(ConflictError):
+        materialise(reference, 10, store)
+    with pytest.raises(UnprocessableError, match="resnet18 has layers 1 to 14"):
+        materialise(reference, 15, store)
+    with pytest.raises(ModelError, match="a file cannot be named in a request"):
+        materialise(ModelReference(**{**reference.__dict__, "weights": "x.pth"}), 11, store)
+    with pytest.raises(ModelError, match="--allow-model"):
+        materialise(ModelReference(**{**reference.__dict__, "name": "os:getcwd"}), 11, store)
+    with pytest.raises(NotFoundError, match=r"has no model 'none'"):
+        materialise(ModelReference(**{**reference.__dict__, "source": "store", "name": "none"}), 1, store)
+    with pytest.raises(ModelError, match="push the model into the store"):
+        zoo_reference(ModelSpec(**{**SPEC.__dict__, "weights": "/tmp/x.pth"}), model, 11)
+
+
+def test_two_fronts_of_one_model_are_apart(store: CountingStore) -> None:
+    stored = open_model(store, "net")
+    reference = store_reference(stored, stored.layered(), 4)
+    one, two = materialise(reference, 4, store), materialise(reference, 4, store)
+    with torch.no_grad():
+        one.tensors.get("conv1.weight").zero_()
+    assert not torch.equal(one.tensors.get("conv1.weight"), two.tensors.get("conv1.weight"))
+
+
+def test_a_model_that_is_not_loaded_is_not_pushed(store: CountingStore, tmp_path: Path) -> None:
+    stored: StoredModel = open_model(store, "net")
+    with pytest.raises(ModelError, match="is not loaded"):
+        push(LocalStore(str(tmp_path)), "other", stored.layered(), SPEC)
+    with pytest.raises(BadRequestError):
+        push(LocalStore(str(tmp_path)), "../x", layered(nn.Linear(2, 2), (2,)), SPEC)

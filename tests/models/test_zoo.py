@@ -1,0 +1,334 @@
+"""Models by name: architectures, weights, heads."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from hapi.errors import BadRequestError, ModelError
+from hapi.models.zoo import ModelSpec, build, structure
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 6))
+
+def with_classes(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, num_classes))
+
+def computes():
+    layer = nn.Linear(12, 3)
+    scale = float(layer.weight.abs().max())      # needs real numbers: no meta device
+    return nn.Sequential(nn.Flatten(), layer, nn.Hardtanh(-scale, scale))
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        table = torch.empty(4)
+        table.fill_(2.5)
+        self.register_buffer("table", table, persistent=False)
+        self.attribute = torch.empty(4).fill_(0.5)
+        self.fc = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.fc(x.flatten(1)[:, :4] * self.table + self.attribute)
+
+def needs(width):
+    return nn.Linear(width, 2)
+
+def broken():
+    raise ValueError("no such file: weights.bin")
+
+number = 3
+
+def not_a_module():
+    return 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "hapi_test_factories.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "hapi_test_factories"
+
+
+def spec(architecture: str = "squeezenet1_1", **more: object) -> ModelSpec:
+    return ModelSpec(**{"architecture": architecture, "input_shape": (3, 32, 32), **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet51", "unknown architecture 'resnet51'; did you mean resnet50"),
+        ("transfomer", "did you mean transformer"),
+        ("zzz", "use a torchvision name such as resnet50"),
+        ("../x", "is not an architecture's name"),
+        ("os:system", "importing 'os:system' is not allowed here; .*--allow-model os:system"),
+    ],
+)
+def test_unknown_architectures(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(spec(name))
+
+
+def test_random_weights_are_torchs_own_and_leave_the_generator_alone() -> None:
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    model = build(spec(weights="random:7"))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    plain = torchvision.models.squeezenet1_1()
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.module.state_dict()[name], value)
+
+
+def test_the_front_is_the_same_for_every_number_of_classes() -> None:
+    one, two = build(spec(num_classes=10)), build(spec(num_classes=3, head_seed=9))
+    head = {"classifier.1.weight", "classifier.1.bias"}
+    assert one.fresh == two.fresh == head
+    for name in set(one.tensors.names()) - head:
+        assert torch.equal(one.tensors.get(name), two.tensors.get(name))
+    assert one.output_shapes()[-1] == (10,) and two.output_shapes()[-1] == (3,)
+    again = build(spec(num_classes=10))
+    assert torch.equal(again.tensors.get("classifier.1.weight"), one.tensors.get("classifier.1.weight"))
+    other = build(spec(num_classes=10, head_seed=1))
+    assert not torch.equal(other.tensors.get("classifier.1.weight"), one.tensors.get("classifier.1.weight"))
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc"),
+        ("densenet121", "classifier"),
+        ("mobilenet_v3_small", "classifier.3"),
+        ("swin_t", "head"),
+    ],
+)
+def test_heads_are_found(name: str, head: str) -> None:
+    assert build(spec(name, num_classes=5)).fresh == {f"{head}.weight", f"{head}.bias"}
+
+
+def test_a_factory_of_the_user(factories: str) -> None:
+    name = f"{factories}:plain"
+    model = build(spec(name, num_classes=6), allow_import=True)
+    assert model.output_shapes()[-1] == (6,) and not model.fresh  # it has the right number already
+    assert build(spec(name, num_classes=4), allow_import=[name]).output_shapes()[-1] == (4,)
+    assert build(spec(name), allow_import=[factories]).output_shapes()[-1] == (6,)
+    with pytest.raises(ModelError, match="not allowed"):
+        build(spec(name), allow_import=["other:plain"])
+
+
+def test_a_factory_that_wants_the_number_of_classes(factories: str) -> None:
+    shape = (3, 2, 2)
+    ten = build(spec(f"{factories}:with_classes", num_classes=10, input_shape=shape), allow_import=True)
+    two = build(spec(f"{factories}:with_classes", num_classes=2, input_shape=shape), allow_import=True)
+    assert ten.output_shapes()[-1] == (10,)
+    assert torch.equal(ten.tensors.get("1.weight"), two.tensors.get("1.weight"))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("missing", "cannot be imported: AttributeError"),
+        ("needs", "needs the argument 'width'"),
+        ("broken", r"cannot be built: ValueError: no such file: weights.bin at .*hapi_test_factories.py:\d+"),
+        ("number", "is a int, not a function or class"),
+        ("not_a_module", "returned a int, not a torch.nn.Module"),
+    ],
+)
+def test_factories_that_do_not_work(factories: str, attribute: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(spec(f"{factories}:{attribute}"), allow_import=True)
+    with pytest.raises(ModelError, match="'no_such_module:f' cannot be imported: ModuleNotFoundError"):
+        build(spec("no_such_module:f"), allow_import=True)
+
+
+def test_a_structure_has_no_weights_but_all_that_the_constructor_computes(factories: str) -> None:
+    model = structure(spec("resnet18"))
+    assert all(p.is_meta for p in model.module.parameters())
+    swin = structure(spec("swin_t"))
+    real = build(spec("swin_t"))
+    tables = [n for n in real.tensors.names() if n.endswith("relative_position_index")]
+    assert tables
+    for name in tables:
+        assert torch.equal(swin.tensors.get(name), real.tensors.get(name))
+    computes = structure(spec(f"{factories}:computes", input_shape=(3, 2, 2)), allow_import=True)
+    assert not computes.tensors.get("1.weight").is_meta  # it was built for real, since it had to be
+    own = structure(spec(f"{factories}:Tables", input_shape=(1, 2, 2)), allow_import=True)
+    assert torch.equal(own.traced.constants["attribute"], torch.full((4,), 0.5))
+
+
+def test_checkpoints_of_all_forms(tmp_path: Path) -> None:
+    source = build(spec(weights="random:5")).module
+    state = source.state_dict()
+    forms = {
+        "plain.pth": state,
+        "nested.pth": {"state_dict": state, "epoch": 3},
+        "model.pt": {"model": state},
+        "ddp.pth": {f"module.{k}": v for k, v in state.items()},
+    }
+    for name, content in forms.items():
+        torch.save(content, tmp_path / name)
+    save_file(state, tmp_path / "plain.safetensors")
+    for name in [*forms, "plain.safetensors"]:
+        loaded = build(spec(weights=str(tmp_path / name)))
+        assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items()), name
+
+
+def test_a_checkpoint_with_another_number_of_classes(tmp_path: Path) -> None:
+    state = build(spec(num_classes=10, weights="random:5")).module.state_dict()
+    path = str(tmp_path / "ten.pth")
+    torch.save(state, path)
+    kept = build(spec(weights=path))  # no number asked for: the checkpoint's head
+    assert kept.output_shapes()[-1] == (10,)
+    assert torch.equal(kept.tensors.get("classifier.1.weight"), state["classifier.1.weight"])
+    same = build(spec(weights=path, num_classes=10))
+    assert (
+        torch.equal(same.tensors.get("classifier.1.weight"), state["classifier.1.weight"]) and not same.fresh
+    )
+    other = build(spec(weights=path, num_classes=4))
+    assert other.output_shapes()[-1] == (4,) and other.fresh
+    assert torch.equal(other.tensors.get("features.0.weight"), state["features.0.weight"])
+
+
+def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
+    state = dict(build(spec()).module.state_dict())
+    path = tmp_path / "x.pth"
+
+    def saved(content: object) -> ModelSpec:
+        torch.save(content, path)
+        return spec(weights=str(path))
+
+    wrong = {k: v for k, v in state.items() if k != "features.0.bias"} | {"extra.weight": torch.zeros(1)}
+    with pytest.raises(
+        ModelError, match=r"missing features\.0\.bias; unexpected extra\.weight \(1 missing, 1 unexp"
+    ):
+        build(saved(wrong))
+    with pytest.raises(ModelError, match="size mismatch for features"):
+        build(saved(state | {"features.0.bias": torch.zeros(3)}))
+    with pytest.raises(ModelError, match="holds no state dict"):
+        build(saved({"a": 3}))
+    with pytest.raises(ModelError, match="cannot be read as tensors"):
+        build(saved(nn.Linear(2, 2)))  # a pickled module would run code
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelError, match="cannot be read as tensors"):
+        build(spec(weights=str(path)))
+    with pytest.raises(ModelError, match="does not exist"):
+        build(spec(weights="/nowhere/x.safetensors"))
+    with pytest.raises(ModelError, match="not allowed here"):
+        build(spec(weights=str(path)), allow_files=False)
+
+
+def test_weights_names_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"has no weights 'IMAGENET'; it has DEFAULT, IMAGENET1K_V1"):
+        build(spec(weights="IMAGENET"))
+    with pytest.raises(ModelError, match="write random:SEED"):
+        build(spec(weights="random:x"))
+
+    def offline(*args: object, **kwargs: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(
+        ModelError, match=r"cannot be downloaded \(Name or service not known\); give a local file"
+    ):
+        build(spec(weights="IMAGENET1K_V1"))
+
+
+def test_named_weights_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = build(spec(weights="random:8")).module.state_dict()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: dict(state))
+    loaded = build(spec(weights="DEFAULT"))
+    assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items())
+
+
+def test_googlenet_with_its_own_weights_transforms_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torchvision.models.googlenet(aux_logits=True, init_weights=False).state_dict()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: dict(state))
+    named = build(spec("googlenet", weights="DEFAULT"))  # the auxiliary heads' tensors are left out
+    assert named.module.transform_input is True and named.module.aux1 is None
+    assert torch.equal(named.tensors.get("conv1.conv.weight"), state["conv1.conv.weight"])
+    assert structure(spec("googlenet")).module.transform_input is False
+
+
+def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = build(spec("densenet121")).module.state_dict()
+    old = {k.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): v for k, v in state.items()}
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: dict(old))
+    loaded = build(spec("densenet121", weights="DEFAULT"))
+    assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.parametrize(("name", "side"), [("timm:resnet10t", 32), ("timm:vit_tiny_patch16_224", 32)])
+def test_timm_models(name: str, side: int) -> None:
+    model = build(spec(name, input_shape=(3, side, side), num_classes=4))
+    x = torch.rand(2, 3, side, side)
+    model.module.eval()
+    with torch.no_grad():
+        whole = model.module(x)
+    split = len(model) // 2
+    out = model.segment(split, len(model), frozen=True)(model.segment(0, split, frozen=True)(x))
+    assert torch.equal(out, whole)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_timm_errors() -> None:
+    with pytest.raises(ModelError, match="timm has no model 'resnet10x'; did you mean resnet10"):
+        build(spec("timm:resnet10x"))
+    with pytest.raises(ModelError, match="timm names weights in the model"):
+        build(spec("timm:resnet10t", weights="IMAGENET1K_V1"))
+
+
+def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(ModelError, match="needs timm, which is not installed: pip install timm"):
+        build(spec("timm:resnet18"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_classes": 0},
+        {"num_classes": True},
+        {"num_classes": "7"},
+        {"architecture": 3},
+        {"weights": ""},
+        {"blocks": "a"},
+        {"blocks": [1]},
+        {"input_shape": [3, -1, 2]},
+        {"input_shape": 224},
+        {"head_seed": -1},
+        {"surprise": 1},
+    ],
+)
+def test_documents_are_read_strictly(change: dict[str, object]) -> None:
+    good = spec(blocks=("a", "b"), num_classes=3).to_json()
+    assert ModelSpec.from_json(good) == spec(blocks=("a", "b"), num_classes=3)
+    with pytest.raises(BadRequestError):
+        ModelSpec.from_json({**good, **change})
+
+
+@given(
+    st.recursive(st.none() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s))
+)
+def test_any_document_is_refused_cleanly(document: object) -> None:
+    with pytest.raises(BadRequestError):
+        ModelSpec.from_json(document)
+
+
+def test_impossible_specs() -> None:
+    for change in ({"num_classes": 0}, {"input_shape": ()}, {"input_shape": (3, 0, 1)}):
+        with pytest.raises(ModelError):
+            spec(**change)
