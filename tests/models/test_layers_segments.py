@@ -79,7 +79,6 @@ SMALL = [
     "transformer",
     "squeezenet1_1",
     "mobilenet_v3_small",
-    "shufflenet_v2_x0_5",
 ]
 
 
