@@ -149,9 +149,13 @@ def _announce(session: Session) -> None:
     model, job, description = prepared.model, prepared.job, prepared.description
     names = [layer.name for layer in model.layers]
     at = f"{job.split} ({job.split_name})" if job.split else "none (stored samples are sent)"
+    unasked = ""
+    if settings.weights == "auto" and prepared.weights.startswith("random:"):
+        unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
     freeze = f"{prepared.freeze} ({names[prepared.freeze - 1]})" if prepared.freeze else "0 (nothing)"
     print(
-        f"model {settings.model}, {len(names)} layers, freeze {freeze}, split {at}\n"
+        f"model {settings.model}, {len(names)} layers, weights {prepared.weights}{unasked}, "
+        f"freeze {freeze}, split {at}\n"
         f"data  {description.reference.name}, {format_count(len(prepared.training_ids))} samples, "
         f"{len(description.classes)} classes, batch {settings.bs}, input {'x'.join(map(str, model.input_shape))}\n"
         f"via   {', '.join(prepared.urls)}{' (embedded)' if prepared.embedded else ''}, device {session.device}",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
-from hapi.errors import ConflictError, UsageError, WireError
+from hapi.errors import ConflictError, ModelError, UsageError, WireError
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
 from hapi.models.pushed import PushedModel
@@ -35,6 +35,8 @@ class ClientModel:
     """Split to the reference of layers 1..split."""
     load_from: Callable[[int], None]
     """Make sure that the weights of the layers after this one are in memory."""
+    weights: str
+    """Where the weights came from in the end: ``random:SEED``, a library's name, or ``pushed:NAME``."""
 
 
 def open_client_model(
@@ -48,19 +50,39 @@ def open_client_model(
     if settings.model.startswith(STORE_PREFIX):
         name = check_name(settings.model.removeprefix(STORE_PREFIX), "--model")
         return _pushed(settings, servers, name, classes, shape)
-    weights = f"random:{settings.seed}" if settings.weights == "random" else settings.weights
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
-        weights=weights,
+        weights={"auto": "DEFAULT", "random": f"random:{settings.seed}"}.get(
+            settings.weights, settings.weights
+        ),
         input_shape=shape,
         blocks=settings.blocks,
         head_seed=settings.seed,
     )
-    layered = build(spec, allow_import=True)
-    if is_file(weights):
+    if settings.weights == "auto":
+        spec, layered = _pretrained_or_random(spec, settings.seed)
+    else:
+        layered = build(spec, allow_import=True)
+    if is_file(spec.weights):
         return _pushed(settings, servers, _push_file(spec, layered, store), classes, shape)
-    return ClientModel(layered, lambda split: zoo_reference(spec, layered, split), lambda split: None)
+    return ClientModel(
+        layered, lambda split: zoo_reference(spec, layered, split), lambda split: None, spec.weights
+    )
+
+
+def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, LayeredModel]:
+    """The library's own weights if they are in its cache or can be fetched, else random ones from ``seed``.
+
+    Only absence makes random ones take their place: weights that do not fit are an error.
+    """
+    try:
+        return spec, build(spec, allow_import=True)
+    except ModelError as error:
+        if not isinstance(error.__cause__, OSError) and ":" not in spec.architecture:
+            raise
+    spec = replace(spec, weights=f"random:{seed}")
+    return spec, build(spec, allow_import=True)
 
 
 def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:
@@ -95,7 +117,9 @@ def _pushed(
     def load_from(split: int) -> None:
         pushed.load_from(fetch, layered, split, len(layered))
 
-    return ClientModel(layered, lambda split: store_reference(pushed, layered, split), load_from)
+    return ClientModel(
+        layered, lambda split: store_reference(pushed, layered, split), load_from, f"pushed:{name}"
+    )
 
 
 def _fetch(
@@ -132,4 +156,3 @@ def _fetch(
 
     servers.run(attempt)
     return [(e.name, b) for e, b in zip(entries, buffers, strict=True)]
-

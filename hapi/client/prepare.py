@@ -16,6 +16,7 @@ from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings, default_store
 from hapi.client.transport import HttpTransport, Transport
 from hapi.errors import ModelError, UsageError
+from hapi.models.devices import resolve_device
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
 from hapi.storage.sequence import epoch_sequence
@@ -38,6 +39,8 @@ class Prepared:
     device: torch.device
     description: DatasetDescription
     model: LayeredModel
+    weights: str
+    """Where the model's weights came from; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
     job: ExtractionJob
     training_ids: IdArray
@@ -58,7 +61,7 @@ def prepare(
     Raises :class:`HapiError` with one line that says what does not fit; starts an embedded server when the
     settings name none, and ends it again when anything fails.
     """
-    device = resolve_device(settings.device)
+    device = resolve_device(settings.device, "--device")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     embedded: EmbeddedServer | None = None
@@ -110,6 +113,7 @@ def _prepare(
         device=device,
         description=description,
         model=layered,
+        weights=model.weights,
         freeze=freeze,
         job=job,
         training_ids=training,
@@ -135,21 +139,6 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
     )
     embedded = EmbeddedServer(str(folder) if is_folder else store, allow_models=factories)
     return embedded, embedded.token
-
-
-def resolve_device(name: str) -> torch.device:
-    """The trainer's device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name!r}: expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    return device
 
 
 def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
@@ -255,4 +244,3 @@ def _divide(
         )
     order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
     return np.sort(order[count:]), np.sort(order[:count]), None
-

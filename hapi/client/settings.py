@@ -22,8 +22,9 @@ class TrainSettings:
         default="resnet18",
     )
     weights: str = setting(
-        "random (seeded), a torchvision weights name (DEFAULT, IMAGENET1K_V1), or a .safetensors/.pth file",
-        default="random",
+        "auto (pre-trained where in reach, else random), random (seeded), a torchvision weights name "
+        "(DEFAULT, IMAGENET1K_V1), or a .safetensors/.pth file",
+        default="auto",
     )
     blocks: tuple[str, ...] = setting(
         "module paths run in sequence, for a model that cannot be traced", default=()

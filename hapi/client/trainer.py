@@ -178,7 +178,7 @@ class Trainer:
         s, prepared = self.settings, self.session.prepared
         return {
             "model": s.model,
-            "weights": s.weights,
+            "weights": prepared.weights,
             "dataset": prepared.description.reference.version,
             "training samples": len(prepared.training_ids),
             "freeze": prepared.freeze,
@@ -219,6 +219,7 @@ class Trainer:
         return {
             "hapi": hapi.__version__,
             "model": self.settings.model,
+            "weights": prepared.weights,
             "layers": len(prepared.model.layers),
             "freeze": prepared.freeze,
             "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",

@@ -165,7 +165,7 @@ def test_damage_that_stays_is_reported_not_retried_for_ever() -> None:
     server = FakeServer()
     server.tamper = lambda stream: stream[:-20] + bytes([stream[-20] ^ 1]) + stream[-19:]
     window, _ = make_window([server], batches_of(16, 16))
-    with pytest.raises(WireError, match="checksum|padding"):
+    with pytest.raises(WireError, match=r"checksum|padding"):
         next(iter(window))
     window.close()
 

@@ -7,8 +7,10 @@ of three epochs within 1e-4 relative, the first step's gradients within 1e-5 rel
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import step_seed
 from hapi.client.transport import LoopbackTransport
+from hapi.models import zoo
+from hapi.models.layers import LayeredModel
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -108,7 +112,11 @@ def plain_model(f: Family) -> nn.Module:
     owner = model.get_submodule(parent)
     old = getattr(owner, last)
     torch.manual_seed(SEED)
-    new = nn.Linear(old.in_features, 10) if isinstance(old, nn.Linear) else nn.Conv2d(old.in_channels, 10, old.kernel_size)
+    new = (
+        nn.Linear(old.in_features, 10)
+        if isinstance(old, nn.Linear)
+        else nn.Conv2d(old.in_channels, 10, old.kernel_size)
+    )
     setattr(owner, last, new)
     return model
 
@@ -177,6 +185,18 @@ def file_order(store: Path) -> np.ndarray:
     return np.array([int(p.stem) for p in sorted((store / "source").glob("*/*.png"))])
 
 
+@pytest.fixture(autouse=True)
+def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's model of a family is traced and initialised once for all its splits, then copied."""
+    build = lru_cache(maxsize=1)(zoo.build)
+
+    def copied(spec: zoo.ModelSpec, *, allow_import: bool) -> LayeredModel:
+        kept = build(spec, allow_import=allow_import)
+        return kept.over(copy.deepcopy(kept.module))
+
+    monkeypatch.setattr("hapi.client.models.build", copied)
+
+
 @pytest.fixture
 def service(store: Path) -> Iterator[Service]:
     running = Service(ServerSettings(store=str(store), cos_batch=3, threads=1), open_store(str(store)))
@@ -186,7 +206,7 @@ def service(store: Path) -> Iterator[Service]:
 
 def open_session(service: Service, f: Family, split: int | str, freeze: int | str, **more: object) -> Session:
     settings = TrainSettings(
-        model=f.name, dataset="digits", image_size=f.size, bs=BATCH, seed=SEED, split=split, freeze=freeze,
+        model=f.name, weights="random", dataset="digits", image_size=f.size, bs=BATCH, seed=SEED, split=split, freeze=freeze,
         request_size=5, micro_batch=3, **more,  # type: ignore[arg-type]
     )  # fmt: skip
     return Session(settings, prepare(settings, transports=[LoopbackTransport(loopback_handler(service))]))
@@ -198,8 +218,8 @@ def split_training(session: Session) -> Result:
     optimizer = torch.optim.SGD(trained.parameters(), lr=LR, momentum=0.9)
     result = Result([], {})
     for epoch in range(EPOCHS):
-        total, number = 0.0, 0
-        for features, labels in session.epoch(epoch):
+        total = 0.0
+        for number, (features, labels) in enumerate(session.epoch(epoch)):
             torch.manual_seed(step_seed(SEED, epoch, number))
             loss = nn.functional.cross_entropy(trained(features), labels)
             optimizer.zero_grad()
@@ -208,7 +228,6 @@ def split_training(session: Session) -> Result:
                 result.gradients = {n: p.grad.clone() for n, p in trained.named_parameters()}
             optimizer.step()
             total += loss.item() * len(labels)
-            number += 1
         result.losses.append(total / COUNT)
     return result
 
@@ -265,7 +284,14 @@ def test_one_model_fast(service: Service, store: Path) -> None:
 
 def test_a_cut_past_the_freeze_is_exact(service: Service, store: Path) -> None:
     """VGG11 frozen before its last pooling: the pooling may run on the server and shrinks what is sent."""
-    f = Family("vgg11", "classifier.6", ("classifier.0", "classifier.3", "classifier.6"), 20, 32, torchvision_model("vgg11"))
+    f = Family(
+        "vgg11",
+        "classifier.6",
+        ("classifier.0", "classifier.3", "classifier.6"),
+        20,
+        32,
+        torchvision_model("vgg11"),
+    )
     with open_session(service, f, 21, 20) as session:
         assert session.boundary == 21
         plain = plain_training(f, order_of(session, store))

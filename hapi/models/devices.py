@@ -1,0 +1,81 @@
+"""What both tiers need to know about devices: their names, full memory, exact arithmetic, and waiting."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from hapi.errors import UsageError
+
+_MEMORY_TEXTS = (
+    "out of memory",
+    "can't allocate memory",
+    "ALLOC_FAILED",  # cuBLAS and cuDNN, for a handle or a workspace
+    "ALLOCATION_FAILED",
+    # cuDNN tried every way of a convolution and none could have its workspace; for the float32 forward passes of
+    # frozen layers there is no other reason.
+    "unable to find an engine",
+)
+
+
+def resolve_device(name: str, what: str = "device") -> torch.device:
+    """The torch device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    ``what`` names the setting in the :class:`UsageError` that is raised when there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{what} {name!r}: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UsageError(f"{what} {name!r}: this machine has {count} CUDA device(s)")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch failed for lack of memory, on a GPU or on the host."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(t in text for t in _MEMORY_TEXTS)
+
+
+def exact_arithmetic(device: torch.device) -> None:
+    """Float32 as IEEE float32 in this process, when ``device`` is a GPU; nothing on the CPU.
+
+    torch lets cuDNN round the inputs of convolutions to TF32 (10 bits of mantissa). The result would then depend
+    on which of the tiers has such a GPU, and, where cuDNN picks another way for another batch size, on the COS
+    batch. The flags are the process's: a switch to and fro around the frozen layers would race with other threads.
+    Whoever wants TF32 for the trained layers may set it again afterwards, for the frozen ones on this side as well.
+    """
+    if device.type != "cuda":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from torch 2.9 on the first two are deprecated, but still looked at
+        # Both ways of saying it must agree: torch refuses to compute when they contradict each other, and with
+        # only the older one a process-wide ``torch.backends.fp32_precision = "tf32"`` would stay in force.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        torch.backends.cudnn.rnn.fp32_precision = "ieee"
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done all that this thread gave it on its current stream; nothing on the CPU."""
+    if device.type == "cuda":
+        event_on(torch.cuda.current_stream(device)).synchronize()
+
+
+def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event after everything that was given to ``stream`` so far."""
+    event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps; else it would spin on a core
+    event.record(stream)
+    return event
