@@ -13,8 +13,8 @@ import pytest
 from harness import hapi, losses, report_of, run, server, start_train, train, wait_for
 
 COMMON = (
-    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16", "--lr", "0.002",
-    "--no-progress",
+    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
+    "--lr", "0.002", "--no-progress",
 )  # fmt: skip
 
 

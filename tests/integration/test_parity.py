@@ -206,8 +206,8 @@ def service(store: Path) -> Iterator[Service]:
 
 def open_session(service: Service, f: Family, split: int | str, freeze: int | str, **more: object) -> Session:
     settings = TrainSettings(
-        model=f.name, weights="random", dataset="digits", image_size=f.size, bs=BATCH, seed=SEED, split=split, freeze=freeze,
-        request_size=5, micro_batch=3, **more,  # type: ignore[arg-type]
+        model=f.name, weights="random", dataset="digits", image_size=f.size, bs=BATCH, seed=SEED,
+        split=split, freeze=freeze, request_size=5, micro_batch=3, **more,  # type: ignore[arg-type]
     )  # fmt: skip
     return Session(settings, prepare(settings, transports=[LoopbackTransport(loopback_handler(service))]))
 
