@@ -27,7 +27,7 @@ class EmbeddedServer:
     this machine cannot use it: it wants a token made for it.
     """
 
-    def __init__(self, store: str, *, allow_models: Sequence[str] = ()) -> None:
+    def __init__(self, store: str, *, allow_models: Sequence[str] = (), threads: int | None = None) -> None:
         if store.startswith("memory:"):
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
         self.token = secrets.token_hex(16)
@@ -42,6 +42,8 @@ class EmbeddedServer:
             "0",
             "--exit-with-stdin",
         ]
+        if threads is not None:
+            command += ["--threads", str(threads)]
         for name in allow_models:
             command += ["--allow-model", name]
         self._process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,12 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
         if ":" in settings.model and not settings.model.startswith(("timm:", "store:"))
         else []
     )
-    embedded = EmbeddedServer(str(folder) if is_folder else store, allow_models=factories)
+    # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
+    processors = len(os.sched_getaffinity(0))
+    share = max(1, processors // 2)
+    if settings.threads is None:
+        torch.set_num_threads(max(1, processors - share))
+    embedded = EmbeddedServer(str(folder) if is_folder else store, allow_models=factories, threads=share)
     return embedded, embedded.token
 
 
