@@ -7,7 +7,6 @@ On CUDA the copy to the host runs on a second stream from pinned memory, under t
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,49 +15,26 @@ from typing import Any
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, UsageError
-
-
-def resolve_device(name: str) -> torch.device:
-    """The torch device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; :class:`UsageError` when there is none."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r}: expected auto, cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise UsageError(f"device {name!r}: this machine has {count} CUDA device(s)")
-        return torch.device("cuda", device.index or 0)
-    return device
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed for lack of memory, on a GPU or on the host."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+from hapi.errors import DeviceMemoryError
+from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_memory
 
 
 class Device:
     """Runs frozen layers; thread-safe.
 
-    ``batch_ceilings`` remembers, per (layers, input shape), the largest batch that did not run out of memory
-    after a larger one did.
+    It remembers, per (layers, input shape), the largest batch that did not run out of memory after a larger one
+    did. ``relieve`` gives back memory that can be done without and returns the bytes; it is asked before one
+    sample is said not to fit. On a GPU, float32 is exact from now on, see :func:`exact_arithmetic`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, relieve: Callable[[], int] = lambda: 0) -> None:
+        exact_arithmetic(device)
         self.device = device
         self.out_of_memory_caught = 0
+        self._relieve = relieve
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"hapi-{device}")
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ceilings: dict[Any, int] = {}
-        self._lock = threading.Lock()
 
     def forward(
         self,
@@ -94,6 +70,7 @@ class Device:
         clock.add("device_wait", time.monotonic() - asked)
         count = inputs.shape[0]
         batch = min(count, self._ceilings.get(key, count))
+        relieved = False
         while True:
             try:
                 with clock.stage("forward"):
@@ -102,16 +79,18 @@ class Device:
                 if not is_out_of_memory(error):
                     raise
                 self.out_of_memory_caught += 1
-            if self._copy_stream is not None:
-                torch.cuda.empty_cache()
-            if batch == 1:
+            # Only here, after the handler, are the tensors gone that the error's frames held.
+            if batch > 1:
+                batch = self._ceilings[key] = batch // 2
+            elif relieved or not self._relieve():
                 raise DeviceMemoryError(
                     f"one sample of shape {tuple(inputs.shape[1:])} does not fit {self.device}; "
                     "choose an earlier split or a smaller input"
                 )
-            batch = max(1, batch // 2)
-            with self._lock:
-                self._ceilings[key] = batch
+            else:
+                relieved = True
+            if self._copy_stream is not None:
+                torch.cuda.empty_cache()
 
     def _run(
         self,
@@ -126,23 +105,19 @@ class Device:
                 x = inputs[start : start + batch].to(self.device, non_blocking=True)
                 y = layers(x)
                 ready = self._copy_out(y, output[start : start + batch])
-        if self._copy_stream is not None:
-            torch.cuda.current_stream(
-                self.device
-            ).synchronize()  # so that the stage's seconds are the device's
+        finish(self.device)  # so that the stage's seconds are the device's
         return ready
 
     def _copy_out(self, y: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
+        """Copy ``y`` to the host under whatever the device does next; the event says when it is there."""
         if self._copy_stream is None:
             target.copy_(y)
             return None
         self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copy_stream):
             target.copy_(y, non_blocking=True)
-            y.record_stream(self._copy_stream)
-            ready = torch.cuda.Event()
-            ready.record(self._copy_stream)
-        return ready
+        y.record_stream(self._copy_stream)  # its memory is not given out again before the copy has ended
+        return event_on(self._copy_stream)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised host memory, pinned when the device is a GPU."""

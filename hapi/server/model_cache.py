@@ -86,6 +86,14 @@ class ModelCache:
                 self._loading.pop(key, None)
                 total -= front.nbytes
 
+    def drop_idle(self) -> int:
+        """Drop every front that is not in use, for a device that is out of memory; returns their bytes."""
+        with self._lock:
+            idle = [key for key, front in self._fronts.items() if front.users == 0]
+            for key in idle:
+                self._loading.pop(key, None)
+            return sum(self._fronts.pop(key).nbytes for key in idle)
+
     @property
     def resident_bytes(self) -> int:
         """Bytes of the fronts held now."""

@@ -18,10 +18,17 @@ import numpy as np
 import torch
 
 from hapi.clocks import BusyClock, StageClock
-from hapi.errors import BadRequestError, NotFoundError, TooLargeError, UnprocessableError
+from hapi.errors import (
+    BadRequestError,
+    DeviceMemoryError,
+    NotFoundError,
+    TooLargeError,
+    UnprocessableError,
+)
+from hapi.models.devices import is_out_of_memory, resolve_device
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import list_models, materialise, open_model
-from hapi.server.device import Device, resolve_device
+from hapi.server.device import Device
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.storage.dataset import Dataset, Samples, open_dataset
@@ -72,8 +79,8 @@ class Service:
         self.settings = settings
         self.store = store
         self.id = uuid.uuid4().hex[:12]
-        self.device = Device(resolve_device(settings.device))
         self.cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
+        self.device = Device(resolve_device(settings.device), self.cache.drop_idle)
         self.busy = BusyClock()
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
@@ -211,10 +218,27 @@ class Service:
     def _load_front(self, request: messages.ExtractRequest) -> Front:
         model = materialise(request.model, request.split, self.store, self.settings.allow_models)
         _check_split(model, request.split, request.split_name)
-        segment = model.segment(0, request.split, frozen=True).to(self.device.device)
+        self._place(model, request.split)
+        segment = model.segment(0, request.split, frozen=True)
         nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
         shapes, dtypes = model.output_shapes(), model.output_dtypes()
         return Front(segment, tuple(shapes[request.split]), dtypes[request.split], nbytes)
+
+    def _place(self, model: LayeredModel, split: int) -> None:
+        """Move the model to the device; when it does not fit, once more without the idle fronts."""
+        for attempt in range(2):
+            try:
+                model.to(self.device.device)
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            if attempt or not self.cache.drop_idle():
+                break
+        raise DeviceMemoryError(
+            f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
+            f"{self.device.device} beside what runs there; choose an earlier split, or try later"
+        )
 
     def _cos_batch(self, sample_bytes: int) -> int:
         fitting = self.settings.max_frame_bytes // max(1, sample_bytes)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, UsageError
-from hapi.server.device import Device, is_out_of_memory, resolve_device
+from hapi.errors import DeviceMemoryError
+from hapi.server.device import Device
 from hapi.wire.messages import STAGES
 
 
@@ -86,14 +86,24 @@ def test_forwards_take_turns() -> None:
     device.close()
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x"])
-def test_devices_that_are_not_there(name: str) -> None:
-    with pytest.raises(UsageError, match="device"):
-        resolve_device(name)
+def test_what_can_be_done_without_goes_before_one_sample_is_refused() -> None:
+    layers, asked = Hungry(0), []
+
+    def relieve() -> int:
+        asked.append(1)
+        layers.capacity = 1
+        return 100
+
+    device = Device(torch.device("cpu"), relieve)
+    assert run(device, layers, 4)[0] == 1
+    device.close()
+    assert asked == [1] and layers.batches == [4, 2, 1, 1, 1, 1, 1]
 
 
-def test_kinds_of_out_of_memory() -> None:
-    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-    assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("index out of range"))
-    assert not is_out_of_memory(ValueError("out of memory"))
+def test_relief_is_asked_for_once() -> None:
+    asked: list[int] = []
+    device = Device(torch.device("cpu"), lambda: asked.append(1) or 100)  # type: ignore[func-returns-value]
+    with pytest.raises(DeviceMemoryError, match="one sample"):
+        run(device, Hungry(0), 1)
+    assert asked == [1]
+    device.close()

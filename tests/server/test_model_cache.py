@@ -85,3 +85,13 @@ def test_a_failed_load_is_tried_again() -> None:
     with pytest.raises(ValueError, match="no"), cache.front("a", fails):
         pass
     assert use(cache, "a").nbytes == 10
+
+
+def test_idle_fronts_can_be_dropped_at_once() -> None:
+    cache = ModelCache(100)
+    use(cache, "idle")
+    with cache.front("busy", lambda: front(20)) as held:
+        assert cache.drop_idle() == 10
+        assert cache.drop_idle() == 0
+        assert use(cache, "busy") is held
+    assert cache.resident_bytes == 20

@@ -1,0 +1,76 @@
+"""Device names, the kinds of full memory, and float32 that is exact whatever was set before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hapi.errors import UsageError
+from hapi.models.devices import finish, is_out_of_memory, resolve_device
+
+EXACT = """
+import torch
+from hapi.models.devices import exact_arithmetic
+
+BEFORE
+exact_arithmetic(torch.device("cuda"))
+b = torch.backends
+# Reading the older flags raises when they contradict the newer ones, as computing would.
+print(b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision)
+"""
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x"])
+def test_devices_that_are_not_there(name: str) -> None:
+    with pytest.raises(UsageError, match="^--device '"):
+        resolve_device(name, "--device")
+
+
+def test_devices_that_are() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_kinds_of_out_of_memory(text: str) -> None:
+    assert is_out_of_memory(RuntimeError(text))
+    assert not is_out_of_memory(ValueError(text))
+
+
+def test_other_errors_are_none() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("index out of range"))
+
+
+def test_finishing_on_the_cpu_is_nothing() -> None:
+    finish(torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.backends.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = 'ieee'",
+    ],
+)
+def test_float32_is_exact_whatever_was_set_before(before: str) -> None:
+    code = EXACT.replace("BEFORE", before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "False", "ieee", "ieee"], done.stderr
+    assert done.stderr == ""
