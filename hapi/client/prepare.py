@@ -139,7 +139,7 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
         else []
     )
     # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
-    processors = len(os.sched_getaffinity(0))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, processors // 2)
     if settings.threads is None:
         torch.set_num_threads(max(1, processors - share))

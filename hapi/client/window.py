@@ -303,6 +303,8 @@ class Window:
 
     def _rows(self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None) -> slice:
         """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
+        if self._closed:
+            raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
         rows = slice(piece.next, piece.next + count)
         if not count or rows.stop > piece.stop or header.ids != tuple(piece.batch.ids[rows].tolist()):

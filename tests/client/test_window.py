@@ -233,3 +233,12 @@ def test_traffic_is_counted() -> None:
     assert window.traffic.server_seconds() == pytest.approx(1.0)
     assert window.traffic.stages["forward"] == pytest.approx(0.02)
     window.close()
+
+
+def test_close_does_not_wait_for_the_rest_of_long_answers() -> None:
+    server = FakeServer(cos_batch=1, delay=0.1)
+    window, _ = make_window([server], batches_of(400, 200), request_size=200)
+    time.sleep(0.2)
+    started = time.monotonic()
+    window.close()
+    assert time.monotonic() - started < 2
