@@ -1,7 +1,8 @@
 """Reused host memory for features: a received batch goes into memory that is warm, pinned when there is a GPU.
 
 Copying into fresh memory runs at 2.3 GB/s here, into warm memory at 10.5. A buffer comes back by itself when
-the last tensor over it is gone, so a tensor that a training loop keeps is never overwritten.
+the last tensor over it is gone, so a tensor that a training loop keeps is never overwritten. A copy to a GPU that
+is still under way does not count as a tensor: whoever begins one keeps the tensor until it has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 KEEP = 8
-"""Free buffers kept for reuse; more are given back to the system."""
+"""Free buffers kept for reuse; more are given back to the system (pinned ones to torch, which keeps them)."""
 
 
 class BufferPool:
@@ -22,7 +23,9 @@ class BufferPool:
 
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # the garbage collector may give a buffer back inside one of these calls
         self._free: list[torch.Tensor] = []
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

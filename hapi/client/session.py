@@ -23,13 +23,14 @@ from torch import nn
 
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
-from hapi.client.memory import FrozenRest
+from hapi.client.memory import FrozenRest, to_device
 from hapi.client.prepare import Prepared, prepare
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.window import Batch, Traffic, Window
 from hapi.clocks import BusyClock
 from hapi.errors import HapiError, UsageError
+from hapi.models.devices import exact_arithmetic, finish
 from hapi.storage.sequence import batches, epoch_sequence
 from hapi.trace import Tracer
 from hapi.wire.messages import IdArray
@@ -52,6 +53,9 @@ class Session:
     """Delivers every sample of an epoch exactly once, in the sequence's order, as features at the freeze point.
 
     Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe.
+
+    On a GPU it turns TF32 off in this process, see :func:`hapi.models.devices.exact_arithmetic`, and waits for the
+    GPU between two batches.
     """
 
     def __init__(self, settings: TrainSettings, prepared: Prepared, tracer: Tracer | None = None) -> None:
@@ -59,6 +63,7 @@ class Session:
         self.prepared = prepared
         self.tracer = tracer or Tracer(enabled=False)
         self.device = prepared.device
+        exact_arithmetic(self.device)
         self._servers: ServerPool = prepared.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
         model, split = prepared.model, prepared.job.split
@@ -151,6 +156,10 @@ class Session:
                     del batch
                     yield features, labels
                     del features, labels
+                    # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
+                    # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
+                    # could have run under the step is short: a link feeds a GPU at least ten times slower.
+                    finish(self.device)
                 report.samples += len(delivered[-1])
                 asked = time.monotonic()
                 report.seconds = asked - started
@@ -158,11 +167,13 @@ class Session:
         finally:
             report.seconds = time.monotonic() - started
             window.close()
+            finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
 
     def _to_freeze_point(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = batch.labels.to(self.device, non_blocking=True)
+        """Begun, not awaited: the batch's memory is in use until the device has come past it."""
+        labels = to_device(batch.labels, self.device)
         if self._rest is None:
-            return batch.features.to(self.device, non_blocking=True), labels
+            return to_device(batch.features, self.device), labels
         return self._rest(batch.features), labels
 
 

@@ -64,8 +64,8 @@ def exact_arithmetic(device: torch.device) -> None:
         # only the older one a process-wide ``torch.backends.fp32_precision = "tf32"`` would stay in force.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-        torch.backends.cudnn.rnn.fp32_precision = "ieee"
+        for operation in ("conv", "rnn"):
+            getattr(torch.backends.cudnn, operation).fp32_precision = "ieee"
 
 
 def finish(device: torch.device) -> None:
