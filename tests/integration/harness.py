@@ -21,13 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def environment(**more: str) -> dict[str, str]:
     """This environment without HAPI_ variables, with the checkout importable and one thread per process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HAPI_")}
-    return {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+    path = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
+    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 class ServerProcess:
     """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same."""
 
-    def __init__(self, store: Path | str, *arguments: str, port: int = 0, log: Path | None = None, **env: str) -> None:
+    def __init__(
+        self, store: Path | str, *arguments: str, port: int = 0, log: Path | None = None, **env: str
+    ) -> None:
         self.store, self.arguments, self.env, self.log = store, arguments, env, log
         command = [
             sys.executable, "-m", "hapi.cli.server", "--store", str(store), "--port", str(port),
@@ -84,12 +87,16 @@ def server(store: Path | str, *arguments: str, **options: Any) -> Iterator[Serve
             running.kill()
 
 
-def hapi(*arguments: str, code: int | None = 0, seconds: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+def hapi(
+    *arguments: str, code: int | None = 0, seconds: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``hapi ...`` and check its exit code."""
     return run([sys.executable, "-m", "hapi.cli.main", *arguments], code, seconds, env)
 
 
-def train(*arguments: str, code: int | None = 0, seconds: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+def train(
+    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``hapi-train ...`` and check its exit code."""
     return run([sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
 
@@ -105,7 +112,9 @@ def start_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
 def run(
     command: Sequence[str], code: int | None, seconds: float, env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
+    )
     if code is not None and done.returncode != code:
         raise AssertionError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return done
