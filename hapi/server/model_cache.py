@@ -23,6 +23,8 @@ class Front:
     output_dtype: torch.dtype
     nbytes: int
     """Bytes of parameters and buffers."""
+    widest_bytes: int = 0
+    """Bytes of one sample in the widest of the layers' inputs and outputs."""
     users: int = 0
 
 
@@ -69,7 +71,12 @@ class ModelCache:
                     front.users += 1
                     self._fronts.move_to_end(key)
                     return front
-            front = load()
+            try:
+                front = load()
+            except BaseException:
+                with self._lock:  # whoever asks for what cannot be loaded must not fill the memory with locks
+                    self._loading.pop(key, None)
+                raise
             with self._lock:
                 self.misses += 1
                 front.users += 1

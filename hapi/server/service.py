@@ -7,6 +7,7 @@ memory: the one being sent and the one being made.
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ from hapi.server.settings import ServerSettings
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
-from hapi.storage.transform import input_batch
+from hapi.storage.transform import input_batch, input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
@@ -95,7 +96,7 @@ class Service:
 
     def document(self, path: str) -> Any:
         """The JSON answer to a GET of ``path``; :class:`NotFoundError` for an unknown one."""
-        parts = path.strip("/").split("/")
+        parts = path.split("/")[1:]
         if parts == ["v1", "datasets"]:
             whole = [d for d in list_datasets(self.store) if d.state == "whole"]
             return {"datasets": [{"name": d.name, "version": d.version, "count": d.count} for d in whole]}
@@ -154,6 +155,9 @@ class Service:
         return FrameStream(length, parts, clock, samples)
 
     def _dataset(self, reference: DatasetReference) -> Dataset:
+        dataset = self._datasets.get(reference.name)
+        if dataset is not None and dataset.version == reference.version:
+            return dataset  # without the lock: others may be opening something in a slow store
         with self._datasets_lock:
             dataset = self._datasets.get(reference.name)
             if dataset is None or dataset.version != reference.version:
@@ -166,7 +170,8 @@ class Service:
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
-        key = f"{request.model.digest}/{request.split}/{request.model.input_shape}"
+        _check_input(dataset, request)
+        key = _front_key(request)
         busy_start = self.busy.seconds
         with self.busy.running(), clock.stage("model"):
             resident = self.cache.front(key, lambda: self._load_front(request))
@@ -175,7 +180,7 @@ class Service:
             input_bytes = int(np.prod(request.model.input_shape)) * 4
             element = torch.empty(0, dtype=front.output_dtype).element_size()
             output_bytes = int(np.prod(front.output_shape)) * element
-            batch = self._cos_batch(max(input_bytes, output_bytes))
+            batch = self._cos_batch(max(input_bytes, output_bytes), front.widest_bytes)
             chunks = [request.ids[i : i + batch] for i in range(0, len(request.ids), batch)]
             headers = [_features_header(chunk, front) for chunk in chunks]
             yield sum(frame_bytes(h) for h in headers) + END_BYTES
@@ -208,11 +213,6 @@ class Service:
             samples = dataset.read(chunk)
         with clock.stage("decode"):
             inputs = input_batch(samples, dataset.layout, request.transform, self.settings.decode_threads)
-        if tuple(inputs.shape[1:]) != request.model.input_shape:
-            raise UnprocessableError(
-                f"samples of {dataset.name!r} come out as {tuple(inputs.shape[1:])}, the model was cut for "
-                f"{request.model.input_shape}; choose a transform (--image-size) that fits"
-            )
         return inputs, samples
 
     def _load_front(self, request: messages.ExtractRequest) -> Front:
@@ -222,7 +222,8 @@ class Service:
         segment = model.segment(0, request.split, frozen=True)
         nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
         shapes, dtypes = model.output_shapes(), model.output_dtypes()
-        return Front(segment, tuple(shapes[request.split]), dtypes[request.split], nbytes)
+        widest = max(model.output_bytes()[: request.split + 1])
+        return Front(segment, tuple(shapes[request.split]), dtypes[request.split], nbytes, widest)
 
     def _place(self, model: LayeredModel, split: int) -> None:
         """Move the model to the device; when it does not fit, once more without the idle fronts."""
@@ -240,14 +241,23 @@ class Service:
             f"{self.device.device} beside what runs there; choose an earlier split, or try later"
         )
 
-    def _cos_batch(self, sample_bytes: int) -> int:
-        fitting = self.settings.max_frame_bytes // max(1, sample_bytes)
-        if fitting < 1:
-            raise TooLargeError(
-                f"one sample needs {sample_bytes} bytes, a frame may have {self.settings.max_frame_bytes}; "
-                "choose another split or a smaller input"
-            )
-        return min(self.settings.cos_batch, fitting)
+    def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
+        """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
+        settings = self.settings
+        for what, need, limit in (
+            ("a frame", sample_bytes, settings.max_frame_bytes),
+            ("a layer's output", widest_bytes, settings.max_layer_bytes),
+        ):
+            if need > limit:
+                raise TooLargeError(
+                    f"one sample needs {need} bytes in {what}, at most {limit} are allowed; "
+                    "choose another split or a smaller input (--image-size)"
+                )
+        return min(
+            settings.cos_batch,
+            settings.max_frame_bytes // max(1, sample_bytes),
+            settings.max_layer_bytes // max(1, widest_bytes),
+        )
 
     def _ahead(self, load: Any, chunks: Sequence[T], cancelled: threading.Event) -> Iterator[Any]:
         """``load`` of each chunk in order, the next one under way while the caller works on this one."""
@@ -307,6 +317,21 @@ class Service:
             server=self.id, seconds=clock.seconds(), busy=(busy_start, self.busy.seconds), cos_batch=cos_batch
         )
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
+
+
+def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
+    """Refuse what does not fit before anything of that size is loaded, decoded or allocated."""
+    shape = input_shape(dataset.layout, request.transform)
+    if shape != request.model.input_shape:
+        raise UnprocessableError(
+            f"samples of {dataset.name!r} come out as {shape}, the model was cut for "
+            f"{request.model.input_shape}; choose a transform (--image-size) that fits"
+        )
+
+
+def _front_key(request: messages.ExtractRequest) -> str:
+    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
+    return json.dumps([request.model.to_json(), request.split, request.split_name])
 
 
 def _check_split(model: LayeredModel, split: int, name: str) -> None:

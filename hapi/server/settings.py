@@ -27,6 +27,8 @@ class ServerSettings:
     """Keep frozen layers between requests; the paper's default is to load them for each (section 5.1)."""
     max_frame_bytes: int = 256 << 20
     """Bound for a COS batch's inputs and for its outputs; the COS batch shrinks to stay below."""
+    max_layer_bytes: int = 1 << 30
+    """Bound for a COS batch's data at any layer; the COS batch shrinks to stay below (VGG19 at 224: 83 samples)."""
     max_response_bytes: int = 16 << 30
     """Largest answer to one request."""
     device: str = "auto"

@@ -124,6 +124,10 @@ class ModelReference:
             raise BadRequestError(f"model.name: {_short(name)} is not an architecture's name")
         if not isinstance(weights, str) or WEIGHTS_PATTERN.fullmatch(weights) is None:
             raise BadRequestError(f"model.weights: {_short(weights)} is not a weights name")
+        if (source == "store") != (weights == "pushed"):
+            raise BadRequestError(
+                "model.weights: 'pushed' goes with the source 'store', and nothing else does"
+            )
         blocks = d.get("blocks", [])
         if (
             not isinstance(blocks, list)
