@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from hapi import __version__
-from hapi.errors import (
-    PROBLEM_MEDIA_TYPE,
-    BadRequestError,
-    DrainingError,
-    HapiError,
-    NotFoundError,
-    TooLargeError,
-    UnauthorizedError,
-)
+from hapi.errors import BusyError, DrainingError, HapiError, UnauthorizedError
 from hapi.server.admission import Admission
 from hapi.server.metrics import Metrics
+from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.sending import BodySender
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.wire import messages
@@ -33,8 +26,14 @@ from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION, error_frame, joined
 
 log = logging.getLogger("hapi.server")
 
+T = TypeVar("T")
+
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
+MAX_BODIES = 256
+"""Most request bodies that may be arriving at a time: each may be as long as ``MAX_REQUEST_BYTES``."""
+DOCUMENT_THREADS = 2
+"""Descriptions read from the store at a time."""
 
 
 class Application:
@@ -48,10 +47,13 @@ class Application:
         settings = service.settings
         self.admission = Admission(settings.max_running, settings.max_queued)
         self.metrics = Metrics()
+        self.documents = Admission(DOCUMENT_THREADS, settings.max_queued)
+        self.bodies = 0
+        """Request bodies that are arriving now."""
         self.draining = False
         self._token = token.encode() if token else None
         self._workers = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-request")
-        self._documents = ThreadPoolExecutor(2, thread_name_prefix="hapi-document")
+        self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         self._routes()
         self._gauges()
@@ -100,19 +102,12 @@ class Application:
         name = route.canonical if route is not None else "other"
         status = 499  # the client went away
         try:
-            self._authorise(request)
-            response: web.StreamResponse = await handler(request)
+            response = await self._answer(request, handler)
             status = request.get("status", response.status)
             return response
         except asyncio.CancelledError:
             self.metrics.cancelled.inc()
             raise
-        except Exception as error:
-            problem = _as_hapi_error(error)
-            status = problem.status
-            if type(problem) is HapiError:
-                log.exception("unexpected error", extra={"request_id": request["id"]})
-            return _problem_response(problem)
         finally:
             self.metrics.requests.labels(name, str(status)).inc()
             level = logging.DEBUG if name in (messages.HEALTH_PATH, messages.READY_PATH) else logging.INFO
@@ -125,6 +120,27 @@ class Application:
                 **request.get("log", {}),
             }
             log.log(level, "request", extra=extra)
+
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """The handler's answer, or the problem that it met, delivered within the send timeout."""
+        try:
+            self._authorise(request)
+            response: web.StreamResponse = await handler(request)
+        except Exception as error:
+            problem = as_hapi_error(error)
+            if type(problem) is HapiError:
+                log.exception("unexpected error", extra={"request_id": request["id"]})
+            response = problem_response(problem)
+        if not response.prepared:
+            try:
+                async with asyncio.timeout(self.service.settings.send_timeout):
+                    await response.prepare(request)
+                    await response.write_eof()
+            except (TimeoutError, ConnectionError):  # nobody reads
+                self.metrics.cancelled.inc()
+                request["status"] = 499
+                _abort(request)
+        return response
 
     def _authorise(self, request: web.Request) -> None:
         if self._token is None or request.path in (messages.HEALTH_PATH, messages.READY_PATH):
@@ -152,26 +168,21 @@ class Application:
         return web.Response(body=self.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _document(self, request: web.Request) -> web.Response:
-        loop = asyncio.get_running_loop()
-        return web.json_response(
-            await loop.run_in_executor(self._documents, self.service.document, request.path)
-        )
+        async with self.documents.slot(self.service.settings.max_request_seconds):
+            reading = self._documents.submit(self.service.document, request.path)
+            return web.json_response(await _finished(reading, lambda document: None))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
             raise DrainingError("the server is shutting down; ask another one")
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await request.read()
+        body = await self._body(request)
         settings = self.service.settings
         cancelled = threading.Event()
         started = time.monotonic()
         try:
             async with self.admission.slot(settings.max_request_seconds) as waited:
-                loop = asyncio.get_running_loop()
-                opening = loop.run_in_executor(
-                    self._workers, self.service.stream, request.path, body, cancelled, waited
-                )
-                stream = await _finished(opening, cancelled, FrameStream.close)
+                opening = self._workers.submit(self.service.stream, request.path, body, cancelled, waited)
+                stream = await _finished(opening, FrameStream.close)
                 try:
                     return await self._send(
                         request, stream, cancelled, started + settings.max_request_seconds
@@ -180,6 +191,19 @@ class Application:
                     self._account(request, stream, time.monotonic() - started)
         finally:
             cancelled.set()
+
+    async def _body(self, request: web.Request) -> bytes:
+        """The request's body; refused unread when it is too long, or when too many arrive at once."""
+        if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
+            raise body_too_large()
+        if self.bodies >= MAX_BODIES:
+            raise BusyError(f"{self.bodies} requests are arriving; come back in 1 s", retry_after=1.0)
+        self.bodies += 1
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await request.read()
+        finally:
+            self.bodies -= 1
 
     async def _send(
         self, request: web.Request, stream: FrameStream, cancelled: threading.Event, deadline: float
@@ -207,7 +231,7 @@ class Application:
             if not response.prepared:
                 raise
             request["status"] = (
-                499 if isinstance(error, ConnectionError | TimeoutError) else _as_hapi_error(error).status
+                499 if isinstance(error, ConnectionError | TimeoutError) else as_hapi_error(error).status
             )
             return await self._fail_midway(request, response, sender, error)
         finally:
@@ -230,8 +254,9 @@ class Application:
         """After the status line only an error frame can tell; then the connection is of no more use."""
         if isinstance(error, ConnectionError | TimeoutError):
             self.metrics.cancelled.inc()
+            _abort(request)  # closing would wait for the reader that has just been given up
         else:
-            problem = _as_hapi_error(error)
+            problem = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error in a stream", extra={"request_id": request["id"]})
             with contextlib.suppress(Exception):
@@ -259,54 +284,26 @@ async def _settled(future: asyncio.Future[Any]) -> None:
     await asyncio.wait([future])
 
 
-async def _finished(future: asyncio.Future[Any], cancelled: threading.Event, discard: Any) -> Any:
-    """The result of ``future``; if the waiter is cancelled first, its late result is discarded, not leaked."""
+async def _finished(future: Future[T], discard: Callable[[T], None]) -> T:
+    """The result of work in a thread.
+
+    A waiter that is cancelled stays until the thread is free, so that its slot is not given away too early and
+    work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
+    """
+    result = asyncio.wrap_future(future)
     try:
-        return await asyncio.shield(future)
+        return await asyncio.shield(result)
     except asyncio.CancelledError:
-        cancelled.set()
-        future.add_done_callback(lambda f: f.cancelled() or f.exception() or discard(f.result()))
+        if not future.cancel():
+            while not result.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([result])
+            if result.exception() is None:
+                discard(result.result())
         raise
 
 
-def _as_hapi_error(error: Exception) -> HapiError:
-    """Foreign errors become ours at this border."""
-    if isinstance(error, HapiError):
-        return error
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return TooLargeError(
-            f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request"
-        )
-    if isinstance(error, web.HTTPNotFound):
-        return NotFoundError("no such path; see /v1/datasets and /v1/models")
-    if isinstance(error, web.HTTPException):
-        return _Http.of(error)
-    if isinstance(error, TimeoutError):
-        return BadRequestError("the request took too long to arrive or to be read")
-    return HapiError("internal error; the server's log says more")
-
-
-class _Http(BadRequestError):
-    """An HTTP-level refusal of aiohttp (405 and the like), with its own status."""
-
-    slug = "http"
-
-    @classmethod
-    def of(cls, error: web.HTTPException) -> HapiError:
-        problem = cls(f"{error.status} {error.reason}")
-        problem.status = error.status  # type: ignore[misc]
-        return problem
-
-
-def _problem_response(problem: HapiError) -> web.Response:
-    headers = {}
-    if problem.retry_after is not None:
-        headers["Retry-After"] = str(int(max(1, problem.retry_after)))
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(
-        text=json.dumps(problem.to_problem()),
-        status=problem.status,
-        content_type=PROBLEM_MEDIA_TYPE,
-        headers=headers,
-    )
+def _abort(request: web.Request) -> None:
+    """Drop the connection with all that waits to be sent."""
+    if isinstance(request.transport, asyncio.WriteTransport):
+        request.transport.abort()

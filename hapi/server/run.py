@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hapi.errors import UsageError
 from hapi.server.app import Application
@@ -67,6 +68,7 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(without_traceback_for_bad_http)
     check_exposure(listen)
     tls = _tls(listen)
     if settings.threads is not None:
@@ -80,6 +82,16 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
     finally:
         application.close()
         service.close()
+
+
+def without_traceback_for_bad_http(record: logging.LogRecord) -> bool:
+    """One short line for what is no HTTP: whoever sends garbage must not fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        reason = " ".join(error.message.split())[:200]
+        record.msg, record.args, record.exc_info = f"bad HTTP: {reason}", (), None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
 
 
 def check_exposure(listen: ListenSettings) -> None:
@@ -103,10 +115,23 @@ def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(listen.tls_cert, listen.tls_key)
+        # With a password a key that wants one fails at once, instead of asking on the terminal.
+        context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {error}") from None
     return context
+
+
+def runner_of(application: Application) -> web.AppRunner:
+    """How the application is served: handlers are cancelled when their client leaves, bodies are not inflated."""
+    return web.AppRunner(
+        application.web,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=1.0,
+        keepalive_timeout=75.0,
+        auto_decompress=False,  # a few bytes could grow to megabytes; no client compresses its requests
+    )
 
 
 async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLContext | None) -> int:
@@ -121,13 +146,7 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
         loop.add_signal_handler(number, asked_to_stop)
     if listen.exit_with_stdin:
         threading.Thread(target=_watch_stdin, args=(loop, stop, at_once), daemon=True).start()
-    runner = web.AppRunner(
-        application.web,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=1.0,
-        keepalive_timeout=75.0,
-    )
+    runner = runner_of(application)
     await runner.setup()
     site = web.TCPSite(runner, listen.host, listen.port, ssl_context=tls, backlog=512)
     try:

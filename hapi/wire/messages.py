@@ -55,9 +55,19 @@ def parse_body(body: bytes) -> Any:
     if len(body) > MAX_REQUEST_BYTES:
         raise TooLargeError(f"request body of {len(body)} bytes exceeds {MAX_REQUEST_BYTES}")
     try:
-        return json.loads(body)
+        return json.loads(body, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"request body is not JSON: {error}") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two readers may take different ones of two fields of one name, so there must not be two."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in document if names.count(name) > 1)
+        raise BadRequestError(f"request body: field {twice[:80]!r} is given twice")
+    return document
 
 
 def _ids(value: Any) -> IdArray:

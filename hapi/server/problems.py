@@ -1,0 +1,63 @@
+"""What went wrong, as an HTTP answer: every error becomes problem details (RFC 9457) at this border."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from hapi.errors import PROBLEM_MEDIA_TYPE, BadRequestError, HapiError, NotFoundError, TooLargeError
+from hapi.wire import messages
+
+
+class HttpError(BadRequestError):
+    """A refusal of the HTTP library (405 and the like), with its own status."""
+
+    slug = "http"
+
+    def __init__(self, error: web.HTTPException) -> None:
+        self.allow = error.headers.get("Allow")
+        allowed = f"; allowed here: {self.allow}" if self.allow else ""
+        super().__init__(f"{error.status} {error.reason}{allowed}")
+        self.status = error.status  # type: ignore[misc]  # of this one, where the class has a usual one
+
+
+def as_hapi_error(error: Exception) -> HapiError:
+    """Foreign errors become ours; what nobody expected becomes a plain :class:`HapiError`."""
+    if isinstance(error, HapiError):
+        return error
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return body_too_large()
+    if isinstance(error, web.HTTPNotFound):
+        return NotFoundError("no such path; see /v1/datasets and /v1/models")
+    if isinstance(error, web.HTTPException):
+        return HttpError(error)
+    if isinstance(error, web.RequestPayloadError):
+        return BadRequestError(f"the request's body broke off: {error}")
+    if isinstance(error, TimeoutError):
+        return BadRequestError("the request took too long to arrive or to be read")
+    return HapiError("internal error; the server's log says more")
+
+
+def body_too_large() -> TooLargeError:
+    """For a request body beyond the limit."""
+    return TooLargeError(
+        f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request"
+    )
+
+
+def problem_response(problem: HapiError) -> web.Response:
+    """The answer that carries ``problem``."""
+    headers = {}
+    if problem.retry_after is not None:
+        headers["Retry-After"] = str(int(max(1, problem.retry_after)))
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(problem, HttpError) and problem.allow:
+        headers["Allow"] = problem.allow
+    return web.Response(
+        text=json.dumps(problem.to_problem()),
+        status=problem.status,
+        content_type=PROBLEM_MEDIA_TYPE,
+        headers=headers,
+    )
