@@ -28,7 +28,7 @@ from hapi.client.transport import LoopbackTransport
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 
-EPOCHS, BATCH, SEED, LR, COUNT = 3, 8, 7, 0.01, 20
+EPOCHS, BATCH, SEED, LR, COUNT = 3, 8, 7, 0.01, 16
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-5
 """Relative, float32 on a CPU: losses of three epochs; gradients of the first step, as vectors, per parameter."""
 

@@ -41,7 +41,7 @@ OTHERS = [
     family("convnext_tiny", "classifier.2", ("classifier.0", "classifier.2"), 0),
 ]
 OTHER_FREEZE = {
-    "mobilenet_v2": "features.17.conv.3", "squeezenet1_1": "classifier.0", "efficientnet_b0": "flatten",
+    "mobilenet_v2": "features.17.conv.3", "squeezenet1_1": "features.12.cat", "efficientnet_b0": "flatten",
     "regnet_y_400mf": "flatten", "swin_t": "features.7.1.add_1", "convnext_tiny": "avgpool",
 }  # fmt: skip
 
