@@ -32,6 +32,8 @@ BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
 MAX_BODIES = 256
 """Most request bodies that may be arriving at a time: each may be as long as ``MAX_REQUEST_BYTES``."""
+GONE = 499
+"""Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -100,15 +102,14 @@ class Application:
         request["id"] = request_id if request_id.isalnum() else "-"
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "other"
-        status = 499  # the client went away
+        status = GONE
         try:
             response = await self._answer(request, handler)
             status = request.get("status", response.status)
             return response
-        except asyncio.CancelledError:
-            self.metrics.cancelled.inc()
-            raise
         finally:
+            if status == GONE:
+                self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
             level = logging.DEBUG if name in (messages.HEALTH_PATH, messages.READY_PATH) else logging.INFO
             extra = {
@@ -137,8 +138,7 @@ class Application:
                     await response.prepare(request)
                     await response.write_eof()
             except (TimeoutError, ConnectionError):  # nobody reads
-                self.metrics.cancelled.inc()
-                request["status"] = 499
+                request["status"] = GONE
                 _abort(request)
         return response
 
@@ -231,15 +231,16 @@ class Application:
             if not response.prepared:
                 raise
             request["status"] = (
-                499 if isinstance(error, ConnectionError | TimeoutError) else as_hapi_error(error).status
+                GONE if isinstance(error, ConnectionError | TimeoutError) else as_hapi_error(error).status
             )
             return await self._fail_midway(request, response, sender, error)
         finally:
             cancelled.set()
             sender.close()
-            with contextlib.suppress(BaseException):
-                await asyncio.shield(_settled(pending))
-            await asyncio.shield(loop.run_in_executor(self._workers, stream.close))
+            await _done(pending)  # a generator that is at work cannot be closed
+            closing = loop.run_in_executor(self._workers, stream.close)
+            await _done(closing)
+            closing.result()
 
     async def _write(self, sender: BodySender, frame: Frame, deadline: float) -> None:
         for piece in joined(frame):
@@ -253,7 +254,6 @@ class Application:
     ) -> web.StreamResponse:
         """After the status line only an error frame can tell; then the connection is of no more use."""
         if isinstance(error, ConnectionError | TimeoutError):
-            self.metrics.cancelled.inc()
             _abort(request)  # closing would wait for the reader that has just been given up
         else:
             problem = as_hapi_error(error)
@@ -280,8 +280,12 @@ class Application:
         }
 
 
-async def _settled(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait([future])
+async def _done(future: asyncio.Future[Any]) -> None:
+    """Wait for what runs in a thread, whoever cancels: a connection that is dropped cancels its handler."""
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
+    future.exception()  # looked at, so that asyncio does not complain; whoever waits for it has raised it
 
 
 async def _finished(future: Future[T], discard: Callable[[T], None]) -> T:
@@ -295,9 +299,7 @@ async def _finished(future: Future[T], discard: Callable[[T], None]) -> T:
         return await asyncio.shield(result)
     except asyncio.CancelledError:
         if not future.cancel():
-            while not result.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([result])
+            await _done(result)
             if result.exception() is None:
                 discard(result.result())
         raise
