@@ -108,7 +108,7 @@ def _ways(
         SOCKET: lambda: _by_socket(connection, buffer),
         AIOHTTP: lambda: runner.run(_by_aiohttp(session, url, buffer)),
         AIOHTTP_READ: lambda: runner.run(_by_aiohttp_read(session, url, len(buffer))),
-        HAPI: lambda: _by_hapi(transport, buffer),
+        HAPI: lambda: by_hapi(transport, buffer),
     }
 
 
@@ -140,7 +140,7 @@ async def _by_aiohttp_read(session: aiohttp.ClientSession, url: str, size: int) 
         _check_size(len(await response.read()), size)
 
 
-def _by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
+def by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
     """Every frame's features straight into their place of ``buffer``; the reader checks the checksums."""
     filled = 0
 

@@ -46,25 +46,25 @@ COS_BATCH = 16
 class ResidentFeatures(Service):
     """A service whose answer to every POST is the same prepared features, a frame for each COS batch."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, device: str = "cpu") -> None:
         store = "memory://bench-wire"
-        super().__init__(ServerSettings(store=store, device="cpu"), open_store(store))
+        super().__init__(ServerSettings(store=store, device=device), open_store(store))
         self.features = np.random.default_rng(0).standard_normal((samples, *FEATURE_SHAPE), dtype=np.float32)
-        self._labels = np.arange(samples, dtype=np.int64)
-        self._chunks = [slice(i, min(i + COS_BATCH, samples)) for i in range(0, samples, COS_BATCH)]
-        self._headers = [_header(chunk) for chunk in self._chunks]
+        self.labels = np.arange(samples, dtype=np.int64)
+        self.chunks = [slice(i, min(i + COS_BATCH, samples)) for i in range(0, samples, COS_BATCH)]
+        self.headers = [_header(chunk) for chunk in self.chunks]
 
     def stream(
         self, path: str, body: bytes, cancelled: threading.Event | None = None, queue_seconds: float = 0.0
     ) -> FrameStream:
         """The prepared features, whatever ``path`` and ``body``."""
-        length = sum(frame_bytes(header) for header in self._headers) + END_BYTES
-        return FrameStream(length, self._frames(), StageClock(messages.STAGES), len(self._labels))
+        length = sum(frame_bytes(header) for header in self.headers) + END_BYTES
+        return FrameStream(length, self._frames(), StageClock(messages.STAGES), len(self.labels))
 
     def _frames(self) -> Iterator[Frame]:
-        for chunk, header in zip(self._chunks, self._headers, strict=True):
-            yield data_frame(header, [byte_view(self.features[chunk]), byte_view(self._labels[chunk])])
-        yield [end_frame(StreamEnd(len(self._chunks), len(self._labels)))]
+        for chunk, header in zip(self.chunks, self.headers, strict=True):
+            yield data_frame(header, [byte_view(self.features[chunk]), byte_view(self.labels[chunk])])
+        yield [end_frame(StreamEnd(len(self.chunks), len(self.labels)))]
 
 
 def _header(chunk: slice) -> FrameHeader:

@@ -34,7 +34,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     overlap.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
     overlap.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
     overlap.set_defaults(measure=_overlap)
-    for benchmark in (wire, overlap):
+    gpu = benchmarks.add_parser(
+        "gpu", help="samples/s of frozen fronts and rests on a GPU, beside its copies and the wire"
+    )
+    gpu.add_argument("--model", action="append", metavar="NAME", help="one of the paper's; may be repeated")
+    gpu.add_argument("--seconds", default="60", metavar="N", help="about how long to measure (default 60)")
+    gpu.add_argument("--image-size", default="224", metavar="N", help="side of the inputs (default 224)")
+    gpu.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
+    gpu.set_defaults(measure=_gpu)
+    for benchmark in (wire, overlap, gpu):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
@@ -70,6 +78,24 @@ def _overlap(args: argparse.Namespace) -> Any:
         split=args.split,
     )
     return measure_overlap(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _gpu(args: argparse.Namespace) -> Any:
+    from hapi.bench.gpu import MODELS, GpuSettings, measure_gpu
+
+    unknown = [m for m in args.model or () if m not in MODELS]
+    if unknown:
+        raise UsageError(f"--model {unknown[0]}: expected one of {', '.join(MODELS)}")
+    size = _positive(args.image_size, "--image-size")
+    if not 32 <= size <= 512 or size % 32:
+        raise UsageError("--image-size: expected a multiple of 32 from 32 to 512")
+    settings = GpuSettings(
+        models=tuple(args.model or MODELS),
+        image_size=size,
+        seconds=_positive(args.seconds, "--seconds"),
+        device=args.device,
+    )
+    return measure_gpu(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _positive(text: str, what: str) -> int:

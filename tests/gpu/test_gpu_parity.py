@@ -50,7 +50,7 @@ def test_split_training_equals_the_plain_loop(
 
 
 def test_tf32_is_off(cuda: torch.device, make_service: Callable[..., Service]) -> None:
-    """A convolution and a product that would show TF32's rounding (3e-4) do not, after a server or a session was made."""
+    """A convolution and a product that would show TF32's rounding (3e-4) do not once a server was made."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     make_service()
     assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
