@@ -4,6 +4,7 @@
 #
 # HAPI_VENV   another folder for the environment. When its Python already has what EXTRA needs, nothing is
 #             installed there, and Hapi is taken from this checkout: run commands as "$HAPI_PYTHON" -m hapi.cli.NAME.
+# HAPI_PYTHON an interpreter that has everything already: it is used as it is, nothing is made or installed.
 # PYTHON      the interpreter to make the environment with, when the one found is not the one wanted.
 
 HAPI_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -75,11 +76,14 @@ _install() {
   fi
 }
 
-_has_extra() {
+# has_extra PYTHON EXTRA: whether that interpreter can import what EXTRA needs; says on stderr what is missing.
+has_extra() {
+  local path="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
   case "$2" in
-    test) PYTHONPATH="$HAPI_ROOT" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, ruff, mypy' ;;
-    *) PYTHONPATH="$HAPI_ROOT" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;
-  esac >/dev/null 2>&1
+    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, ruff, mypy' ;;
+    gpu) PYTHONPATH="$path" "$1" -c 'import hapi.cli.main, torch, torchvision, aiohttp, obstore, sklearn, pytest, hypothesis' ;;
+    *) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;
+  esac
 }
 
 _ensure_locked() {
@@ -101,10 +105,17 @@ _ensure_locked() {
   printf '%s\n' "$key" >"$stamp"
 }
 
-# ensure_venv EXTRA: an environment with Hapi and its optional dependencies EXTRA ("test", "quickstart").
+# ensure_venv EXTRA: an environment with Hapi and its optional dependencies EXTRA ("test", "quickstart"; "gpu" is
+# what scripts/gpu-check needs, for a HAPI_PYTHON only).
 ensure_venv() {
-  local extra=$1 venv="${HAPI_VENV:-$HAPI_ROOT/.venv}"
-  if [ -n "${HAPI_VENV:-}" ] && [ ! -f "$venv/.hapi-installed-$extra" ] && _has_extra "$venv/bin/python" "$extra"; then
+  local extra=$1 venv="${HAPI_VENV:-$HAPI_ROOT/.venv}" missing
+  if [ -n "${HAPI_PYTHON:-}" ]; then
+    missing="$(has_extra "$HAPI_PYTHON" "$extra" 2>&1)" ||
+      fail "HAPI_PYTHON=$HAPI_PYTHON lacks what is needed (${missing##*$'\n'}); install it there, or unset HAPI_PYTHON"
+    export HAPI_PYTHON PYTHONPATH="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    return
+  fi
+  if [ -n "${HAPI_VENV:-}" ] && [ ! -f "$venv/.hapi-installed-$extra" ] && has_extra "$venv/bin/python" "$extra" >/dev/null 2>&1; then
     say "using $venv as it is (HAPI_VENV)"
   else
     mkdir -p "$venv" || fail "cannot write $venv; set HAPI_VENV to a folder that can be written"
