@@ -5,17 +5,19 @@ Requests are idempotent and stateless, so that a retry on any server is safe (HA
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hapi.client.transport import Transport
 from hapi.errors import BusyError, DrainingError, HapiError, TransportError
 
 T = TypeVar("T")
+log = logging.getLogger("hapi.client")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds a server is left alone after its first failure, doubled with each further one up to the longest."""
@@ -23,6 +25,10 @@ FAULT_PAUSE = 0.5
 """Longest such pause, in seconds, after a damaged answer: the server is there, and may be well for others."""
 MAX_FAULTS = 5
 """Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
+OUTAGE_SECONDS = 3.0
+"""Seconds without any server after which a person is told."""
+LONGEST_WAIT = 0.2
+"""Seconds between two looks whether a waiting request is still wanted."""
 
 
 @dataclass(eq=False)
@@ -35,13 +41,32 @@ class _Server:
 
 
 class Stopped(Exception):
-    """The pool was closed while a request was under way."""
+    """The pool was closed, or its caller no longer wants the result, while a request was under way."""
+
+
+@dataclass(eq=False)
+class _Trouble:
+    """What went wrong with one request since it last got anywhere."""
+
+    error: HapiError | None = None
+    since: float = 0.0
+    """Monotonic time of the first failure."""
+    faults: int = 0
+    tried: set[int] = field(default_factory=set)
+    """Ids of the servers that failed."""
+
+    def add(self, server: _Server, error: HapiError) -> None:
+        if self.error is None:
+            self.since = time.monotonic()
+        self.error = error
+        self.faults += 0 if _is_absence(error) else 1
+        self.tried.add(id(server))
 
 
 class ServerPool:
     """Runs attempts against the servers; thread-safe.
 
-    ``patience`` is how many seconds a request goes on trying while no server answers.
+    ``patience`` is how many seconds a request goes on trying, from its first failure, while no server answers.
     """
 
     def __init__(self, transports: Sequence[Transport], *, patience: float = 300.0) -> None:
@@ -52,6 +77,7 @@ class ServerPool:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._jitter = random.Random()
+        self._outage_told = False
         self.retries = 0
         """Attempts that failed and were made again."""
 
@@ -64,23 +90,33 @@ class ServerPool:
         """The JSON answer of any server, with retries."""
         return self.run(lambda transport: transport.call(method, path, document))
 
-    def run(self, attempt: Callable[[Transport], T]) -> T:
+    def run(
+        self,
+        attempt: Callable[[Transport], T],
+        *,
+        progress: Callable[[], object] = lambda: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> T:
         """The result of ``attempt`` on some server; retryable errors are retried, others raised.
 
-        ``attempt`` may be called several times and must be able to go on where it was.
+        ``attempt`` may be called several times and must be able to go on where it was. When ``progress`` returns
+        something new after a failure, patience begins anew. ``cancelled`` is asked while waiting for a server.
+        Raises :class:`Stopped` after :meth:`close` and when cancelled.
         """
-        give_up = time.monotonic() + self._patience
-        faults = 0
+        trouble = _Trouble()
         while True:
-            server = self._pick(give_up)
+            server = self._pick(trouble, cancelled)
+            before = progress()
             try:
                 result = attempt(server.transport)
             except HapiError as error:
                 self._settle(server, error)
                 if self._closed.is_set():
                     raise Stopped from None
-                faults += 0 if _is_absence(error) else 1
-                if not error.retryable or faults >= MAX_FAULTS or time.monotonic() >= give_up:
+                if progress() != before:
+                    trouble = _Trouble()
+                trouble.add(server, error)
+                if not error.retryable or self._is_over(trouble):
                     raise
                 with self._lock:
                     self.retries += 1
@@ -91,19 +127,39 @@ class ServerPool:
                 self._settle(server, None, good=True)
                 return result
 
-    def _pick(self, give_up: float) -> _Server:
-        """The least busy server that is well, waiting for one if need be."""
+    def _is_over(self, trouble: _Trouble) -> bool:
+        """Whether a request has had its tries: every server had one when patience ends."""
+        late = time.monotonic() - trouble.since >= self._patience
+        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) == self.size)
+
+    def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
+        """The least busy server that is well, waiting for one if need be.
+
+        Raises the last error when none will be well before patience ends.
+        """
         while True:
             with self._lock:
                 now = time.monotonic()
                 well = [s for s in self._servers if s.well_at <= now]
                 if well:
-                    server = min(well, key=lambda s: s.in_flight)
+                    server = min(well, key=lambda s: (id(s) in trouble.tried, s.in_flight))
                     server.in_flight += 1
                     return server
                 pause = min(s.well_at for s in self._servers) - now
-            if self._closed.wait(min(pause, max(0.0, give_up - now) + 0.01)):
+            if trouble.error is not None:
+                if now + pause > trouble.since + self._patience:
+                    raise trouble.error
+                self._tell_outage(trouble)
+            if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
+
+    def _tell_outage(self, trouble: _Trouble) -> None:
+        """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes."""
+        with self._lock:
+            if self._outage_told or time.monotonic() - trouble.since < OUTAGE_SECONDS:
+                return
+            self._outage_told = True
+        log.warning("no server takes requests (%s); trying for up to %.0f s", trouble.error, self._patience)
 
     def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
         with self._lock:
@@ -111,6 +167,7 @@ class ServerPool:
             if good:
                 server.failures = 0
                 server.well_at = 0.0
+                self._outage_told = False
             if error is None or not error.retryable:
                 return
             server.failures += 1
@@ -119,6 +176,11 @@ class ServerPool:
             if error.retry_after is not None:
                 pause = min(60.0, max(pause, error.retry_after))
             server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
+
+    def interrupt(self) -> None:
+        """Break every request under way; those that are still wanted are made again."""
+        for server in self._servers:
+            server.transport.interrupt()
 
     def close(self) -> None:
         """Break every request under way; they raise :class:`Stopped`."""

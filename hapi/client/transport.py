@@ -10,20 +10,26 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, from_problem
+from hapi.client.addresses import bearer, parse_url, tls_context
+from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, WireError, from_problem
 from hapi.wire.frames import Buffer, BufferSource, FrameLimits, FrameReader
 from hapi.wire.messages import REQUEST_ID_HEADER
 
 T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 64 << 20
 """Largest JSON answer (descriptions of models with many layers) that a client reads."""
+MAX_PROBLEM_BYTES = 1 << 16
+"""Largest description of an error that a client reads."""
+CONNECT_SECONDS = 10.0
+"""Longest time until a connection stands, TLS included; a network that swallows packets never says no."""
 
 
 class Transport(Protocol):
@@ -36,6 +42,9 @@ class Transport(Protocol):
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """POST ``document`` and give the answer's frames to ``receive``, which must read to the end frame."""
+
+    def interrupt(self) -> None:
+        """Break the requests under way, which then raise :class:`TransportError`; from any thread."""
 
     def close(self) -> None:
         """Break what is under way and release connections; may be called from any thread, and twice."""
@@ -57,9 +66,9 @@ class HttpTransport:
         limits: FrameLimits | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._scheme, self._host, self._port, self._base = _split_url(url)
-        self._tls = _tls_context(ca_file) if self._scheme == "https" else None
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._address = parse_url(url)
+        self._tls = tls_context(ca_file) if self._address.scheme == "https" else None
+        self._headers = bearer(token)
         self._timeout = timeout
         self._limits = limits
         self._lock = threading.Lock()
@@ -69,20 +78,30 @@ class HttpTransport:
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         with self._exchange(method, path, document) as response:
-            return _read_document(response)
+            return _document(response, self.url + path)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         with self._exchange("POST", path, document) as response:
             result = receive(FrameReader(response, self._limits))
-            response.read()  # the end of the chunked or counted body, so that the connection can be used again
+            # The end of a chunked body must be read before the connection can be used again. Whatever else comes
+            # is nobody's: the answer is not closed then, and the connection is given up.
+            response.read(1)
             return result
+
+    def interrupt(self) -> None:
+        with self._lock:
+            connections = list(self._active)
+        for connection in connections:
+            _shut(connection)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            connections = [*self._idle, *self._active]
+            idle, active = list(self._idle), list(self._active)
             self._idle.clear()
-        for connection in connections:
+        for connection in active:
+            _shut(connection)
+        for connection in idle:
             _break(connection)
 
     @contextlib.contextmanager
@@ -90,30 +109,18 @@ class HttpTransport:
         """One request; the connection goes back to the idle ones only after a whole, good answer."""
         request_id = uuid.uuid4().hex[:16]
         connection: http.client.HTTPConnection | None = None
+        whole = False
         try:
             connection, response = self._send(method, path, document, request_id)
             if response.status != 200:
-                problem = _read_document(response, lenient=True)
-                raise _with_request_id(from_problem(problem, response.status), request_id)
+                raise _refusal(response, self.url + path, request_id)
             yield response
-            if response.will_close or not response.isclosed():
-                _break(connection)
-            else:
-                self._release(connection)
+            whole = response.isclosed() and not response.will_close
         except (OSError, http.client.HTTPException) as error:
-            if connection is not None:
-                _break(connection)
-            raise TransportError(
-                f"{self.url}{path}: {_reason(error)} (request {request_id}); is the server running and reachable?"
-            ) from error
-        except BaseException:
-            if connection is not None:
-                _break(connection)
-            raise
+            raise _connection_error(error, self.url + path, request_id) from error
         finally:
             if connection is not None:
-                with self._lock:
-                    self._active.discard(connection)
+                self._settle(connection, reusable=whole)
 
     def _send(
         self, method: str, path: str, document: Any, request_id: str
@@ -123,17 +130,15 @@ class HttpTransport:
         while True:
             connection, reused = self._connection()
             try:
-                connection.request(method, self._base + quote(path), body=body, headers=headers)
+                if not reused:
+                    self._connect(connection)
+                connection.request(method, self._address.base + quote(path), body=body, headers=headers)
                 return connection, connection.getresponse()
-            except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
-                self._drop(connection)
-                if (
-                    not reused
-                ):  # a kept-alive connection may have been closed meanwhile: once more on a fresh one
+            except BaseException as error:
+                self._settle(connection, reusable=False)
+                # A kept-alive connection may have been closed meanwhile; in the end there is a fresh one.
+                if not reused or not isinstance(error, ConnectionError | http.client.RemoteDisconnected):
                     raise
-            except BaseException:
-                self._drop(connection)
-                raise
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
@@ -143,26 +148,30 @@ class HttpTransport:
                 connection = self._idle.pop()
                 self._active.add(connection)
                 return connection, True
-            if self._tls is not None:
-                connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=self._timeout, context=self._tls
-                )
-            else:
-                connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+            connection = self._fresh()
             self._active.add(connection)
             return connection, False
 
-    def _release(self, connection: http.client.HTTPConnection) -> None:
+    def _fresh(self) -> http.client.HTTPConnection:
+        host, port, seconds = self._address.host, self._address.port, min(self._timeout, CONNECT_SECONDS)
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=seconds)
+        return http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        connection.connect()
+        connection.sock.settimeout(self._timeout)
         with self._lock:
-            if not self._closed:
+            if self._closed:  # while there was no socket yet that close() could have broken
+                raise TransportError(f"{self.url}: the transport was closed")
+
+    def _settle(self, connection: http.client.HTTPConnection, *, reusable: bool) -> None:
+        with self._lock:
+            self._active.discard(connection)
+            if reusable and not self._closed:
                 self._idle.append(connection)
                 return
         _break(connection)
-
-    def _drop(self, connection: http.client.HTTPConnection) -> None:
-        _break(connection)
-        with self._lock:
-            self._active.discard(connection)
 
 
 Handler = Callable[[str, str, bytes], tuple[int, Mapping[str, str], Iterator[Buffer]]]
@@ -197,53 +206,78 @@ class LoopbackTransport:
         status, _, buffers = self._handler(method, path, body)
         return status, buffers
 
+    def interrupt(self) -> None:
+        """Nothing: the handler does not wait for a network."""
+
     def close(self) -> None:
         self._closed = True
 
 
-def _split_url(url: str) -> tuple[str, str, int, str]:
-    """(scheme, host, port, base path) of a server URL; :class:`UsageError` when it is none."""
-    hint = f"server URL {url!r}: expected http://HOST:PORT or https://HOST:PORT"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise UsageError(hint) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise UsageError(hint)
-    if parts.username or parts.password:
-        raise UsageError(
-            f"server URL {parts.hostname!r}: no user or password in it; use a token (--token-file)"
-        )
-    return (
-        parts.scheme,
-        parts.hostname,
-        port or (443 if parts.scheme == "https" else 80),
-        parts.path.rstrip("/"),
-    )
-
-
-def _tls_context(ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"CA file {ca_file!r} cannot be read: {_reason(error)}") from None
-
-
-def _read_document(response: http.client.HTTPResponse, *, lenient: bool = False) -> Any:
+def _document(response: http.client.HTTPResponse, url: str) -> Any:
+    """The JSON answer; :class:`BadRequestError` for anything else, which is no answer of a hapi-server."""
     body = response.read(MAX_DOCUMENT_BYTES + 1)
+    missing = response.length if len(body) <= MAX_DOCUMENT_BYTES else 0
+    if missing or (missing is None and not body):  # read() with a limit says nothing of an early end
+        raise http.client.IncompleteRead(body, missing)
     try:
         if len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        if lenient:
-            return None
-        raise BadRequestError(f"the server's answer is not JSON ({error}); is this a hapi-server?") from None
+        reason = _printable(str(error))
+        raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
 
 
-def _with_request_id(error: HapiError, request_id: str) -> HapiError:
-    return type(error)(f"{error} (request {request_id})", retry_after=error.retry_after)
+def _refusal(response: http.client.HTTPResponse, url: str, request_id: str) -> HapiError:
+    """The error that an answer other than 200 stands for, whoever gave it."""
+    status = response.status
+    if 300 <= status < 400:
+        target = _printable(response.headers.get("Location") or "nowhere")
+        return UsageError(f"{url}: redirected to {target}, which is not followed; give the final server URL")
+    body = response.read(MAX_PROBLEM_BYTES + 1)
+    try:
+        problem = json.loads(body) if len(body) <= MAX_PROBLEM_BYTES else None
+    except (ValueError, RecursionError):
+        problem = None
+    error = from_problem(problem, status)
+    retry_after = error.retry_after
+    if retry_after is None:
+        retry_after = _seconds(response.headers.get("Retry-After"))
+    if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
+        message = f"{_printable(str(error))} (request {request_id})"
+    else:  # a proxy, or something else altogether
+        message = f"{url}: answered {status} {_printable(response.reason)}; is this a hapi-server?"
+    return type(error)(message, retry_after=retry_after)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After's seconds (RFC 9110, 10.2.3); its other form, a date, is not worth trusting two clocks."""
+    text = (text or "").strip()
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
+
+
+def _printable(text: str) -> str:
+    """``text`` from the network without what would steer a terminal, and not longer than a message should be."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:2000]
+
+
+def _connection_error(error: Exception, url: str, request_id: str) -> HapiError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return UsageError(
+            f"{url}: its certificate is not trusted ({error.verify_message}); give its authority with --ca-file"
+        )
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+        return UsageError(f"{url}: speaks no TLS there; is it an http:// server?")
+    if isinstance(error, http.client.HTTPException) and not isinstance(
+        error, http.client.IncompleteRead | http.client.RemoteDisconnected
+    ):
+        reason = _printable(f"{type(error).__name__} {error}".strip())
+        return WireError(
+            f"{url}: what answers there does not speak HTTP/1.1 ({reason}); is this a hapi-server?"
+        )
+    return TransportError(
+        f"{url}: {_reason(error)} (request {request_id}); is the server running and reachable?"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -252,14 +286,20 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, http.client.IncompleteRead):
         return "the connection broke in the middle of an answer"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)
+    return _printable(str(text))
 
 
-def _break(connection: http.client.HTTPConnection) -> None:
-    """Close at once, also under a thread that is blocked in a read."""
+def _shut(connection: http.client.HTTPConnection) -> None:
+    """End the talk under a thread that may be blocked in it; that thread wakes up and closes the connection."""
     sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):
-            sock.shutdown(2)
+            # The plain socket's: TLS's own shutdown would wait for the thread that is reading.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _break(connection: http.client.HTTPConnection) -> None:
+    """Close at once, whatever was under way."""
+    _shut(connection)
     with contextlib.suppress(OSError):
         connection.close()

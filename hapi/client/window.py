@@ -19,6 +19,7 @@ A request that breaks in the middle goes on, on any server, from the first sampl
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,9 @@ from hapi.storage.transform import input_batch
 from hapi.trace import Tracer
 from hapi.wire import messages
 from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec, byte_view
+
+CLOSE_SECONDS = 1.0
+"""Time for answers to come to their next frame, where they end by themselves, when a window closes."""
 
 
 @dataclass
@@ -156,8 +160,14 @@ class Window:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        while not self._joined(CLOSE_SECONDS):
+            self._servers.interrupt()  # a server that is silent would hold them until its timeout
+
+    def _joined(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _is_full(self, number: int) -> bool:
         batch = self._live.get(number)
@@ -168,13 +178,23 @@ class Window:
     def _work(self) -> None:
         try:
             while (piece := self._next_piece()) is not None:
-                self._servers.run(lambda transport, piece=piece: self._attempt(transport, piece))  # type: ignore[misc]
+                self._fetch(piece)
         except Stopped:
-            pass
+            self._fail(HapiError("the session was closed while an epoch was under way"))
         except BaseException as error:  # whatever it is, the consumer must learn of it and not wait for ever
-            with self._changed:
-                self._failure = self._failure or error
-                self._changed.notify_all()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _fetch(self, piece: _Piece) -> None:
+        self._servers.run(
+            lambda transport: self._attempt(transport, piece),
+            progress=lambda: piece.next,
+            cancelled=lambda: self._closed,
+        )
 
     def _next_piece(self) -> _Piece | None:
         """The first piece nobody works on; opens the next batch when the budget allows."""

@@ -242,3 +242,27 @@ def test_close_does_not_wait_for_the_rest_of_long_answers() -> None:
     started = time.monotonic()
     window.close()
     assert time.monotonic() - started < 2
+
+
+def test_a_closed_pool_reaches_the_consumer() -> None:
+    """Who goes on with an epoch after the session was closed must not wait for ever."""
+    server = FakeServer(delay=0.01)
+    window, pool = make_window([server], batches_of(500, 20))
+    arriving = iter(window)
+    next(arriving)
+    pool.close()
+    with pytest.raises(HapiError, match="session was closed"):
+        for _ in arriving:
+            pass
+    window.close()
+
+
+def test_close_does_not_wait_for_a_resting_server() -> None:
+    server = FakeServer()
+    server.fault = lambda request, frame: BusyError("full", retry_after=50)
+    window, _ = make_window([server], batches_of(20, 10), patience=300)
+    while not server.requests:
+        time.sleep(0.005)
+    started = time.monotonic()
+    window.close()
+    assert time.monotonic() - started < 3

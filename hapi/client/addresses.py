@@ -1,0 +1,58 @@
+"""What a person gives to reach a server: its URL, a token, a certificate authority. Checked before any request."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hapi.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Address:
+    """The parts of a server's URL."""
+
+    scheme: str
+    host: str
+    port: int
+    base: str
+    """Path in front of every request's own, without a slash at its end."""
+
+
+def parse_url(url: str) -> Address:
+    """The parts of ``url``; :class:`UsageError` when it is not a server's URL."""
+    hint = UsageError(f"server URL {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise hint
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").encode("idna").decode("ascii")
+    except ValueError:  # a port that is no number, brackets that do not close, a label without letters
+        raise hint from None
+    if parts.username or parts.password:
+        raise UsageError(f"server URL at {host!r}: no user or password in it; use a token (--token-file)")
+    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
+        raise hint
+    if port is None:
+        port = 443 if parts.scheme == "https" else 80
+    return Address(parts.scheme, host, port, parts.path.rstrip("/"))
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    """The header that carries ``token``; nothing without one. :class:`UsageError` when it cannot be in a header."""
+    if not token:
+        return {}
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("the token (--token-file or HAPI_TOKEN): expected printable ASCII without spaces")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    """A context that trusts the system's authorities, or the one in ``ca_file`` alone."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # also ssl.SSLError
+        reason = error.strerror if not isinstance(error, ssl.SSLError) else "no certificate in it"
+        raise UsageError(f"--ca-file {ca_file}: cannot be read: {reason or error}") from None

@@ -1,0 +1,238 @@
+"""The pool of servers: which one is asked, how long it is left alone, when a request is given up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hapi.client import servers as servers_module
+from hapi.client.servers import MAX_FAULTS, ServerPool, Stopped
+from hapi.client.transport import LoopbackTransport, Transport
+from hapi.errors import (
+    BusyError,
+    ConflictError,
+    DrainingError,
+    HapiError,
+    NotFoundError,
+    StoreError,
+    TransportError,
+    WireError,
+)
+
+
+def make_pool(count: int, patience: float = 20.0) -> ServerPool:
+    return ServerPool(
+        [LoopbackTransport(lambda *_: (200, {}, iter([b"{}"])), str(i)) for i in range(count)],
+        patience=patience,
+    )
+
+
+class Attempts:
+    """An attempt that fails with what ``plan`` says for its server and number."""
+
+    def __init__(self, plan: Callable[[str, int], HapiError | None]) -> None:
+        self.plan = plan
+        self.asked: list[str] = []
+        self.times: list[float] = []
+
+    def __call__(self, transport: Transport) -> str:
+        self.asked.append(transport.url)
+        self.times.append(time.monotonic())
+        error = self.plan(transport.url, len(self.asked))
+        if error is not None:
+            raise error
+        return transport.url
+
+
+def until(number: int, error: HapiError) -> Attempts:
+    """Fails before the attempt of this number."""
+    return Attempts(lambda url, n: error if n < number else None)
+
+
+def test_a_pool_needs_a_server() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        ServerPool([])
+
+
+def test_the_least_busy_server_is_asked() -> None:
+    pool = make_pool(3)
+    inside: list[str] = []
+
+    def nested(transport: Transport) -> None:
+        inside.append(transport.url)
+        if len(inside) < 6:
+            pool.run(nested)
+
+    pool.run(nested)
+    assert sorted(inside[:3]) == sorted(inside[3:]) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "error", [TransportError("x"), BusyError("x"), DrainingError("x"), StoreError("x"), WireError("x")]
+)
+def test_what_may_pass_is_tried_again(error: HapiError) -> None:
+    pool = make_pool(1)
+    attempts = until(3, error)
+    assert pool.run(attempts) == "0"
+    assert (len(attempts.asked), pool.retries) == (3, 2)
+
+
+@pytest.mark.parametrize("error", [NotFoundError("x"), ConflictError("x"), HapiError("x")])
+def test_what_does_not_pass_is_not(error: HapiError) -> None:
+    pool = make_pool(2)
+    attempts = until(9, error)
+    with pytest.raises(type(error)):
+        pool.run(attempts)
+    assert (len(attempts.asked), pool.retries) == (1, 0)
+
+
+def test_another_server_is_tried_before_the_same_again() -> None:
+    pool = make_pool(3)
+    attempts = until(3, TransportError("gone"))
+    started = time.monotonic()
+    pool.run(attempts)
+    assert len(set(attempts.asked)) == 3
+    assert time.monotonic() - started < 0.5
+
+
+def test_pauses_grow() -> None:
+    pool = make_pool(1)
+    attempts = until(5, TransportError("gone"))
+    pool.run(attempts)
+    gaps = [b - a for a, b in zip(attempts.times, attempts.times[1:], strict=False)]
+    assert all(0.07 * 2**i < gap < 0.3 * 2**i + 0.2 for i, gap in enumerate(gaps))
+
+
+def test_retry_after_is_kept() -> None:
+    pool = make_pool(1)
+    attempts = until(2, BusyError("full", retry_after=0.6))
+    pool.run(attempts)
+    assert 0.44 < attempts.times[1] - attempts.times[0] < 1.2
+
+
+@pytest.mark.parametrize("retry_after", [float("nan"), float("inf"), -5.0, 1e300])
+def test_odd_retry_after_does_no_harm(retry_after: float) -> None:
+    pool = make_pool(1, patience=0.5)
+    with pytest.raises(BusyError):
+        pool.run(until(99, BusyError("full", retry_after=retry_after)))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.floats(0, 0.3),
+    st.sampled_from([TransportError("x"), BusyError("x", retry_after=60)]),
+)
+def test_patience_bounds_the_wait(count: int, patience: float, error: HapiError) -> None:
+    attempts = until(10**9, error)
+    started = time.monotonic()
+    with pytest.raises(type(error)):
+        make_pool(count, patience).run(attempts)
+    assert time.monotonic() - started < patience + 1
+    assert len(set(attempts.asked)) == count
+
+
+def test_patience_counts_from_the_first_failure() -> None:
+    """A request that took long and broke has its whole patience before it."""
+    pool = make_pool(1, patience=0.4)
+
+    def plan(url: str, number: int) -> HapiError | None:
+        if number == 1:
+            time.sleep(0.6)
+        return TransportError("broke") if number < 3 else None
+
+    assert pool.run(Attempts(plan)) == "0"
+
+
+def test_progress_begins_patience_and_faults_anew() -> None:
+    pool = make_pool(1, patience=0.3)
+    attempts = until(9, TransportError("broke"))
+    pool._servers[0].failures = 0
+
+    def attempt(transport: Transport) -> str:
+        pool._servers[0].failures = 0  # the pauses stay short, only patience is measured
+        return attempts(transport)
+
+    assert pool.run(attempt, progress=lambda: len(attempts.asked)) == "0"
+    faulty = until(MAX_FAULTS * 2, WireError("flipped"))
+    assert make_pool(1).run(faulty, progress=lambda: len(faulty.asked)) == "0"
+
+
+def test_damaged_answers_end_after_some() -> None:
+    attempts = until(99, WireError("flipped"))
+    with pytest.raises(WireError):
+        make_pool(1).run(attempts)
+    assert len(attempts.asked) == MAX_FAULTS
+
+
+def test_a_server_that_recovers_is_well_at_once() -> None:
+    pool = make_pool(1)
+    pool.run(until(4, TransportError("gone")))
+    attempts = until(2, TransportError("gone"))
+    pool.run(attempts)
+    assert attempts.times[1] - attempts.times[0] < 0.3
+
+
+@pytest.mark.parametrize("by", ["close", "cancel"])
+def test_waiting_requests_can_be_stopped(by: str) -> None:
+    pool = make_pool(1, patience=300)
+    cancel = threading.Event()
+    attempts = until(99, BusyError("full", retry_after=50))
+    outcome: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            pool.run(attempts, cancelled=cancel.is_set)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not attempts.asked:
+        time.sleep(0.005)
+    pool.close() if by == "close" else cancel.set()
+    thread.join(3)
+    assert isinstance(outcome[0], Stopped)
+
+
+def test_errors_after_close_are_not_the_callers() -> None:
+    pool = make_pool(1)
+
+    def attempt(transport: Transport) -> None:
+        pool.close()
+        raise TransportError("the connection was broken")
+
+    with pytest.raises(Stopped):
+        pool.run(attempt)
+
+
+def test_a_long_outage_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.2)
+    pool = make_pool(1, patience=300)
+    with caplog.at_level(logging.WARNING, "hapi.client"):
+        pool.run(until(5, TransportError("refused by http://x")))
+        assert [r.getMessage() for r in caplog.records] == [
+            "no server takes requests (refused by http://x); trying for up to 300 s"
+        ]
+        pool.run(until(2, TransportError("a blip")))
+        assert len(caplog.records) == 1
+
+
+def test_defects_do_not_leave_a_server_marked_busy() -> None:
+    pool = make_pool(2)
+
+    def defect(transport: Transport) -> None:
+        raise KeyError("x")
+
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            pool.run(defect)
+    assert [s.in_flight for s in pool._servers] == [0, 0]

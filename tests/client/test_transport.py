@@ -1,0 +1,399 @@
+"""The transport over real sockets: reuse, broken and hostile answers, TLS, closing; one clear error each."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_http import answer, raw, serving
+
+from hapi.client import transport as transport_module
+from hapi.client.transport import HttpTransport
+from hapi.errors import (
+    BadRequestError,
+    BusyError,
+    HapiError,
+    NotFoundError,
+    TransportError,
+    UnauthorizedError,
+    UsageError,
+    WireError,
+)
+from hapi.wire.frames import FrameReader, StreamEnd, end_frame
+
+END = bytes(end_frame(StreamEnd(0, 0, {})))
+
+
+def read_end(reader: FrameReader) -> StreamEnd:
+    end = reader.next(lambda header: [])
+    assert isinstance(end, StreamEnd)
+    return end
+
+
+def refusal(transport: HttpTransport, kind: type[HapiError], match: str, stream: bool = False) -> HapiError:
+    """The error of one request: of this kind, matching, on one line that a terminal can show."""
+    with pytest.raises(kind, match=match) as caught:
+        if stream:
+            transport.stream("/v1/extract", {}, read_end)
+        else:
+            transport.call("GET", "/v1/datasets")
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+# -- connections -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["documents", "frames"])
+def test_a_connection_is_used_again(stream: bool) -> None:
+    with serving(answer(END if stream else b"{}")) as server:
+        transport = HttpTransport(server.url)
+        for _ in range(5):
+            if stream:
+                assert transport.stream("/v1/extract", {"x": 1}, read_end).frames == 0
+            else:
+                assert transport.call("GET", "/v1") == {}
+        assert (server.connections, len(server.requests)) == (1, 5)
+        transport.close()
+
+
+def test_chunked_answers_keep_the_connection() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(END), END)
+    with serving(raw(chunked, keep=True)) as server:
+        transport = HttpTransport(server.url)
+        for _ in range(3):
+            transport.stream("/v1/extract", {}, read_end)
+        assert server.connections == 1
+
+
+def test_stale_connections_are_replaced_without_a_failure() -> None:
+    with serving(answer(b"{}")) as server:
+        transport = HttpTransport(server.url)
+        barrier = threading.Barrier(3)
+
+        def ask() -> None:
+            barrier.wait()
+            transport.call("GET", "/v1")
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        server.hang_up()
+        time.sleep(0.05)
+        before = server.connections
+        assert transport.call("GET", "/v1") == {}
+        assert server.connections == before + 1
+
+
+def test_an_answer_that_ends_with_its_connection_is_not_reused() -> None:
+    with serving(answer(b"{}", "200 OK", "Connection: close", keep=False)) as server:
+        transport = HttpTransport(server.url)
+        assert [transport.call("GET", "/v1") for _ in range(2)] == [{}, {}]
+        assert server.connections == 2
+
+
+def test_bytes_after_the_end_frame_are_not_read() -> None:
+    """Neither into memory, nor as the next request's answer."""
+    endless = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n" + END + b"x" * 100_000
+    with serving(raw(endless, keep=True)) as server:
+        transport = HttpTransport(server.url)
+        for _ in range(2):
+            transport.stream("/v1/extract", {}, read_end)
+        assert server.connections == 2
+
+
+def test_close_breaks_a_blocked_read_and_refuses_what_follows() -> None:
+    with serving(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", keep=True)) as server:
+        transport = HttpTransport(server.url, timeout=60)
+        failures: list[HapiError] = []
+        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
+        thread.start()
+        while not server.requests:
+            time.sleep(0.005)
+        time.sleep(0.05)
+        transport.close()
+        transport.close()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert isinstance(failures[0], TransportError)
+        assert isinstance(_error(transport), TransportError)
+
+
+def test_interrupt_breaks_what_is_under_way_only() -> None:
+    with serving(raw(b"", keep=True)) as server:
+        transport = HttpTransport(server.url, timeout=60)
+        failures: list[HapiError] = []
+        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
+        thread.start()
+        while not server.requests:
+            time.sleep(0.005)
+        transport.interrupt()
+        thread.join(5)
+        assert isinstance(failures[0], TransportError)
+        server.reply = answer(b"{}")
+        assert transport.call("GET", "/v1") == {}
+
+
+def _error(transport: HttpTransport) -> HapiError:
+    try:
+        transport.call("GET", "/v1")
+    except HapiError as error:
+        return error
+    raise AssertionError("the request went through")
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    error = refusal(HttpTransport(f"http://127.0.0.1:{port}"), TransportError, f"{port}/v1/datasets.*refused")
+    assert "is the server running" in str(error)
+
+
+def test_silence_ends_with_the_timeout() -> None:
+    with serving(raw(b"", keep=True)) as server:
+        started = time.monotonic()
+        refusal(HttpTransport(server.url, timeout=0.2), TransportError, "no answer in time")
+        assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + END[:700],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2bc\r\n" + END[:700] + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"",
+    ],
+    ids=["counted", "chunked", "bad chunk", "head", "nothing"],
+)
+def test_a_connection_that_breaks_in_the_middle(data: bytes, stream: bool) -> None:
+    with serving(raw(data)) as server:
+        with pytest.raises((TransportError, WireError)) as caught:
+            if stream:
+                HttpTransport(server.url, timeout=5).stream("/v1/extract", {}, read_end)
+            else:
+                HttpTransport(server.url, timeout=5).call("GET", "/v1")
+        assert str(caught.value).isprintable()
+        assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 \x1b[31mOK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70000 + b"\r\n\r\n",
+        b"\x00" * 100,
+    ],
+    ids=["ssh", "status", "headers", "long header", "zeros"],
+)
+def test_what_is_no_http_is_a_bad_answer(data: bytes) -> None:
+    with serving(raw(data)) as server:
+        refusal(HttpTransport(server.url, timeout=5), WireError, "does not speak HTTP.*hapi-server")
+
+
+@pytest.mark.parametrize("body", [b"<html>hello", b"", b'{"a":', b"[" * 100_000, b"\xff\xfe{}"])
+def test_answers_that_are_no_json(body: bytes) -> None:
+    with serving(answer(body)) as server:
+        refusal(
+            HttpTransport(server.url), BadRequestError, f"{server.port}/v1/datasets.*is this a hapi-server"
+        )
+
+
+def test_huge_documents_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "MAX_DOCUMENT_BYTES", 1000)
+    with serving(answer(b'"' + b"x" * 2000 + b'"')) as server:
+        refusal(HttpTransport(server.url), BadRequestError, "longer than 1000 bytes")
+
+
+def test_redirects_are_told_not_followed() -> None:
+    with (
+        serving(answer(b"{}")) as target,
+        serving(answer(b"", "302 Found", f"Location: {target.url}/\x1b[2J")) as server,
+    ):
+        refusal(HttpTransport(server.url), UsageError, f"redirected to {target.url}.*not followed")
+        assert not target.requests
+
+
+def problem(slug: str, status: int, detail: str, **more: Any) -> bytes:
+    document = {"type": f"urn:hapi:problem:{slug}", "title": "x", "status": status, "detail": detail, **more}
+    return json.dumps(document).encode()
+
+
+def test_problem_details_become_their_error() -> None:
+    with serving(answer(problem("not-found", 404, "there is no data set 'x'"), "404 Not Found")) as server:
+        error = refusal(HttpTransport(server.url), NotFoundError, r"no data set 'x' \(request [0-9a-f]{16}\)")
+        request_id = str(error).rsplit(" ", 1)[1].rstrip(")")
+        assert f"X-Request-Id: {request_id}".encode().lower() in server.requests[0].lower()
+
+
+def test_messages_cannot_steer_the_terminal() -> None:
+    with serving(
+        answer(problem("not-found", 404, "\x1b[2Jgone\x07\r\nfine \u202e"), "404 Not Found")
+    ) as server:
+        refusal(HttpTransport(server.url), NotFoundError, "gone")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("401 Unauthorized", UnauthorizedError), ("404 Not Found", NotFoundError), ("400 Bad Request", BadRequestError),
+        ("502 Bad Gateway", HapiError), ("504 Gateway Timeout", TransportError), ("418 Teapot", BadRequestError),
+    ],
+)  # fmt: skip
+def test_other_servers_errors_name_the_url(status: str, kind: type[HapiError]) -> None:
+    with serving(answer(b"<html>no</html>", status)) as server:
+        refusal(
+            HttpTransport(server.url), kind, f"{server.port}/v1/datasets: answered {status[:3]}.*hapi-server"
+        )
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"null", b'{"type": 3, "detail": {}, "retry_after": "x"}', b"{" * 100_000, b"x" * 100_000]
+)
+def test_problems_of_any_form(body: bytes) -> None:
+    with serving(answer(body, "429 Too Many", "Retry-After: 7")) as server:
+        assert refusal(HttpTransport(server.url), BusyError, "answered 429").retry_after == 7
+
+
+@pytest.mark.parametrize("text", ["Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1e9", "99999999999999"])
+def test_other_retry_after_headers_are_ignored(text: str) -> None:
+    with serving(answer(problem("busy", 429, "full"), "429 Too Many", f"Retry-After: {text}")) as server:
+        assert refusal(HttpTransport(server.url), BusyError, "full").retry_after is None
+
+
+def test_the_token_is_sent() -> None:
+    with serving(answer(b"{}")) as server:
+        HttpTransport(server.url, token="secret").call("GET", "/v1")
+        assert b"Authorization: Bearer secret\r\n" in server.requests[0]
+
+
+def test_a_path_in_the_url_comes_first() -> None:
+    with serving(answer(b"{}")) as server:
+        HttpTransport(server.url + "/hapi/").call("GET", "/v1/datasets/a b")
+        assert server.requests[0].startswith(b"GET /hapi/v1/datasets/a%20b HTTP/1.1")
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "x", "ftp://x", "http://", "http://:80", "http://x:0", "http://x:99999", "http://x:y", "http://[::1", "//x",
+        "http://a..b", "http://h/ä", "http://ä.x/", "http://x/a b", "http://x/\r\nHost: y", "http://x?q=1", "http://x/#f",
+        "http://" + "a" * 70, "127.0.0.1:80", "http://x\x00",
+    ],
+)  # fmt: skip
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(UsageError, match=r"server URL .*expected http://HOST:PORT") as caught:
+        HttpTransport(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_passwords_in_a_url_are_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match="no user or password") as caught:
+        HttpTransport("http://me:secret@host:80")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["two words", "line\nbreak", "ümlaut", "\udcff", "a\x00"])
+def test_bad_tokens(token: str) -> None:
+    with pytest.raises(UsageError, match="token") as caught:
+        HttpTransport("http://x", token=token)
+    assert token not in str(caught.value)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1 and its key in one file."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    )
+    try:
+        subprocess.run(
+            [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("no openssl here to make a certificate with")
+    both = folder / "both.pem"
+    both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    return both
+
+
+def tls_server(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def test_https_with_its_authority(certificate: Path) -> None:
+    with serving(answer(b"{}"), tls_server(certificate)) as server:
+        transport = HttpTransport(server.url, ca_file=str(certificate))
+        assert [transport.call("GET", "/v1") for _ in range(2)] == [{}, {}]
+        assert server.connections == 1
+
+
+def test_https_with_a_certificate_that_nobody_vouches_for(certificate: Path) -> None:
+    with serving(answer(b"{}"), tls_server(certificate)) as server:
+        error = refusal(HttpTransport(server.url), UsageError, "certificate is not trusted.*--ca-file")
+        assert not error.retryable
+        assert not server.requests
+
+
+def test_https_to_a_plain_server_and_back(certificate: Path) -> None:
+    with serving(raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as server:
+        refusal(HttpTransport(server.url.replace("http", "https"), timeout=5), UsageError, "speaks no TLS")
+    with serving(answer(b"{}"), tls_server(certificate)) as server:
+        refusal(
+            HttpTransport(server.url.replace("https", "http"), timeout=5),
+            HapiError,
+            "hapi-server|server running",
+        )
+
+
+def test_close_breaks_a_blocked_read_over_tls(certificate: Path) -> None:
+    with serving(
+        raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", keep=True), tls_server(certificate)
+    ) as server:
+        transport = HttpTransport(server.url, ca_file=str(certificate), timeout=60)
+        thread = threading.Thread(target=lambda: _error(transport))
+        thread.start()
+        while not server.requests:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        transport.close()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("content", [None, "", "not a certificate"])
+def test_bad_ca_files(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=f"--ca-file {path}: cannot be read") as caught:
+        HttpTransport("https://x", ca_file=str(path))
+    assert str(caught.value).isprintable()
