@@ -63,11 +63,11 @@ def test_no_gradient_is_kept() -> None:
 
 
 def test_what_does_not_fit_is_said_so() -> None:
-    with pytest.raises(DeviceMemoryError, match="one sample does not fit cpu.*--split freeze"):
+    with pytest.raises(DeviceMemoryError, match=r"one sample does not fit cpu.*--split freeze"):
         rest(Hungry(0), 4)(torch.ones(4, 3))
     with pytest.raises(DeviceMemoryError, match=r"4 samples, \d+ bytes.*--bs"):
         rest(Hungry(9), 4, shape=(1 << 45,))(torch.ones(4, 3))
-    with pytest.raises(DeviceMemoryError, match="4 samples, 48 bytes.*--bs"):
+    with pytest.raises(DeviceMemoryError, match=r"4 samples, 48 bytes.*--bs"):
         to_device(torch.ones(4, 3).as_subclass(Full), CPU)
 
 

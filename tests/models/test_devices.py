@@ -25,7 +25,7 @@ print(b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cuda.matmul.fp32_precision
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x"])
 def test_devices_that_are_not_there(name: str) -> None:
-    with pytest.raises(UsageError, match="^--device '"):
+    with pytest.raises(UsageError, match=r"^--device '"):
         resolve_device(name, "--device")
 
 
