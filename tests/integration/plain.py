@@ -6,7 +6,8 @@ torchvision, and trains it whole, batch by batch, in the order that the session 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,8 @@ class Family:
     trained: tuple[str, ...]
     """Modules that are trained; everything else is frozen, in eval mode."""
     freeze: int
+    last_frozen: str
+    """The module whose output is layer ``freeze``'s, up to its shape."""
     size: int = 32
     make: Callable[[int], nn.Module] = field(default=lambda size: nn.Identity())
 
@@ -51,18 +54,20 @@ def torchvision_model(name: str) -> Callable[[int], nn.Module]:
     return lambda size: getattr(torchvision.models, name)(weights=None, **options(size))
 
 
-def family(name: str, head: str, trained: tuple[str, ...], freeze: int, size: int = 32) -> Family:
-    return Family(name, head, trained, freeze, size, torchvision_model(name))
+def family(
+    name: str, head: str, trained: tuple[str, ...], freeze: int, last_frozen: str = "", size: int = 32
+) -> Family:
+    return Family(name, head, trained, freeze, last_frozen, size, torchvision_model(name))
 
 
 FAMILIES = [
-    family("alexnet", "classifier.6", ("classifier.4", "classifier.6"), 17, 64),
-    family("resnet18", "fc", ("layer4.1", "fc"), 11),
-    family("resnet50", "fc", ("fc",), 21),
-    family("densenet121", "classifier", ("features.norm5", "classifier"), 20),
-    family("vgg11", "classifier.6", ("classifier.6",), 25),
-    family("vgg19", "classifier.6", ("classifier.0", "classifier.3", "classifier.6"), 36),
-    family("vit_b_16", "heads.head", ("encoder.ln", "heads.head"), 17),
+    family("alexnet", "classifier.6", ("classifier.4", "classifier.6"), 17, "classifier.1", 64),
+    family("resnet18", "fc", ("layer4.1", "fc"), 11, "layer4.0"),
+    family("resnet50", "fc", ("fc",), 21, "avgpool"),
+    family("densenet121", "classifier", ("features.norm5", "classifier"), 20, "features.denseblock4"),
+    family("vgg11", "classifier.6", ("classifier.6",), 25, "classifier.3"),
+    family("vgg19", "classifier.6", ("classifier.0", "classifier.3", "classifier.6"), 36, "features.35"),
+    family("vit_b_16", "heads.head", ("encoder.ln", "heads.head"), 17, "encoder.layers.encoder_layer_11"),
 ]
 
 
@@ -107,6 +112,8 @@ def plain_model(f: Family) -> nn.Module:
 class Result:
     losses: list[float]
     gradients: dict[str, torch.Tensor]
+    features: list[torch.Tensor] = field(default_factory=list)
+    """What the last frozen module put out for each batch of the first epoch; only on the plain side."""
 
 
 def plain_training(f: Family, order: list[list[list[int]]], device: str = "cpu") -> Result:
@@ -125,7 +132,8 @@ def plain_training(f: Family, order: list[list[list[int]]], device: str = "cpu")
             for path in plain_training_mode(f, model):
                 model.get_submodule(path).train()
             torch.manual_seed(step_seed(SEED, epoch, number))
-            loss = nn.functional.cross_entropy(model(images[ids]), labels[ids])
+            with recorded(model.get_submodule(f.last_frozen), result.features if epoch == 0 else []):
+                loss = nn.functional.cross_entropy(model(images[ids]), labels[ids])
             optimizer.zero_grad()
             loss.backward()
             if not result.gradients:
@@ -134,6 +142,14 @@ def plain_training(f: Family, order: list[list[list[int]]], device: str = "cpu")
             total += loss.item() * len(ids)
         result.losses.append(total / COUNT)
     return result
+
+
+@contextmanager
+def recorded(module: nn.Module, outputs: list[torch.Tensor]) -> Iterator[None]:
+    """Append what ``module`` puts out inside the block."""
+    handle = module.register_forward_hook(lambda m, inputs, output: outputs.append(output.detach().clone()))
+    yield
+    handle.remove()
 
 
 def plain_training_mode(f: Family, model: nn.Module) -> list[str]:
@@ -210,6 +226,15 @@ def check_equal(
         assert difference <= gradient_tolerance * scale, f"{what}: gradient of {name}"
         largest = max(largest, float(difference / scale))
     return largest
+
+
+def check_features(session: Session, plain: Result, what: str) -> None:
+    """The first epoch's features at the freeze point equal the plain model's, within rounding."""
+    delivered = [features for features, _ in session.epoch(0)]
+    assert len(delivered) == len(plain.features)
+    for mine, theirs in zip(delivered, plain.features, strict=True):
+        difference = (mine.reshape(theirs.shape) - theirs).norm()
+        assert difference <= GRADIENT_TOLERANCE * theirs.norm(), what
 
 
 def order_of(session: Session, store: Path) -> list[list[list[int]]]:
