@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,11 @@ class Known:
         }
         return {**document, **changes}
 
+    def model_at(self, side: int) -> dict[str, Any]:
+        """The reference of the same layers for inputs of another size."""
+        spec = replace(SPEC, input_shape=(3, side, side))
+        return zoo_reference(spec, build(spec), SPLIT).to_json()
+
     def samples(self, ids: list[int] | None = None) -> dict[str, Any]:
         """A good request for stored bytes."""
         return {"dataset": self.dataset.reference.to_json(), "ids": [5, 0, 5] if ids is None else ids}
@@ -146,7 +151,11 @@ def exchange(
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, body=data, headers=headers or {})
         response = connection.getresponse()
-        return Answer(response.status, dict(response.getheaders()), response.read())
+        try:
+            received_body = response.read()
+        except http.client.IncompleteRead as cut_off:  # an error frame in place of the rest
+            received_body = cut_off.partial
+        return Answer(response.status, dict(response.getheaders()), received_body)
     finally:
         connection.close()
 

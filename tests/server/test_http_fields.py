@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,21 @@ def test_images_too_small_for_the_model(server: ServedApplication, known: Known)
     for name in ("alexnet", "vit_b_16", "swin_t", "maxvit_t", "inception_v3"):
         document["model"] |= {"name": name, "input_shape": [3, 1, 1]}
         check_problem(exchange(server.port, "POST", EXTRACT, document), 422, "1")
+
+
+def test_what_large_inputs_need_is_bounded(folder: Path, known: Known) -> None:
+    """At 256 pixels the widest of the layers gives 4 MiB a sample: four of them in a pass, or none."""
+    document = known.extract(list(range(10)), transform=TransformSpec(resize=256, crop=256).to_json())
+    document["model"] = known.model_at(256)
+    with served(folder, max_layer_bytes=18 << 20) as four:
+        answer = exchange(four.port, "POST", EXTRACT, document)
+        assert received(answer.body, 2)[0] == list(range(10))
+        assert json.loads(answer.body[-2056 + 20 : -8])["report"]["cos_batch"] == 4
+    with served(folder, max_layer_bytes=(4 << 20) - 1) as none:
+        check_problem(exchange(none.port, "POST", EXTRACT, document), 413, "--image-size")
+        known.check_features(exchange(none.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+    with served(folder, max_frame_bytes=(1 << 20) - 1) as none:
+        check_problem(exchange(none.port, "POST", EXTRACT, document), 413, "--image-size")
 
 
 def test_duplicate_ids_are_samples_like_others(server: ServedApplication, known: Known) -> None:

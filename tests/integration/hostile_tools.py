@@ -1,0 +1,25 @@
+"""The requests of the server's own hostile-input tests, for servers in processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "server"))
+
+
+def resident_bytes(pid: int) -> int:
+    """Bytes of a process that lie in memory now (RSS)."""
+    return _status(pid, "VmRSS")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that lay in memory at any time."""
+    return _status(pid, "VmHWM")
+
+
+def _status(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {field} of process {pid}")

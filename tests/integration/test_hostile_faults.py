@@ -1,0 +1,213 @@
+"""Faults between the tiers, with real processes: flipped and cut frames, SIGTERM under load, TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ServerProcess, losses, report_of, server, train
+from http_tools import (
+    EXTRACT,
+    Known,
+    check_problem,
+    exchange,
+    make_store,
+    metric,
+    raw,
+    request_bytes,
+    until,
+)
+
+from hapi.client.transport import HttpTransport
+from hapi.errors import HapiError
+from hapi.wire.frames import FrameReader, StreamEnd
+
+pytestmark = pytest.mark.slow
+JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
+       "--no-progress", "--epochs", "4", "--dataset", "digits")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+class Proxy:
+    """A TCP proxy in front of a server that changes what the server sends, connection by connection."""
+
+    def __init__(self, port: int, change: Callable[[bytes], bytes | None]) -> None:
+        self._target = port
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                upstream = socket.create_connection(("127.0.0.1", self._target))
+                threading.Thread(target=self._pump, args=(client, upstream, False), daemon=True).start()
+                threading.Thread(target=self._pump, args=(upstream, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                changed = self._change(data) if answers else data
+                if changed is None:
+                    break
+                target.sendall(changed)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Damage:
+    """Flips, cuts or shifts every third large piece of the answers in turn, so that retries succeed in the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen = 0
+        self.damaged = 0
+
+    def __call__(self, data: bytes) -> bytes | None:
+        if len(data) < 8000:
+            return data  # documents and small rests pass
+        with self._lock:
+            self._seen += 1
+            if self._seen % 3:
+                return data
+            self.damaged += 1
+            kind = self.damaged % 3
+        middle = len(data) // 2
+        if kind == 0:
+            return None
+        if kind == 1:
+            return data[:middle] + bytes([data[middle] ^ 0x10]) + data[middle + 1 :]
+        return data[:1000] + data[1016:] + bytes(16)
+
+
+def test_damage_on_the_way_changes_no_result(folder: Path, tmp_path: Path) -> None:
+    """Flipped bits, missing bytes and cut connections between server and trainer: retried, never trained on."""
+    with server(folder) as running:
+        reports = []
+        damage = Damage()
+        proxy = Proxy(running.port, damage)
+        for url in (running.url, f"http://127.0.0.1:{proxy.port}"):
+            reports.append(tmp_path / f"report{len(reports)}.json")
+            train(*JOB, "--server", url, "--report", str(reports[-1]))
+        proxy.close()
+    undisturbed, damaged = (report_of(path) for path in reports)
+    assert losses(damaged) == pytest.approx(losses(undisturbed), rel=1e-6)
+    assert [e["samples"] for e in damaged["epochs"]] == [40] * 4
+    assert damage.damaged >= 4
+    assert damaged["retries"] >= 2
+    assert undisturbed["retries"] == 0
+
+
+def test_sigterm_in_the_middle_of_requests(folder: Path) -> None:
+    known = Known(folder)
+    ids = [n % 40 for n in range(1500)]
+    with server(folder, "--max-running", "1", "--cos-batch", "8", "--drain-seconds", "60") as running:
+        idle = socket.create_connection(("127.0.0.1", running.port))
+        answers: list[Any] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(exchange(running.port, "POST", EXTRACT, known.extract(ids)))
+        )
+        asking.start()
+        until(lambda: metric(running.port, "hapi_requests_running") == 1, 30, "a running request")
+        running.process.send_signal(signal.SIGTERM)
+        until(lambda: exchange(running.port, "GET", "/readyz").status == 503, 5, "draining")
+        check_problem(exchange(running.port, "POST", EXTRACT, known.extract()), 503, "another")
+        assert exchange(running.port, "GET", "/healthz").status == 200
+        asking.join(60)
+        known.check_features(answers[0].body, ids)
+        assert running.process.wait(30) == 0
+        idle.close()
+
+
+def test_drain_seconds_end_it(folder: Path) -> None:
+    """A reader that never reads cannot keep a server from stopping."""
+    known = Known(folder)
+    with server(folder, "--drain-seconds", "0.5") as running:
+        data = json.dumps(known.extract([n % 40 for n in range(4000)])).encode()
+        sock = socket.create_connection(("127.0.0.1", running.port))
+        sock.sendall(request_bytes(EXTRACT, data))
+        until(lambda: metric(running.port, "hapi_requests_running") == 1, 30, "a running request")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        sock.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+               "-subj", "/CN=localhost",
+               "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+               "-keyout", str(key), "-out", str(cert)]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no openssl to make a certificate: {error}")
+    yield cert, key
+
+
+def test_tls(folder: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    known = Known(folder)
+    with server(folder, "--tls-cert", str(cert), "--tls-key", str(key)) as running:
+        assert running.url.startswith("https://")
+        assert not raw(running.port, b"GET /v1 HTTP/1.1\r\n\r\n", 5).startswith(b"HTTP/1.1 200")
+        raw(running.port, b"\x16\x03\x01" + b"\xab" * 400, 5)
+        distrustful = HttpTransport(running.url)
+        with pytest.raises(HapiError, match="certificate"):
+            distrustful.call("GET", "/v1")
+        transport = HttpTransport(running.url, ca_file=str(cert))
+        assert transport.call("GET", "/v1/datasets/digits")["reference"] == known.dataset.reference.to_json()
+        ids = [n % 40 for n in range(400)]
+        end = transport.stream(EXTRACT, known.extract(ids), _to_the_end)
+        assert end.samples == 400
+        transport.close()
+        _leave_over_tls(running, known, cert)
+
+
+def _to_the_end(reader: FrameReader) -> StreamEnd:
+    while not isinstance(
+        header := reader.next(lambda h: [memoryview(bytearray(t.nbytes)) for t in h.tensors]), StreamEnd
+    ):
+        pass
+    return header
+
+
+def _leave_over_tls(running: ServerProcess, known: Known, cert: Path) -> None:
+    """A TLS client that leaves in the middle frees its slot."""
+    context = ssl.create_default_context(cafile=str(cert))
+    with socket.create_connection(("127.0.0.1", running.port)) as plain:
+        sock = context.wrap_socket(plain, server_hostname="localhost")
+        body = json.dumps(known.extract([n % 40 for n in range(4000)])).encode()
+        sock.sendall(request_bytes(EXTRACT, body))
+        sock.recv(1000)
+        sock.close()
+
+    def running_now() -> str:
+        with socket.create_connection(("127.0.0.1", running.port)) as plain:
+            sock = context.wrap_socket(plain, server_hostname="localhost")
+            sock.sendall(request_bytes("/metrics", b"", "GET", Connection="close"))
+            return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+
+    until(lambda: "\nhapi_requests_running 0.0" in running_now(), 20, "the end of the request")

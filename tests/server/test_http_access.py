@@ -1,0 +1,102 @@
+"""Who may ask, and which servers must not start."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from http_tools import EXTRACT, Known, check_problem, exchange, make_store, raw, request_bytes, served
+
+from hapi.cli.server import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "bearer a-long-secret", "Basic a-long-secret",
+                "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",
+                "Bearer a-long-secret2"]  # fmt: skip
+
+
+def test_tokens(folder: Path) -> None:
+    known = Known(folder)
+    with served(folder, token="a-long-secret") as server:
+        for given in WRONG_TOKENS:
+            headers = {} if given is None else {"Authorization": given}
+            for path in (EXTRACT, "/v1/datasets", "/metrics", "/v1", "/nosuch"):
+                document = known.extract() if path == EXTRACT else None
+                answer = exchange(server.port, "POST" if document else "GET", path, document, headers)
+                check_problem(answer, 401, "--token-file")
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+        odd = (
+            request_bytes("/v1", b"", "GET", Connection="close")[:-2]
+            + b"Authorization: Bearer \xff\xfe\x80\r\n\r\n"
+        )
+        assert raw(server.port, odd).startswith(b"HTTP/1.1 401 ")
+        assert exchange(server.port, "GET", "/healthz").status == 200
+        assert exchange(server.port, "GET", "/readyz").status == 200
+        good = {"Authorization": "Bearer a-long-secret"}
+        known.check_features(
+            exchange(server.port, "POST", EXTRACT, known.extract(), good).body, [3, 39, 0, 17]
+        )
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, the key under a password, and an empty file."""
+    made = tmp_path_factory.mktemp("keys")
+    try:
+        for command in (
+            "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem",
+            "openssl rsa -aes256 -passout pass:secret -in key.pem -out locked.pem",
+        ):
+            subprocess.run(command.split(), check=True, capture_output=True, cwd=made)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no openssl to make a certificate: {error}")
+    (made / "empty").touch()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "arguments"),
+    [
+        (1, "no folder", "--store KEYS/nothing"),
+        (2, "nosuch", "--store nosuch://x"),
+        (2, "token", "--store STORE --host 0.0.0.0"),
+        (2, "token", "--store STORE --host ::"),
+        (2, "token", "--store STORE --host example.org"),
+        (2, "--tls-key", "--store STORE --tls-cert KEYS/cert.pem"),
+        (2, "--tls-key", "--store STORE --tls-cert KEYS/cert.pem --tls-key KEYS/none.pem"),
+        (2, "--tls-key", "--store STORE --tls-cert KEYS/cert.pem --tls-key KEYS/locked.pem"),
+        (2, "--tls-key", "--store STORE --tls-cert KEYS/empty --tls-key KEYS/empty"),
+        (2, "--token-file", "--store STORE --token-file KEYS/empty"),
+        (2, "--token-file", "--store STORE --token-file KEYS/none"),
+        (2, "abacus", "--store STORE --device abacus"),
+        (2, "TAKEN", "--store STORE --port TAKEN"),
+    ],
+)
+def test_servers_that_must_not_start(
+    folder: Path,
+    keys: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    word: str,
+    arguments: str,
+) -> None:
+    monkeypatch.delenv("HAPI_TOKEN", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [
+            a.replace("STORE", str(folder)).replace("KEYS", str(keys)).replace("TAKEN", port)
+            for a in arguments.split()
+        ]
+        assert main([*([] if "--port" in given else ["--port", "0"]), *given]) == code
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1 and output.err.startswith("hapi-server: error: ")
+    assert word.replace("TAKEN", port) in output.err

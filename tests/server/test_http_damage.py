@@ -1,0 +1,95 @@
+"""Data that is damaged, deleted or replaced under a running server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from http_tools import (
+    EXTRACT,
+    SAMPLES,
+    TENSORS,
+    TRANSFORM,
+    Known,
+    check_problem,
+    exchange,
+    make_store,
+    received,
+    served,
+)
+
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.sources import open_source
+
+
+def flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def test_a_damaged_data_set(tmp_path: Path) -> None:
+    folder = make_store(tmp_path / "store")
+    known = Known(folder)
+    everything = list(range(40))
+    with served(folder, cos_batch=1) as server:
+        known.check_features(exchange(server.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+        shards = sorted(folder.glob("datasets/digits/*/shard-*.bin"))
+        assert len(shards) > 1
+        whole = shards[0].read_bytes()
+
+        shards[0].write_bytes(flip(whole))
+        check_problem(
+            exchange(server.port, "POST", SAMPLES, known.samples(everything)), 500, "checksum", "digits"
+        )
+        answer = exchange(server.port, "POST", EXTRACT, known.extract([39, *everything]))
+        assert answer.status == 200  # the first frame is good
+        assert int(answer.headers["Content-Length"]) > len(answer.body)
+        assert b"urn:hapi:problem:data" in answer.body[-2000:]
+
+        shards[0].write_bytes(whole[:-10])
+        check_problem(exchange(server.port, "POST", SAMPLES, known.samples(everything)), 500, "bytes")
+        shards[0].unlink()
+        check_problem(exchange(server.port, "POST", SAMPLES, known.samples(everything)), 500, "gone")
+        known.check_features(exchange(server.port, "POST", EXTRACT, known.extract([39, 38])).body, [39, 38])
+
+        shards[0].write_bytes(whole)
+        known.check_features(exchange(server.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+        server.idle()
+
+
+def test_a_damaged_model(tmp_path: Path) -> None:
+    folder = make_store(tmp_path / "store")
+    known = Known(folder)
+    with served(folder) as server:
+        weights = next(folder.glob("models/pushed/*/weights.safetensors"))
+        whole = weights.read_bytes()
+        last = {**known.tensors(), "names": ["features.3.squeeze.weight"]}
+        assert exchange(server.port, "POST", TENSORS, last).status == 200
+        weights.write_bytes(bytes(len(whole)))
+        check_problem(exchange(server.port, "POST", TENSORS, last), 500, "features.3.squeeze.weight")
+        weights.write_bytes(whole[:100])
+        check_problem(exchange(server.port, "POST", TENSORS, last), (500, 502), "pushed")
+        weights.write_bytes(whole)
+        assert exchange(server.port, "POST", TENSORS, last).status == 200
+        manifest = folder / "models/pushed/model.json"
+        manifest.write_bytes(flip(manifest.read_bytes())[:500])
+        check_problem(exchange(server.port, "GET", "/v1/models/pushed"), 500, "model.json")
+        listed = exchange(server.port, "GET", "/v1/models").json()["models"]
+        assert listed[0]["name"] == "pushed" and "model.json" in listed[0]["problem"]
+
+
+def test_a_replaced_data_set(tmp_path: Path) -> None:
+    folder = make_store(tmp_path / "store")
+    known = Known(folder)
+    with served(folder) as server:
+        assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 200
+        options = PackOptions(limit=30, transform=TRANSFORM, shard_bytes=2000)
+        pack(open_source("sklearn:digits"), open_store(str(folder)), "digits", options, replace=True)
+        for path, document in ((EXTRACT, known.extract()), (SAMPLES, known.samples())):
+            check_problem(exchange(server.port, "POST", path, document), 409, "digits")
+        again = Known(folder)
+        again.check_features(exchange(server.port, "POST", EXTRACT, again.extract([3, 29])).body, [3, 29])
+        check_problem(exchange(server.port, "POST", EXTRACT, again.extract([39])), 404, "39")
+        assert received(exchange(server.port, "POST", SAMPLES, again.samples()).body, 3)[0] == [5, 0, 5]
+        check_problem(exchange(server.port, "POST", SAMPLES, known.samples()), 409, "digits")
