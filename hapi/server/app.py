@@ -105,9 +105,10 @@ class Application:
         status = GONE
         try:
             response = await self._answer(request, handler)
-            status = request.get("status", response.status)
+            status = response.status
             return response
         finally:
+            status = request.get("status", status)
             if status == GONE:
                 self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
@@ -218,21 +219,23 @@ class Application:
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
         response.content_length = stream.content_length
         sender = BodySender(request, response)
+        unsent = stream.content_length
         try:
             frame = await asyncio.shield(pending)
             await response.prepare(request)
             while frame is not None:
                 pending = following()
-                await self._write(sender, frame, deadline)
+                unsent -= await self._write(sender, frame, deadline)
+                if not unsent:
+                    request["status"] = response.status  # the client has all of it and may leave now
                 frame = await asyncio.shield(pending)
             await response.write_eof()
             return response
         except Exception as error:
             if not response.prepared:
                 raise
-            request["status"] = (
-                GONE if isinstance(error, ConnectionError | TimeoutError) else as_hapi_error(error).status
-            )
+            gone = isinstance(error, ConnectionError | TimeoutError)
+            request.setdefault("status", GONE if gone else as_hapi_error(error).status)
             return await self._fail_midway(request, response, sender, error)
         finally:
             cancelled.set()
@@ -242,12 +245,16 @@ class Application:
             await _done(closing)
             closing.result()
 
-    async def _write(self, sender: BodySender, frame: Frame, deadline: float) -> None:
+    async def _write(self, sender: BodySender, frame: Frame, deadline: float) -> int:
+        """Send one frame; returns its bytes."""
+        sent = 0
         for piece in joined(frame):
             patience = min(self.service.settings.send_timeout, deadline - time.monotonic())
             async with asyncio.timeout(patience):
                 await sender.send(piece)
             self.metrics.bytes_sent.inc(len(piece))
+            sent += len(piece)
+        return sent
 
     async def _fail_midway(
         self, request: web.Request, response: web.StreamResponse, sender: BodySender, error: Exception

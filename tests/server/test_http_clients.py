@@ -109,6 +109,15 @@ def test_a_client_that_leaves_in_the_middle(
     sock.close()
 
 
+def test_a_client_that_leaves_with_the_whole_answer(server: ServedApplication, known: Known) -> None:
+    """It is no cancellation when the connection closes behind the last byte."""
+    before = metric(server.port, "hapi_cancelled_total")
+    for _ in range(30):
+        known.check_features(exchange(server.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+    server.idle()
+    assert metric(server.port, "hapi_cancelled_total") == before
+
+
 def test_a_client_that_leaves_the_queue(
     server: ServedApplication, known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
