@@ -28,11 +28,11 @@ class Rule:
         """The bounds as the end of "a number ..." (empty without bounds)."""
         parts = []
         if self.above is not None:
-            parts.append(f"above {self.above:g}")
+            parts.append(f"above {self.above:.15g}")
         if self.low is not None:
-            parts.append(f"from {self.low:g}")
+            parts.append(f"from {self.low:.15g}")
         if self.high is not None:
-            parts.append(f"to {self.high:g}" if parts else f"up to {self.high:g}")
+            parts.append(f"to {self.high:.15g}" if parts else f"up to {self.high:.15g}")
         return "".join(" " + part for part in parts)
 
     def holds(self, value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM that never tear a training step apart."""
+"""Ctrl-C, SIGTERM and a closed terminal that never tear a training step apart."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupts:
-    """While installed, SIGINT and SIGTERM raise KeyboardInterrupt, but inside :meth:`deferred` only at its end.
+    """While installed, the signals raise KeyboardInterrupt, but inside :meth:`deferred` only at its end.
 
-    A second signal inside a deferred block raises at once. Outside the main thread it does nothing.
+    A second signal inside a deferred block raises at once. Outside the main thread it does nothing. A signal that
+    this process was started to ignore (nohup) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -23,8 +26,9 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from hapi.client.models import ClientModel, open_client_model
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings, default_store
 from hapi.client.transport import HttpTransport, Transport
-from hapi.errors import ModelError, UsageError
+from hapi.config import checked
+from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.models.devices import resolve_device
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
@@ -59,9 +61,11 @@ def prepare(
 ) -> Prepared:
     """Connect and decide. ``transports`` replaces the servers of the settings (tests, the loopback).
 
+    The settings may have been made in Python, so their ranges are checked here too.
     Raises :class:`HapiError` with one line that says what does not fit; starts an embedded server when the
     settings name none, and ends it again when anything fails.
     """
+    settings = checked(settings)
     device = resolve_device(settings.device, "--device")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -105,6 +109,10 @@ def _prepare(
     model.load_from(split)
     job = _job(description, model, split, transform)
     training, validation, held_out = _divide(settings, servers, description)
+    # Both jobs name the front by its digest, for which its weights must still be here.
+    validation_job = (
+        _job(held_out, model, split, _transform(settings, held_out)) if held_out is not None else job
+    )
     layered.release(split, len(layered))  # what runs on the servers takes no memory here
     layered.to(device)
     return Prepared(
@@ -119,9 +127,7 @@ def _prepare(
         job=job,
         training_ids=training,
         validation_ids=validation,
-        validation_job=job
-        if held_out is None
-        else _job(held_out, model, split, _transform(settings, held_out)),
+        validation_job=validation_job,
     )
 
 
@@ -150,8 +156,7 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
 def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
     """The description of data set ``name``, or of the only one there; :class:`UsageError` names the choices."""
     if name is None:
-        listed = servers.call("GET", messages.DATASETS_PATH)
-        names = sorted(str(d["name"]) for d in listed["datasets"])
+        names = _names(servers.call("GET", messages.DATASETS_PATH))
         if not names:
             raise UsageError("the store has no data set; make one with 'hapi pack SOURCE STORE/NAME'")
         if len(names) > 1:
@@ -167,6 +172,16 @@ def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
     return description
 
 
+def _names(listed: Any) -> list[str]:
+    """The data sets that a server lists; what answers there may be anything."""
+    try:
+        return sorted(check_name(d["name"], "datasets[].name") for d in listed["datasets"])
+    except (TypeError, KeyError):
+        raise BadRequestError(
+            "the server's list of data sets has another form than agreed; is this a hapi-server?"
+        ) from None
+
+
 def _transform(settings: TrainSettings, description: DatasetDescription) -> TransformSpec | None:
     if settings.image_size is None:
         return description.transform
@@ -176,7 +191,7 @@ def _transform(settings: TrainSettings, description: DatasetDescription) -> Tran
 def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
     """The freeze index: as asked, else the paper's for its families, else all but the last layer with weights."""
     if asked is not None:
-        freeze = model.resolve(asked)
+        freeze = _resolve(model, asked, "--freeze")
     elif model.default_freeze is not None:
         freeze = model.default_freeze
     else:
@@ -185,16 +200,23 @@ def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
             raise ModelError("the model has no parameter to train")
         freeze = with_weights[-1] - 1
     if not any(layer.parameter_count for layer in model.layers[freeze:]):
-        raise UsageError(f"--freeze {asked}: no layer after it has parameters, so nothing would be trained")
+        raise UsageError(f"--freeze {freeze}: no layer after it has parameters, so nothing would be trained")
     model.check_freeze(freeze)
     return freeze
+
+
+def _resolve(model: LayeredModel, asked: int | str, flag: str) -> int:
+    try:
+        return model.resolve(asked)
+    except ModelError as error:
+        raise UsageError(f"{flag}: {error}; 'hapi layers MODEL' lists them") from None
 
 
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> int:
     """The split for a strategy's name, an index or a layer's name; :class:`UsageError` past the pushable range."""
     if isinstance(asked, str) and asked in STRATEGIES:
         return choose_split(asked, model.output_bytes(), freeze)
-    split = model.resolve(asked)
+    split = _resolve(model, asked, "--split")
     pushable = model.pushable(freeze)
     if split not in pushable:
         raise UsageError(
@@ -238,9 +260,10 @@ def _divide(
         return everything, none, None
     if isinstance(wish, str):
         other = choose_dataset(servers, wish)
-        if len(other.classes) > len(description.classes):
+        if other.classes != description.classes[: len(other.classes)]:
             raise UsageError(
-                f"--validation {wish}: has {len(other.classes)} classes, the training data fewer"
+                f"--validation {wish}: its classes are others than the training data's, or in another order, so "
+                "its labels mean something else; pack both with the same classes"
             )
         return everything, np.arange(other.count, dtype=np.int64), other
     count = round(description.count * float(wish))

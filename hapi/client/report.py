@@ -3,36 +3,58 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hapi.client.session import PassReport
-from hapi.errors import UsageError
+from hapi.errors import HapiError
 
 
-def epoch_entry(
-    epoch: int, split: int, report: PassReport, *, loss: float, accuracy: float, samples: int
-) -> dict[str, Any]:
-    """One element of ``epochs[]``. ``samples`` may exceed the pass's own after a resume in mid-epoch."""
+def counters(report: PassReport) -> dict[str, float]:
+    """What a pass has measured, as sums: two parts of an epoch (before and after a resume) can be added."""
     traffic = report.traffic
     return {
-        "epoch": epoch,
-        "split": split,
         "seconds": round(report.seconds, 4),
-        "samples": samples,
         "bytes_received": traffic.bytes_received,
-        "loss": loss,
-        "accuracy": accuracy,
         "server_seconds": round(traffic.server_seconds(), 4),
         "network_seconds": round(traffic.network.seconds, 4),
         "client_seconds": round(report.client.seconds, 4),
         "stall_seconds": round(report.stall_seconds, 4),
         "requests": traffic.requests,
+    }
+
+
+def added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The counters of two parts of an epoch together."""
+    return {key: round(value + first.get(key, 0), 4) for key, value in second.items()}
+
+
+def epoch_entry(
+    epoch: int,
+    split: int,
+    report: PassReport,
+    measured: Mapping[str, float],
+    *,
+    loss: float,
+    accuracy: float,
+    samples: int,
+) -> dict[str, Any]:
+    """One element of ``epochs[]``. ``measured`` counts the whole epoch, ``report`` what this process did of it."""
+    traffic = report.traffic
+    return {
+        "epoch": epoch,
+        "split": split,
+        "samples": samples,
+        "loss": loss,
+        "accuracy": accuracy,
+        **measured,
         "cos_batch": traffic.cos_batch,
         "server_stage_seconds": {k: round(v, 4) for k, v in sorted(traffic.stages.items())},
     }
@@ -47,13 +69,25 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def write_report(path: str, document: dict[str, Any]) -> None:
-    """Write ``document`` as JSON, whole or not at all; :class:`UsageError` when that fails."""
+    """Write ``document`` as JSON, whole or not at all; :class:`HapiError` when that fails.
+
+    A number that is none (the loss of a training that diverged) is written as null, which every reader takes.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(_finite(document), indent=2, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
+        raise HapiError(f"--report {path}: cannot be written: {error.strerror or error}") from None
+    finally:
         temporary.unlink(missing_ok=True)
-        raise UsageError(f"--report {path}: cannot be written: {error.strerror or error}") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -29,7 +29,8 @@ from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.window import Batch, Traffic, Window
 from hapi.clocks import BusyClock
-from hapi.errors import HapiError, UsageError
+from hapi.config import checked
+from hapi.errors import DataError, HapiError, UsageError
 from hapi.models.devices import exact_arithmetic, finish
 from hapi.storage.sequence import batches, epoch_sequence
 from hapi.trace import Tracer
@@ -86,7 +87,14 @@ class Session:
         cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None
     ) -> Session:
         """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.prepare`."""
-        return cls(settings, prepare(settings, token=token), tracer)
+        settings = checked(settings)
+        prepared = prepare(settings, token=token)
+        try:
+            return cls(settings, prepared, tracer)
+        except BaseException:
+            prepared.servers.close()
+            prepared.close()
+            raise
 
     def __enter__(self) -> Session:
         return self
@@ -171,6 +179,9 @@ class Session:
 
     def _to_freeze_point(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
+        classes = len(self.prepared.description.classes)
+        if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
+            raise DataError(f"batch {batch.number}: the server sent labels outside 0 to {classes - 1}")
         labels = to_device(batch.labels, self.device)
         if self._rest is None:
             return to_device(batch.features, self.device), labels

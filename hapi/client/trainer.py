@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import hapi
 from hapi.client import checkpoint
 from hapi.client.checkpoint import Progress
 from hapi.client.interrupts import Interrupts
-from hapi.client.report import epoch_entry, peak_memory_bytes
+from hapi.client.report import added, counters, epoch_entry, peak_memory_bytes
 from hapi.client.session import PassReport, Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DeviceMemoryError, HapiError, UnprocessableError
@@ -65,23 +66,38 @@ class Trainer:
         self.optimizer = make_optimizer(self.settings, self.trained)
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []
+        """The report's entries, those of before a resume included."""
+        self.trained_epochs = 0
+        """Epochs that this process ended."""
+        self.has_checkpoint = False
+        """Whether this training can be resumed."""
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
         self._correct = torch.zeros((), dtype=torch.int64, device=session.device)
+        self._pass = PassReport()
+        """Counters of the training pass that is under way."""
+        self._before: Mapping[str, float] = {}
+        """The epoch's counters from before this process resumed it."""
+        self._saved = (0, 0)
+        """Epoch and batch of the last checkpoint."""
+        self._torn = False
+        """Inside a step: weights, optimiser and progress do not belong together."""
         self._started = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the report.
 
-        On KeyboardInterrupt (also SIGTERM) the checkpoint is written between two steps before it is raised on.
+        On KeyboardInterrupt (also SIGTERM) and on errors, the checkpoint is written as of the last whole step before
+        they are raised on.
         """
-        if self.settings.resume and self.settings.checkpoint:
-            self._resume(self.settings.checkpoint)
-        with Interrupts() as interrupts:
+        path = self.settings.checkpoint
+        with checkpoint.claimed(path) if path else nullcontext(), Interrupts() as interrupts:
+            if path and self.settings.resume:
+                self._resume(path)
             try:
                 while self.progress.epoch < self.settings.epochs:
                     self._epoch(interrupts)
-            except (KeyboardInterrupt, HapiError) as error:
-                if isinstance(error, KeyboardInterrupt) or error.retryable:
+            except (KeyboardInterrupt, OSError, HapiError):  # OSError: who watches went away
+                if not self._torn and self._saved != (self.progress.epoch, self.progress.batch):
                     self._save()
                 raise
         return self.report()
@@ -94,18 +110,23 @@ class Trainer:
         stream = self.session.epoch(epoch, first)
         try:
             for features, labels in stream:
+                self._pass = self.session.last
                 with interrupts.deferred():
+                    self._torn = True
                     self._step(features, labels)
+                    self._torn = False
                     del features, labels
-                self.watcher.step_done(self.session.last)
+                self.watcher.step_done(self._pass)
                 every = self.settings.checkpoint_every
                 if every and self.progress.batch % every == 0:
                     self._save()
         finally:
             stream.close()  # type: ignore[attr-defined]
-            report = self.session.last
+        validation = (
+            self._validate()
+        )  # when it is interrupted, the checkpoint stands between it and the last step
         with interrupts.deferred():
-            self._finish_epoch(epoch, report)
+            self._finish_epoch(epoch, validation)
 
     def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
@@ -134,23 +155,29 @@ class Trainer:
         self._correct += (logits.detach().argmax(1) == labels).sum()
         self.progress = replace(progress, batch=progress.batch + 1, samples=progress.samples + len(labels))
 
-    def _finish_epoch(self, epoch: int, report: PassReport) -> None:
+    def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
         samples = self.progress.samples
         entry = epoch_entry(
             epoch,
             self.session.prepared.job.split,
-            report,
+            self._pass,
+            self._counted(),
             loss=self._loss_sum.item() / samples,
             accuracy=self._correct.item() / samples,
             samples=samples,
         )
-        entry.update(self._validate())
+        entry.update(validation)
         self.epochs.append(entry)
+        self.trained_epochs += 1
         self._loss_sum.zero_()
         self._correct.zero_()
+        self._pass, self._before = PassReport(), {}
         self.progress = Progress(epoch=epoch + 1)
         self._save()
         self.watcher.epoch_done(entry)
+
+    def _counted(self) -> dict[str, float]:
+        return added(self._before, counters(self._pass))
 
     def _validate(self) -> dict[str, Any]:
         """Loss and accuracy over the validation samples, in eval mode; nothing without them."""
@@ -176,6 +203,7 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a resumed run to be the same training; the split may differ."""
         s, prepared = self.settings, self.session.prepared
+        transform = prepared.job.transform
         return {
             "model": s.model,
             "weights": prepared.weights,
@@ -186,12 +214,21 @@ class Trainer:
             "drop_last": s.drop_last,
             "seed": s.seed,
             "optimizer": s.optimizer,
+            "lr": s.lr,
+            "momentum": s.momentum,
+            "weight_decay": s.weight_decay,
+            "transform": None if transform is None else transform.to_json(),
         }
 
     def _save(self) -> None:
         if not self.settings.checkpoint:
             return
-        progress = replace(self.progress, loss_sum=self._loss_sum.item(), correct=int(self._correct.item()))
+        progress = replace(
+            self.progress,
+            loss_sum=self._loss_sum.item(),
+            correct=int(self._correct.item()),
+            counters=self._counted(),
+        )
         checkpoint.save(
             self.settings.checkpoint,
             trained=self.trained,
@@ -200,6 +237,8 @@ class Trainer:
             identity=self._identity(),
             epochs=self.epochs,
         )
+        self._saved = (progress.epoch, progress.batch)
+        self.has_checkpoint = True
 
     def _resume(self, path: str) -> None:
         found = checkpoint.load(
@@ -207,6 +246,9 @@ class Trainer:
         )
         if found is not None:
             self.progress, self.epochs = found
+            self._before = self.progress.counters
+            self._saved = (self.progress.epoch, self.progress.batch)
+            self.has_checkpoint = True
             self._loss_sum.fill_(self.progress.loss_sum)
             self._correct.fill_(self.progress.correct)
 

@@ -1,0 +1,432 @@
+"""The training loop: optimisers, seeds of the steps, what the report says, checkpoints at every place."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import environment
+from local_job import COUNT, Silent, open_session, pack_blobs, service_of
+from torch import nn
+
+from hapi.client import checkpoint
+from hapi.client.checkpoint import Progress
+from hapi.client.interrupts import Interrupts
+from hapi.client.report import write_report
+from hapi.client.settings import TrainSettings
+from hapi.client.trainer import Trainer, make_optimizer, step_seed
+from hapi.errors import ConflictError, HapiError, UsageError
+from hapi.server.service import Service
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    store = tmp_path_factory.mktemp("trainer") / "store"
+    pack_blobs(store)
+    with service_of(store) as running:
+        yield running
+
+
+def train(service: Service, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
+    with open_session(service, **changes) as session:
+        return Trainer(session, watcher or Silent()).run()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def losses(report: dict[str, Any]) -> list[float]:
+    return [e["loss"] for e in report["epochs"]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service) -> dict[str, Any]:
+    return train(service, validation=0.2)
+
+
+# -- steps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "expected"),
+    [
+        ({"optimizer": "sgd", "momentum": 0.7}, torch.optim.SGD, {"momentum": 0.7}),
+        ({"optimizer": "adam"}, torch.optim.Adam, {}),
+        ({"optimizer": "adamw"}, torch.optim.AdamW, {}),
+        ({"optimizer": "rmsprop", "momentum": 0.3}, torch.optim.RMSprop, {"momentum": 0.3}),
+    ],
+)
+def test_optimisers(settings: dict[str, Any], kind: type, expected: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    made = make_optimizer(TrainSettings(lr=0.5, weight_decay=0.01, **settings), module)
+    assert type(made) is kind
+    (group,) = made.param_groups
+    assert {"lr": 0.5, "weight_decay": 0.01, **expected}.items() <= group.items()
+    assert [p.shape for p in group["params"]] == [(1, 2), (1,)]
+
+
+def test_step_seeds_differ_and_fit_torch() -> None:
+    seeds = {step_seed(s, e, b) for s in (0, 1, 2**31 - 1) for e in range(20) for b in range(50)}
+    assert len(seeds) == 3000
+    assert all(0 <= s < 2**63 for s in seeds)
+
+
+def test_the_report(service: Service, undisturbed: dict[str, Any]) -> None:
+    report = json.loads(json.dumps(undisturbed))
+    held_out = round(COUNT * 0.2)
+    assert [e["epoch"] for e in report["epochs"]] == [0, 1]
+    for entry in report["epochs"]:
+        assert entry["samples"] == COUNT - held_out
+        assert entry["split"] == report["split"] == 12
+        assert entry["bytes_received"] > entry["samples"] * 512 * 4
+        assert 0 <= entry["validation_accuracy"] <= 1 and entry["validation_loss"] > 0
+        assert 0 < entry["stall_seconds"] <= entry["seconds"]
+    assert report["epochs"][1]["loss"] < report["epochs"][0]["loss"]
+    assert (report["freeze"], report["freeze_name"], report["layers"]) == (12, "layer4.1", 14)
+    assert report["settings"]["bs"] == 10 and report["retries"] == 0
+
+
+def test_a_diverged_training_has_a_report_that_is_json(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(str(path), train(service, lr=1e6, epochs=3))
+    document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert None in [e["loss"] for e in document["epochs"]] or max(losses(document)) > 1e3
+
+
+def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(HapiError, match=r"--report .*/no/report.json: cannot be written: No such file"):
+        write_report(str(tmp_path / "no" / "report.json"), {})
+
+
+def test_one_sample_is_too_few_for_batch_norm(service: Service) -> None:
+    with pytest.raises(HapiError, match=r"batch 1 has 1 sample.*--drop-last"):
+        train(service, bs=COUNT - 1, freeze="layer4.0")
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_wait_for_the_end_of_a_block(number: int) -> None:
+    before = signal.getsignal(number)
+    done = []
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            os.kill(os.getpid(), number)
+            done.append("the whole block")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            done.append("not this")
+        with interrupts.deferred():
+            done.append("nothing is left over")
+    assert done == ["the whole block", "nothing is left over"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done = []
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(2)
+    assert done == [1]
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """As under nohup."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+# -- stopped and resumed -----------------------------------------------------------------------------------------
+
+
+class Interrupting(Silent):
+    def __init__(self, at: int, what: BaseException) -> None:
+        super().__init__()
+        self.at, self.what = at, what
+
+    def on_step(self, steps: int) -> None:
+        if steps == self.at:
+            raise self.what
+
+
+@pytest.mark.parametrize("at", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("what", [KeyboardInterrupt(), BrokenPipeError()], ids=["Ctrl-C", "pipe"])
+def test_interrupted_after_any_step(
+    service: Service, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException
+) -> None:
+    path = str(tmp_path / "training.pt")
+    with pytest.raises(type(what)):
+        train(service, Interrupting(at, what), validation=0.2, checkpoint=path)
+    watcher = Silent()
+    report = train(service, watcher, validation=0.2, checkpoint=path, resume=True)
+    assert watcher.steps == 8 - at  # no step twice, none left out
+    assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
+    for entry, reference in zip(report["epochs"], undisturbed["epochs"], strict=True):
+        assert entry["samples"] == reference["samples"]
+        assert entry["validation_loss"] == pytest.approx(reference["validation_loss"], rel=1e-5)
+    finished = [e for e in report["epochs"] if e["epoch"] == (at - 1) // 4]
+    assert finished[0]["bytes_received"] >= undisturbed["epochs"][0]["bytes_received"] * 0.9
+    assert names_in(tmp_path) == ["training.pt"]
+
+
+def test_interrupted_in_validation(
+    service: Service, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes effect at once, and the resumed run validates without training the epoch again."""
+    path = str(tmp_path / "training.pt")
+    with open_session(service, validation=0.2, checkpoint=path) as session:
+
+        def interrupted() -> Iterator[Any]:
+            os.kill(os.getpid(), signal.SIGINT)
+            yield from ()
+
+        monkeypatch.setattr(session, "validation", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(session, Silent()).run()
+    watcher = Silent()
+    report = train(service, watcher, validation=0.2, checkpoint=path, resume=True)
+    assert watcher.steps == 4
+    assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
+    first, reference = report["epochs"][0], undisturbed["epochs"][0]
+    assert first["validation_loss"] == pytest.approx(reference["validation_loss"], rel=1e-5)
+    assert first["bytes_received"] == reference["bytes_received"]
+
+
+def test_a_torn_step_is_not_saved(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C inside a step leaves the checkpoint of before it."""
+    path = tmp_path / "training.pt"
+    with open_session(service, checkpoint=str(path), checkpoint_every=2) as session:
+        trainer = Trainer(session, Silent())
+        step = trainer.optimizer.step
+
+        def torn() -> None:
+            step()
+            if trainer.progress.batch == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(trainer.optimizer, "step", torn)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()
+    assert torch.load(path, weights_only=True)["progress"]["batch"] == 2
+
+
+def test_the_server_fails_for_good(service: Service, tmp_path: Path) -> None:
+    """Whatever the error, the steps that were done are kept."""
+    path = tmp_path / "training.pt"
+    with open_session(service, checkpoint=str(path), prefetch_bytes=0) as session:
+        watcher = Silent()
+        trainer = Trainer(session, watcher)
+        watcher.on_step = lambda steps: session.close() if steps == 2 else None  # type: ignore[method-assign]
+        with pytest.raises(HapiError, match="closed"):
+            trainer.run()
+    assert torch.load(path, weights_only=True)["progress"]["batch"] >= 2
+    assert trainer.has_checkpoint
+
+
+def test_nothing_done_is_not_saved(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_session(service, checkpoint=str(tmp_path / "training.pt")) as session:
+        trainer = Trainer(session, Silent())
+        session.close()
+        with pytest.raises(HapiError):
+            trainer.run()
+    assert not list(tmp_path.iterdir())
+    assert not trainer.has_checkpoint
+
+
+def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> None:
+    path = str(tmp_path / "training.pt")
+    first = train(service, checkpoint=path)
+    watcher = Silent()
+    again = train(service, watcher, checkpoint=path, resume=True)
+    assert watcher.steps == 0 and again["epochs"] == first["epochs"]
+    more = train(service, watcher, checkpoint=path, resume=True, epochs=3)
+    assert watcher.steps == 5 and len(more["epochs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"bs": 12}, "its bs is 10, this one's 12"), ({"lr": 0.02}, "its lr is 0.01, this one's 0.02"),
+        ({"seed": 5}, "seed is 0"), ({"freeze": 11}, "freeze is 12"), ({"optimizer": "adam"}, "optimizer is 'sgd'"),
+        ({"validation": 0.5}, "training samples is 46"), ({"momentum": 0.1}, "momentum is 0.9"),
+    ],
+)  # fmt: skip
+def test_another_job_is_refused(
+    service: Service, tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    path = str(tmp_path / "training.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(1, KeyboardInterrupt()), checkpoint=path)
+    before = Path(path).read_bytes()
+    with pytest.raises(ConflictError, match=match):
+        train(service, checkpoint=path, resume=True, **changes)
+    assert Path(path).read_bytes() == before
+
+
+def test_two_jobs_on_one_checkpoint(service: Service, tmp_path: Path) -> None:
+    path = str(tmp_path / "training.pt")
+    with checkpoint.claimed(path), pytest.raises(ConflictError, match=r"--checkpoint .*another hapi-train"):
+        train(service, checkpoint=path)
+    train(service, checkpoint=path, epochs=1)
+    assert names_in(tmp_path) == ["training.pt"]
+
+
+# -- the checkpoint's file ---------------------------------------------------------------------------------------
+
+
+def saved(path: Path, **progress: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module = nn.Linear(300, 300)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    checkpoint.save(
+        str(path),
+        trained=module,
+        optimizer=optimizer,
+        progress=Progress(**progress),
+        identity={"a": 1},
+        epochs=[{"x": 2}],
+    )
+    return module, optimizer
+
+
+def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return checkpoint.load(str(path), trained=module, optimizer=optimizer, identity={"a": 1})
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    module, _ = saved(path, epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, counters={"seconds": 0.5})
+    fresh = copy.deepcopy(module)
+    nn.init.zeros_(fresh.weight)
+    again = torch.optim.Adam(fresh.parameters())
+    progress, epochs = loaded(path, fresh, again)
+    assert progress == Progress(
+        epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, counters={"seconds": 0.5}
+    )
+    assert epochs == [{"x": 2}]
+    assert torch.equal(fresh.weight, module.weight)
+    assert again.state_dict()["state"][0]["step"] == 1
+    assert loaded(tmp_path / "other.pt", fresh, again) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: b"", lambda d: b"garbage", lambda d: d[: len(d) // 2], lambda d: b"PK\x03\x04" + d[4:200],
+        lambda d: d[:-30],
+    ],
+    ids=["empty", "garbage", "half", "head", "tail"],
+)  # fmt: skip
+def test_damaged_files(tmp_path: Path, damage: Any) -> None:
+    path = tmp_path / "c.pt"
+    module, optimizer = saved(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UsageError, match="is not a checkpoint") as caught:
+        loaded(path, module, optimizer)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2}, {"format": None}, {"identity": 3}, {"identity": None}, {"epochs": 5}, {"epochs": [1]},
+        {"progress": {}},
+        {"progress": {"epoch": -1}}, {"progress": {"batch": "x"}}, {"progress": {"unknown": 1}}, {"progress": None},
+        {"progress": {"loss_sum": "x"}}, {"progress": {"counters": {"seconds": "x"}}}, {"progress": {"samples": 1.5}},
+        {"trained": {}}, {"trained": {"weight": torch.ones(2)}}, {"trained": None}, {"optimizer": {}},
+        {"optimizer": None},
+        {"optimizer": {"state": {}, "param_groups": []}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_files_of_another_form(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "c.pt"
+    module, optimizer = saved(path)
+    document = torch.load(path, weights_only=True)
+    torch.save({**document, **change}, path)
+    if change == {"progress": {}}:  # all defaults: the beginning
+        assert loaded(path, module, optimizer)[0] == Progress()
+        return
+    with pytest.raises(UsageError, match="--resume: "):
+        loaded(path, module, optimizer)
+
+
+def test_pickled_code_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    module, optimizer = saved(path)
+    torch.save({"format": 1, "x": Interrupting(1, KeyboardInterrupt())}, path)
+    with pytest.raises(UsageError, match="is not a checkpoint"):
+        loaded(path, module, optimizer)
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    module, optimizer = saved(path, epoch=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(HapiError, match=r"--checkpoint .*c.pt: cannot be written: File too large"):
+            saved(path, epoch=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert names_in(tmp_path) == ["c.pt"]
+    assert loaded(path, module, optimizer)[0].epoch == 1
+
+
+@pytest.mark.slow
+def test_killed_while_saving(tmp_path: Path) -> None:
+    """SIGKILL at any moment leaves a whole checkpoint, the previous or the new one."""
+    path = tmp_path / "c.pt"
+    module, optimizer = saved(path, epoch=0)
+    program = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from test_trainer import saved; from pathlib import Path\n"
+        "print('go', flush=True)\n"
+        "for epoch in range(1, 10**9): saved(Path(sys.argv[1]), epoch=epoch)"
+    )
+    command = [sys.executable, "-c", program, str(path), *(p for p in sys.path if p)]
+    last = 0
+    for delay in (0.05, 0.06, 0.072):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+            process.stdout.readline()  # type: ignore[union-attr]
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(delay)
+            process.kill()
+        found = loaded(path, module, optimizer)[0].epoch
+        assert found >= 0
+        last = max(last, found)
+    assert last > 0
+
+
+def test_unwritable_places(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    wanted = str(tmp_path / "file" / "c.pt")
+    with (
+        pytest.raises(UsageError, match=r"--checkpoint .*cannot be written there"),
+        checkpoint.claimed(wanted),
+    ):
+        pass
