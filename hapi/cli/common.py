@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from hapi.errors import HapiError, UsageError
 
@@ -13,6 +16,28 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+MAX_TOKEN_BYTES = 4096
+"""Longest token: it must fit a header beside others."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """The parsed arguments; exits with code 2 after one line when there are wrong ones."""
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
+            self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr, exit code 2."""
+        line = f"{self.prog}: error: {message} ({self.prog} --help lists everything)"
+        self.exit(EXIT_USAGE, " ".join(line.split()) + "\n")
 
 
 def run_command(program: str, body: Callable[[], int]) -> int:
@@ -32,18 +57,30 @@ def run_command(program: str, body: Callable[[], int]) -> int:
         print(f"{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read our output is gone. Python would complain once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
 
 def read_token(token_file: str | None) -> str | None:
     """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None."""
     if token_file is None:
-        return os.environ.get("HAPI_TOKEN") or None
-    try:
-        token = Path(token_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {token_file}: cannot be read: {error}") from None
-    if not token or any(c.isspace() for c in token):
-        raise UsageError(f"--token-file {token_file}: expected one token without spaces")
+        origin, token = "HAPI_TOKEN", os.environ.get("HAPI_TOKEN", "").strip()
+        if not token:
+            return None
+    else:
+        origin = f"--token-file {token_file}"
+        try:
+            with Path(token_file).open("rb") as file:
+                token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(f"{origin}: cannot be read: {error.strerror or error}") from None
+    if (
+        not token
+        or len(token) > MAX_TOKEN_BYTES
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
+        raise UsageError(f"{origin}: expected one token of printable ASCII without spaces")
     return token

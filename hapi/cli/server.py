@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hapi import __version__
-from hapi.cli.common import read_token, run_command
+from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.errors import UsageError
 from hapi.units import parse_bytes
 
@@ -19,7 +19,7 @@ DEFAULTS_EPILOG = (
 
 def parser() -> argparse.ArgumentParser:
     """The command line of ``hapi-server``."""
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog="hapi-server", description="Run frozen layers beside an object store.", epilog=DEFAULTS_EPILOG
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         help="a model factory that clients may name; may be repeated",
     )
     p.add_argument(
-        "--drain-seconds", type=float, default=30.0, help="time for running requests after SIGTERM"
+        "--drain-seconds", type=_seconds, default=30.0, help="time for running requests after SIGTERM"
     )
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
@@ -70,8 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-server``; returns the exit code."""
-    args = parser().parse_args(argv)
-    return run_command("hapi-server", lambda: _run(args))
+    return run_command("hapi-server", lambda: _run(parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -124,6 +123,16 @@ def _natural(text: str) -> int:
 
 def _port(text: str) -> int:
     return _integer(0, 65535, text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 <= value <= 86400:  # also false for nan
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 86400 seconds")
+    return value
 
 
 def _size(text: str) -> int:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
-from hapi.cli.common import read_token, run_command
+from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
+from hapi.errors import HapiError, UsageError
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from hapi.client.session import PassReport, Session
     from hapi.client.settings import TrainSettings
+    from hapi.client.trainer import Trainer
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of ``hapi-train``."""
     from hapi.client.settings import TrainSettings
 
-    p = argparse.ArgumentParser(
+    p = OneLineParser(
         prog="hapi-train",
         description="Fine-tune a network: its frozen front runs on servers beside the data, the rest here.",
         epilog="Example: hapi-train --model resnet50 --bs 1024",
@@ -39,8 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-train``; returns the exit code."""
-    args = parser().parse_args(argv)
-    return run_command("hapi-train", lambda: _run(args))
+    return run_command("hapi-train", lambda: _run(parser().parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -50,50 +53,74 @@ def _run(args: argparse.Namespace) -> int:
         TrainSettings, args.experiment, overrides_of(args, TrainSettings), os.environ
     )
     settings = loaded.value
-    from hapi.client.report import write_report
     from hapi.client.session import Session
     from hapi.client.trainer import Trainer
 
     check_outputs(settings)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
-    trainer = None
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
         _announce(session)
+        trainer = Trainer(session, ProgressPrinter(settings.progress and sys.stderr.isatty()))
         try:
-            trainer = Trainer(session, ProgressPrinter(settings.progress and sys.stderr.isatty()))
-            trainer.run()
-        except KeyboardInterrupt:
-            if settings.checkpoint:
-                print(
-                    f"interrupted; go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr
-                )
+            report = trainer.run()
+        except BaseException:
+            _after_failure(trainer, tracer)
             raise
-        finally:
-            if settings.trace is not None:
-                tracer.write(settings.trace)
-            if settings.report is not None and trainer is not None:
-                write_report(settings.report, trainer.report())
-        _summarise(trainer.report())
+    _write_outputs(settings, tracer, report)
+    _summarise(report, trainer.trained_epochs)
     return 0
 
 
-def check_outputs(settings: TrainSettings) -> None:
-    """Files that will be written can be: found out now, not after hours of training."""
-    from hapi.errors import UsageError
+def _write_outputs(settings: TrainSettings, tracer: Tracer, report: dict[str, Any]) -> None:
+    from hapi.client.report import write_report
 
+    if settings.report is not None:
+        write_report(settings.report, report)
+    if settings.trace is not None:
+        tracer.write(settings.trace)
+
+
+def _after_failure(trainer: Trainer, tracer: Tracer) -> None:
+    """Report and trace of what there was; the failure is what matters, so theirs are only told."""
+    settings = trainer.settings
+    try:
+        _write_outputs(settings, tracer, trainer.report())
+        if settings.checkpoint and trainer.has_checkpoint:
+            print(f"go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
+    except (HapiError, OSError) as error:
+        print(f"hapi-train: {error}", file=sys.stderr)
+
+
+def check_outputs(settings: TrainSettings) -> None:
+    """Files that will be written can be: found out now, not after hours of training. Makes their folders."""
     for flag, path in (
         ("--report", settings.report),
         ("--trace", settings.trace),
         ("--checkpoint", settings.checkpoint),
     ):
-        if path is None:
-            continue
-        folder = Path(path).absolute().parent
-        existing = next(p for p in (folder, *folder.parents) if p.exists())
-        if Path(path).is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK):
-            raise UsageError(f"{flag} {path}: is a folder, or cannot be written there")
-    if settings.resume and settings.checkpoint is None:
-        raise UsageError("--resume needs --checkpoint FILE")
+        if path is not None:
+            _check_output(flag, path)
+    if settings.checkpoint is None:
+        if settings.resume:
+            raise UsageError("--resume needs --checkpoint FILE")
+    elif not settings.resume and Path(settings.checkpoint).exists():
+        raise UsageError(
+            f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"
+        )
+
+
+def _check_output(flag: str, path: str) -> None:
+    target = Path(path)
+    # Files are written beside their place and moved there; that would put a file where a device was.
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{flag} {path}: is not a plain file; give another name")
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.absolute().parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {path}: cannot be written there: {reason}") from None
 
 
 class ProgressPrinter:
@@ -161,12 +188,23 @@ def _announce(session: Session) -> None:
         f"via   {', '.join(prepared.urls)}{' (embedded)' if prepared.embedded else ''}, device {session.device}",
         flush=True,
     )
+    for warning in _warnings(session):
+        print(f"note  {warning}", flush=True)
 
 
-def _summarise(report: Mapping[str, Any]) -> None:
+def _warnings(session: Session) -> Iterator[str]:
+    """What runs, but is hardly what was meant."""
+    settings, count = session.settings, len(session.prepared.training_ids)
+    if settings.bs > count:
+        yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+    if settings.resume and settings.checkpoint and not Path(settings.checkpoint).exists():
+        yield f"--resume: there is no {settings.checkpoint} yet, so training begins anew"
+
+
+def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
     epochs = report["epochs"]
-    if not epochs:
-        print("nothing to do: the checkpoint is at the last epoch already")
+    if not trained_epochs:
+        print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
         return
     received = sum(e["bytes_received"] for e in epochs)
     print(
@@ -174,6 +212,8 @@ def _summarise(report: Mapping[str, Any]) -> None:
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}, accuracy {100 * epochs[-1]['accuracy']:.1f}%"
     )
+    if not math.isfinite(epochs[-1]["loss"]):
+        print("note  the loss is not finite: training has diverged; try a smaller --lr")
 
 
 if __name__ == "__main__":
