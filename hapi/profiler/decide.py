@@ -1,10 +1,17 @@
-"""Where to split: static strategies as pure functions behind one name (HAPI, section 5.1, competitors)."""
+"""Where to split: every strategy as a pure function behind one name.
+
+The static ones (HAPI, section 5.1, competitors) need sizes only: :func:`choose_split`. With a profile all of them
+are compared: :func:`plan`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from hapi.errors import UsageError
+from hapi.errors import DeviceMemoryError, UsageError
+from hapi.profiler.cost import Estimate, estimate, largest_batch
+from hapi.profiler.profile import Job, Profile
 
 Strategy = Callable[[Sequence[int], int], int]
 """(bytes of one sample after layer 0..L, freeze index) to split index."""
@@ -35,3 +42,171 @@ def choose_split(strategy: str, output_bytes: Sequence[int], freeze: int) -> int
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown split strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
     return STRATEGIES[strategy](output_bytes, freeze)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A split that was considered."""
+
+    name: str
+    """Of the layer that the server ends with; empty for split 0."""
+    estimate: Estimate
+    fits: bool
+    """Whether the client's memory budget holds it."""
+    rejected: str
+    """Why it was not chosen; empty for the chosen one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The decision, with everything it was taken from."""
+
+    strategy: str
+    split: int
+    candidates: tuple[Candidate, ...]
+    """One for each split 0..last of the pushable range, in order."""
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate at :attr:`split`. A static strategy takes it even where it does not fit."""
+        return self.candidates[self.split]
+
+
+Planner = Callable[[Profile, Job, Sequence[Estimate]], int]
+"""(profile, job, the estimates of splits 0..last) to split index."""
+
+_TIE = 1e-9
+"""Relative difference below which two estimates are the same but for rounding."""
+
+
+def auto(profile: Profile, job: Job, estimates: Sequence[Estimate]) -> int:
+    """Ours: the shortest epoch with streamed frames among the splits that fit; the earliest on ties.
+
+    The earliest, since it asks the least of the storage side, whose compute is shared among tenants (earlier HAPI
+    text, section 4.4). The whole pushable range counts. Raises :class:`DeviceMemoryError` when nothing fits.
+    """
+    return _smallest(profile, job, estimates, lambda e: e.epoch_seconds)
+
+
+def algorithm_one(profile: Profile, job: Job, estimates: Sequence[Estimate]) -> int:
+    """HAPI, Algorithm 1: the shortest epoch by ``max(client, server + network)`` among the splits that fit."""
+    return _smallest(profile, job, estimates[: profile.freeze + 1], lambda e: e.paper_epoch_seconds)
+
+
+def neurosurgeon(profile: Profile, job: Job, estimates: Sequence[Estimate]) -> int:
+    """NSG: the smallest sum of server, network and client (HAPI, section 5.1); never 0 (section 5.4)."""
+    if profile.freeze == 0:
+        return 0
+    return _smallest(
+        profile,
+        job,
+        estimates[1 : profile.freeze + 1],
+        lambda e: e.stages.server_waves + e.stages.network + e.stages.client,
+    )
+
+
+def by_bandwidth(profile: Profile, job: Job, estimates: Sequence[Estimate]) -> int:
+    """Earlier HAPI text, section 4.4: the earliest layer below the input's size whose batch crosses in 1 s.
+
+    Sizes only, no memory. The freeze when no layer is so small. (Its listing leaves the loop after the first
+    candidate, whatever that one's size; its text says what is meant.)
+    """
+    sizes, limit = profile.output_bytes(), profile.link.bits_per_second / 8
+    small = (
+        layer
+        for layer in range(1, profile.freeze + 1)
+        if sizes[layer] < sizes[0] and sizes[layer] * job.bs < limit
+    )
+    return next(small, profile.freeze)
+
+
+def _static(strategy: Strategy) -> Planner:
+    return lambda profile, job, estimates: strategy(profile.output_bytes(), profile.freeze)
+
+
+PLANNERS: Mapping[str, Planner] = {
+    "auto": auto,
+    "hapi": algorithm_one,
+    **{name: _static(strategy) for name, strategy in STRATEGIES.items()},
+    "nsg": neurosurgeon,
+    "bandwidth": by_bandwidth,
+}
+
+
+def plan(strategy: str, profile: Profile, job: Job) -> Plan:
+    """What ``strategy`` chooses, beside every candidate.
+
+    Raises :class:`UsageError` for an unknown strategy, and :class:`DeviceMemoryError` when a strategy that minds
+    the memory finds nothing that fits.
+    """
+    if strategy not in PLANNERS:
+        raise UsageError(f"unknown split strategy {strategy!r}; known are {', '.join(PLANNERS)}")
+    estimates = [estimate(profile, job, split) for split in range(profile.last_split + 1)]
+    split = PLANNERS[strategy](profile, job, estimates)
+    names = ["", *(layer.name for layer in profile.layers)]
+    candidates = tuple(
+        Candidate(
+            name=names[e.split],
+            estimate=e,
+            fits=_fits(job, e),
+            rejected=_why_not(strategy, profile, job, e, estimates[split]),
+        )
+        for e in estimates
+    )
+    return Plan(strategy=strategy, split=split, candidates=candidates)
+
+
+def _fits(job: Job, candidate: Estimate) -> bool:
+    return job.memory_bytes is None or candidate.memory.peak <= job.memory_bytes
+
+
+def _smallest(
+    profile: Profile, job: Job, estimates: Sequence[Estimate], seconds: Callable[[Estimate], float]
+) -> int:
+    fitting = [e for e in estimates if _fits(job, e)]
+    if not fitting:
+        last = estimates[-1]
+        largest = largest_batch(profile, job, last.split)
+        way_out = f"a training batch of {largest} would fit" if largest else "not one sample would fit"
+        raise DeviceMemoryError(
+            f"no split fits the client's memory of {job.memory_bytes} bytes: split {last.split} needs "
+            f"{last.memory.peak} with a training batch of {job.bs}; {way_out} (--bs), or raise --memory"
+        )
+    limit = min(seconds(e) for e in fitting) * (1 + _TIE)
+    return next(e.split for e in fitting if seconds(e) <= limit)
+
+
+def _why_not(strategy: str, profile: Profile, job: Job, this: Estimate, chosen: Estimate) -> str:
+    """Why ``this`` was not chosen, in the strategy's own terms."""
+    if this.split == chosen.split:
+        return ""
+    if not _fits(job, this):
+        return "does not fit the memory"
+    if strategy == "auto":
+        return _slower(this.epoch_seconds, chosen.epoch_seconds)
+    if this.split > profile.freeze:
+        return "after the freeze"
+    if strategy == "hapi":
+        return _slower(this.paper_epoch_seconds, chosen.paper_epoch_seconds)
+    if strategy == "nsg":
+        return "never considered" if this.split == 0 else "larger sum"
+    if strategy == "bandwidth":
+        return _outside_rule(profile, job, this.split, chosen.split)
+    return f"{strategy} is split {chosen.split}"
+
+
+def _slower(seconds: float, best: float) -> str:
+    if seconds <= best * (1 + _TIE):
+        return "as fast, but asks more of the server"
+    return f"{seconds / best - 1:.1%} slower" if best > 0 else "slower"
+
+
+def _outside_rule(profile: Profile, job: Job, split: int, chosen: int) -> str:
+    sizes = profile.output_bytes()
+    if split == 0:
+        return "pushes nothing down"
+    if sizes[split] >= sizes[0]:
+        return "not smaller than the input"
+    if sizes[split] * job.bs >= profile.link.bits_per_second / 8:
+        return "more than 1 s on the network"
+    return "later than needed"

@@ -1,0 +1,251 @@
+"""What a split costs: seconds of each stage, bytes and memory. Pure.
+
+Two forms stand side by side. The paper's (HAPI, section 4.3, Algorithm 1): the client waits for whole answers, so a
+training batch takes ``max(client, server + network)``. Ours: frames are streamed, so server, network and client
+overlap and a batch takes the largest of the three, after a filling and before a draining that are counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hapi.profiler.profile import Job, Profile
+
+Form = Literal["stored", "uint8", "tensor"]
+"""What split 0 sends: the sample as it is stored, or made into a tensor on the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Seconds of the stages of one training batch."""
+
+    server: float
+    """Streamed form: the server's seconds a batch once requests follow each other without a gap."""
+    network: float
+    client: float
+    server_waves: float
+    """The paper's form: forward passes one after another, the rest in waves of concurrent requests."""
+    fill: float
+    """Seconds from the first request to the whole first batch on the client, with frames streamed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on the client."""
+
+    parameters: int
+    """Weights on this side, gradients and optimiser state of the trained ones."""
+    batches: int
+    """Training batches on the host: in use and prefetched."""
+    compute: int
+    """The most of: a micro-batch in the frozen layers, the training batch in the trained ones."""
+    peak: int
+    """What counts against the budget: on a GPU without ``batches``, which stay on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One split's price."""
+
+    split: int
+    sent: Form
+    stages: Stages
+    memory: Memory
+    wire_bytes: int
+    """Bytes of one training batch on the wire."""
+    epoch_wire_bytes: int
+    paper_epoch_seconds: float
+    epoch_seconds: float
+    """Streamed form, at the link's mean bandwidth."""
+    epoch_range: tuple[float, float]
+    """Streamed form, with the bandwidth one standard deviation above and below its mean."""
+
+
+def estimate(profile: Profile, job: Job, split: int, sent: Form = "stored") -> Estimate:
+    """The price of ``split`` (0 to ``profile.last_split``); ``sent`` matters for split 0 only."""
+    coster = _Coster(profile, job, split, sent)
+    bits, variation = profile.link.bits_per_second, profile.link.variation
+    bs = min(job.bs, job.samples)
+    sample_bytes = coster.sent_bytes
+    return Estimate(
+        split=split,
+        sent=sent,
+        stages=coster.stages(bs, bits),
+        memory=memory(profile, job, split),
+        wire_bytes=bs * sample_bytes,
+        epoch_wire_bytes=job.samples * sample_bytes,
+        paper_epoch_seconds=coster.paper_epoch(bits),
+        epoch_seconds=coster.streamed_epoch(bits),
+        epoch_range=(
+            coster.streamed_epoch(bits * (1 + variation)),
+            coster.streamed_epoch(bits * (1 - variation)),
+        ),
+    )
+
+
+def prefetch_depth(profile: Profile, job: Job, split: int) -> int:
+    """Training batches received ahead of the one in use: at least 1, as the window does it."""
+    batches = -(-job.samples // job.bs)
+    live = job.prefetch_bytes // max(1, held_bytes(profile, job, split))
+    return max(1, min(live - 1, batches - 1))
+
+
+def held_bytes(profile: Profile, job: Job, split: int) -> int:
+    """Bytes of one training batch on the client's host; at split 0 both stored and as tensors."""
+    bs = min(job.bs, job.samples)
+    if split:
+        return bs * profile.sent_bytes(split)
+    return bs * (profile.samples.stored_bytes + profile.samples.tensor_bytes)
+
+
+def memory(profile: Profile, job: Job, split: int) -> Memory:
+    """Peak bytes on the client: weights, plus what grows with the batch (earlier HAPI text, section 4.3).
+
+    Frozen layers take a micro-batch at a time, trained ones keep what their backward pass needs.
+    """
+    bs, boundary = min(job.bs, job.samples), max(split, profile.freeze)
+    trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
+    weights = sum(layer.parameter_bytes for layer in trained)
+    parameters = sum(layer.parameter_bytes for layer in frozen) + int(
+        weights * (2 + profile.optimizer_bytes_per_parameter_byte)
+    )
+    features = bs * profile.output_bytes()[boundary]
+    micro = min(bs, job.micro_batch) * max((layer.working_bytes for layer in frozen), default=0)
+    compute = features + max(micro, bs * sum(layer.saved_bytes for layer in trained))
+    batches = (1 + prefetch_depth(profile, job, split)) * held_bytes(profile, job, split)
+    on_host = profile.client_tier.device == "cpu"
+    return Memory(
+        parameters=parameters,
+        batches=batches,
+        compute=compute,
+        peak=parameters + compute + (batches if on_host else 0),
+    )
+
+
+class _Coster:
+    """The seconds of one split, for any batch and bandwidth."""
+
+    def __init__(self, profile: Profile, job: Job, split: int, sent: Form) -> None:
+        self.profile, self.job, self.split = profile, job, split
+        samples, server, client = profile.samples, profile.server_tier, profile.client_tier
+        forms = {"stored": samples.stored_bytes, "uint8": samples.uint8_bytes, "tensor": samples.tensor_bytes}
+        self.sent_bytes = profile.sent_bytes(split) if split else forms[sent]
+        decode_there = samples.encoded and (split > 0 or sent != "stored")
+        decode_here = samples.encoded and split == 0 and sent == "stored"
+        layers, boundary = profile.layers, max(split, profile.freeze)
+        self.forward = sum(layer.server_seconds for layer in layers[:split])
+        tensor = samples.tensor_bytes
+        self.other = (
+            profile.server.read_seconds
+            + (server.decode_seconds if decode_there else 0.0)
+            + self.sent_bytes * server.codec_seconds_per_byte
+        )
+        if split:
+            self.other += tensor * server.to_device_seconds_per_byte
+            self.other += self.sent_bytes * server.from_device_seconds_per_byte
+        # What passes the freeze without parameters gets no gradient: only its forward pass leaves the step.
+        pushed = sum(layer.client_seconds for layer in layers[profile.freeze : boundary])
+        arriving = self.sent_bytes if split else tensor
+        self.client_sample = (
+            self.sent_bytes * client.codec_seconds_per_byte
+            + (client.decode_seconds if decode_here else 0.0)
+            + arriving * client.to_device_seconds_per_byte
+            + sum(layer.client_seconds for layer in layers[split:boundary])
+            + max(0.0, profile.step_seconds - pushed)
+        )
+        self.depth = prefetch_depth(profile, job, split)
+
+    def client(self, bs: int) -> float:
+        return bs * self.client_sample + self.profile.update_seconds
+
+    def network(self, bs: int, bits: float) -> float:
+        return bs * self.sent_bytes * 8 / bits
+
+    def server_waves(self, bs: int) -> float:
+        """HAPI, section 4.3: forward passes in sequence, all else parallel within a wave of requests."""
+        full, rest = divmod(bs, self.job.request_size)
+        requests, at_once = full + (rest > 0), self.profile.server.concurrency
+        waves = -(-requests // at_once)
+        # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
+        last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
+        others = (waves - 1) * min(self.job.request_size, bs) + last
+        return bs * self.forward + others * self.other + waves * self._per_request()
+
+    def server_streamed(self, bs: int) -> float:
+        """Seconds a batch in the steady state: the busier of the device and of the requests under way.
+
+        With N requests at a time none can be faster than its own work over N (the bounds of operational
+        analysis); on a CPU everything that computes shares the processors, on a GPU only the forward passes queue.
+        """
+        requests = -(-bs // self.job.request_size)
+        at_once = min(
+            self.profile.server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth))
+        )
+        loads = requests * self.profile.server.model_load_seconds
+        work = bs * (self.forward + self.other) + loads
+        busy = bs * self.forward
+        if self.profile.server_tier.device == "cpu":
+            busy = work - bs * self.profile.server.read_seconds
+        return max(busy, (work + requests * self._overhead()) / at_once)
+
+    def fill(self, bs: int, bits: float) -> float:
+        """From the first request to the whole batch: server and network overlap, but for the first frame."""
+        server, network = self.server_streamed(bs), self.network(bs, bits)
+        full, rest = divmod(bs, self.job.request_size)
+        cos = self.profile.server.cos_batch
+        frames = full * -(-self.job.request_size // cos) + -(-rest // cos)
+        start = self._overhead() + self.profile.server.model_load_seconds
+        return start + max(server, network) + min(server, network) / frames
+
+    def stages(self, bs: int, bits: float) -> Stages:
+        return Stages(
+            server=self.server_streamed(bs),
+            network=self.network(bs, bits),
+            client=self.client(bs),
+            server_waves=self.server_waves(bs),
+            fill=self.fill(bs, bits),
+        )
+
+    def paper_epoch(self, bits: float) -> float:
+        """Algorithm 1, line 18: iterations times the larger of the client and of server plus network."""
+        full, rest = divmod(self.job.samples, self.job.bs)
+        whole = max(
+            self.client(self.job.bs), self.server_waves(self.job.bs) + self.network(self.job.bs, bits)
+        )
+        part = max(self.client(rest), self.server_waves(rest) + self.network(rest, bits)) if rest else 0.0
+        return full * whole + part
+
+    def streamed_epoch(self, bits: float) -> float:
+        """Fill, then a batch each time the slowest stage is done, then the client's last batch."""
+        full, rest = divmod(self.job.samples, self.job.bs)
+        if not full:
+            return self.fill(rest, bits) + self.client(rest)
+        client = self.client(self.job.bs)
+        supply = max(self.server_streamed(self.job.bs), self.network(self.job.bs, bits))
+        total = self.fill(self.job.bs, bits) + (full - 1) * max(supply, client)
+        if not rest:
+            return total + client
+        supply = max(self.server_streamed(rest), self.network(rest, bits))
+        return total + max(supply, client) + self.client(rest)
+
+    def _overhead(self) -> float:
+        return self.profile.link.request_seconds + self.profile.server.waiting_seconds
+
+    def _per_request(self) -> float:
+        return self._overhead() + self.profile.server.model_load_seconds
+
+
+def largest_batch(profile: Profile, job: Job, split: int) -> int:
+    """The largest training batch up to the job's that fits the budget at ``split``; 0 when not one sample does.
+
+    With as little prefetch as there can be, so that the memory grows with the batch.
+    """
+    if job.memory_bytes is None:
+        return job.bs
+    sizes = range(1, job.bs + 1)
+    lean = replace(job, prefetch_bytes=0)
+    return bisect_right(
+        sizes, job.memory_bytes, key=lambda bs: memory(profile, replace(lean, bs=bs), split).peak
+    )

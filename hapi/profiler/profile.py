@@ -1,0 +1,232 @@
+"""What a plan is computed from: sizes, measured seconds, and the settings of one job. Plain JSON, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from hapi.errors import ConfigError, UsageError
+
+PROFILE_VERSION = 1
+MAX_PROFILE_BYTES = 16 << 20
+_MAX_LAYERS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """One layer, per sample."""
+
+    name: str
+    output_bytes: int
+    """Bytes of one sample of its output."""
+    flops: float
+    """Floating-point operations of one sample's forward pass."""
+    parameter_bytes: int
+    working_bytes: int
+    """Most bytes of one sample that are alive at once inside it: input, output, what is between."""
+    saved_bytes: int
+    """Bytes of one sample that it keeps for the backward pass when it is trained."""
+    server_seconds: float
+    """Seconds of one sample's forward pass on the server."""
+    client_seconds: float
+    """Seconds of one sample's forward pass on the client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierProfile:
+    """Constants of one tier's machine (HAPI, section 4.3, Table 1: linear in the data's size)."""
+
+    device: str
+    """``cpu`` or ``cuda``: on a CPU the forward pass shares its processors with everything else."""
+    decode_seconds: float
+    """Seconds a stored sample takes to be decoded and transformed."""
+    codec_seconds_per_byte: float
+    """Server: making frames with their checksums. Client: receiving frames and checking them."""
+    to_device_seconds_per_byte: float
+    from_device_seconds_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkProfile:
+    """The network from the server to the client."""
+
+    bits_per_second: float
+    variation: float
+    """Standard deviation of the bandwidth over its mean, from 0 to below 1."""
+    request_seconds: float
+    """What a request costs beside its bytes: the way there, the store's first byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProfile:
+    """What the server does beside computing."""
+
+    read_seconds: float
+    """Seconds to read one stored sample."""
+    model_load_seconds: float
+    """Seconds to load the front for a request; 0 when models stay resident."""
+    concurrency: int
+    """Requests worked on at a time (the "waves" of HAPI, section 4.3)."""
+    waiting_seconds: float
+    """Seconds that a request waits for other tenants, as the server reports them."""
+    cos_batch: int
+    """Samples per forward pass and frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleProfile:
+    """Bytes of one sample in the forms in which it could be sent."""
+
+    stored_bytes: int
+    """As it is stored (JPEG, or a tensor packed before); this is what split 0 sends."""
+    encoded: bool
+    """Whether the stored form has to be decoded and transformed."""
+    uint8_bytes: int
+    tensor_bytes: int
+    """As the float32 tensor that enters the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Everything measured about one model, frozen at one layer, on one pair of machines."""
+
+    version: int = PROFILE_VERSION
+    model: str
+    freeze: int
+    last_split: int
+    """End of the pushable range: the freeze, or later over layers without parameters and randomness."""
+    layers: tuple[LayerProfile, ...]
+    samples: SampleProfile
+    server: ServerProfile
+    server_tier: TierProfile
+    client_tier: TierProfile
+    link: LinkProfile
+    step_seconds: float
+    """Seconds a sample of forward and backward pass through the layers after the freeze."""
+    update_seconds: float
+    """Seconds of one optimiser step, whatever the batch."""
+    optimizer_bytes_per_parameter_byte: float
+    """State that the optimiser keeps beside the gradients (1 for momentum, 2 for Adam)."""
+    notes: tuple[str, ...] = ()
+    """How the figures were obtained: measured, scaled or assumed; when, and with which versions."""
+
+    def __post_init__(self) -> None:
+        if self.version != PROFILE_VERSION:
+            raise ConfigError(
+                f"profile: version is {self.version}, this hapi reads {PROFILE_VERSION}; measure anew"
+            )
+        if not 1 <= len(self.layers) <= _MAX_LAYERS:
+            raise ConfigError(f"profile: expected 1 to {_MAX_LAYERS} layers, found {len(self.layers)}")
+        if not 0 <= self.freeze <= self.last_split <= len(self.layers):
+            raise ConfigError(
+                f"profile: freeze {self.freeze} and last_split {self.last_split} must ascend within the "
+                f"{len(self.layers)} layers"
+            )
+        if not self.link.bits_per_second > 0 or not self.link.variation < 1:
+            raise ConfigError("profile: link needs bits_per_second above 0 and a variation below 1")
+        if self.server.concurrency < 1 or self.server.cos_batch < 1:
+            raise ConfigError("profile: server.concurrency and server.cos_batch must be at least 1")
+
+    def sent_bytes(self, split: int) -> int:
+        """Bytes of one sample that cross the network at ``split``."""
+        return self.layers[split - 1].output_bytes if split else self.samples.stored_bytes
+
+    def output_bytes(self) -> list[int]:
+        """Bytes of one sample: ``[0]`` of the input tensor, ``[i]`` after layer i."""
+        return [self.samples.tensor_bytes, *(layer.output_bytes for layer in self.layers)]
+
+    def to_json(self) -> dict[str, Any]:
+        """A document that :meth:`from_json` reads back, equal to this one."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """The profile of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        return typing.cast(Self, _read(cls, document, "profile"))
+
+    def save(self, path: str) -> None:
+        """Write it as JSON; :class:`UsageError` when that fails."""
+        try:
+            Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """Read a saved profile; :class:`UsageError` or :class:`ConfigError` in one line."""
+        try:
+            with Path(path).open("rb") as file:
+                raw = file.read(MAX_PROFILE_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+        if len(raw) > MAX_PROFILE_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_PROFILE_BYTES >> 20} MiB; this is no profile")
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise ConfigError(f"{path}: not JSON; make a profile with 'hapi plan --save-profile'") from None
+        try:
+            return cls.from_json(document)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a person chose for one training run. The defaults are those of the trainer's settings."""
+
+    bs: int = 128
+    """Training batch, in samples."""
+    samples: int = 30720
+    """Samples of an epoch (HAPI, section 5.1)."""
+    epochs: int = 30
+    micro_batch: int = 64
+    request_size: int = 128
+    in_flight: int = 4
+    prefetch_bytes: int = 1 << 30
+    memory_bytes: int | None = None
+    """The client's budget: device memory on a GPU, process memory on a CPU; None for no bound."""
+
+    def __post_init__(self) -> None:
+        for name in ("bs", "samples", "epochs", "micro_batch", "request_size", "in_flight"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}, it must be at least 1")
+
+
+def _read(kind: type[Any], document: Any, where: str) -> Any:
+    """``document`` as the dataclass ``kind``: every field there, none beside, each of its type."""
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{where}: expected an object, found {type(document).__name__}")
+    types = typing.get_type_hints(kind)
+    unknown, missing = sorted(set(document) - set(types)), sorted(set(types) - set(document))
+    if unknown:
+        raise ConfigError(f"{where}: unknown field {str(unknown[0])[:60]!r}")
+    if missing:
+        raise ConfigError(f"{where}: field {missing[0]!r} is missing")
+    return kind(**{name: _value(types[name], document[name], f"{where}.{name}") for name in types})
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _read(kind, value, where)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple) or len(value) > _MAX_LAYERS:
+            raise ConfigError(f"{where}: expected a list of at most {_MAX_LAYERS}")
+        (inner, _) = typing.get_args(kind)
+        return tuple(_value(inner, element, f"{where}[{i}]") for i, element in enumerate(value))
+    if kind in (int, float):
+        allowed = int | float if kind is float else int
+        if isinstance(value, bool) or not isinstance(value, allowed):
+            raise ConfigError(f"{where}: expected a number, found {type(value).__name__}")
+        if not 0 <= value < 1e18 or not math.isfinite(value):
+            raise ConfigError(f"{where}: the number is out of range; expected 0 to 1e18")
+        return kind(value)
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+    return value

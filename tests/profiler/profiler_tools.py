@@ -1,0 +1,77 @@
+"""Crafted profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hapi.profiler.profile import (
+    LayerProfile,
+    LinkProfile,
+    Profile,
+    SampleProfile,
+    ServerProfile,
+    TierProfile,
+)
+
+
+def free_tier(device: str = "cuda", **changes: float) -> TierProfile:
+    """A tier on which nothing but forward passes costs anything, unless ``changes`` says so."""
+    costs = {
+        "decode_seconds": 0.0,
+        "codec_seconds_per_byte": 0.0,
+        "to_device_seconds_per_byte": 0.0,
+        "from_device_seconds_per_byte": 0.0,
+    }
+    return TierProfile(device=device, **(costs | changes))
+
+
+def free_server(**changes: Any) -> ServerProfile:
+    """A server that reads for nothing, one request at a time."""
+    settings: dict[str, Any] = {
+        "read_seconds": 0.0,
+        "model_load_seconds": 0.0,
+        "concurrency": 1,
+        "waiting_seconds": 0.0,
+        "cos_batch": 16,
+    }
+    return ServerProfile(**(settings | changes))
+
+
+def crafted(
+    outputs: Sequence[int],
+    there: Sequence[float],
+    here: Sequence[float] | None = None,
+    /,
+    **changes: Any,
+) -> Profile:
+    """A profile of ``len(outputs)`` layers, all but the last frozen, on a network of 8 Gbit/s (1 GB/s)."""
+    times = there if here is None else here
+    layers = tuple(
+        LayerProfile(
+            name=f"layer{i}",
+            output_bytes=size,
+            flops=1.0,
+            parameter_bytes=100,
+            working_bytes=2 * size,
+            saved_bytes=size,
+            server_seconds=on_server,
+            client_seconds=on_client,
+        )
+        for i, (size, on_server, on_client) in enumerate(zip(outputs, there, times, strict=True), start=1)
+    )
+    fields: dict[str, Any] = {
+        "model": "crafted",
+        "freeze": len(layers) - 1,
+        "last_split": len(layers) - 1,
+        "layers": layers,
+        "samples": SampleProfile(stored_bytes=1000, encoded=True, uint8_bytes=1500, tensor_bytes=6000),
+        "server": free_server(),
+        "server_tier": free_tier(),
+        "client_tier": free_tier(),
+        "link": LinkProfile(bits_per_second=8e9, variation=0.0, request_seconds=0.0),
+        "step_seconds": 0.0,
+        "update_seconds": 0.0,
+        "optimizer_bytes_per_parameter_byte": 1.0,
+    }
+    return Profile(**(fields | changes))

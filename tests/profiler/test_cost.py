@@ -1,0 +1,247 @@
+"""The price of a split: computed by hand, and properties that any profile must have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiler_tools import crafted, free_server, free_tier
+
+from hapi.errors import DeviceMemoryError
+from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
+from hapi.profiler.decide import PLANNERS, plan
+from hapi.profiler.profile import Job, LinkProfile, Profile
+
+SLOW = LinkProfile(bits_per_second=8e6, variation=0.0, request_seconds=0.002)  # 1 MB/s
+
+seconds = st.floats(1e-6, 1e-2)
+sizes = st.integers(1, 1_000_000)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    count = draw(st.integers(2, 6))
+    per_layer = st.lists(seconds, min_size=count, max_size=count)
+    costs = {"decode_seconds": draw(seconds), "codec_seconds_per_byte": draw(st.floats(0, 1e-8))}
+    return crafted(
+        draw(st.lists(sizes, min_size=count, max_size=count)),
+        draw(per_layer),
+        draw(per_layer),
+        server=free_server(read_seconds=draw(seconds), concurrency=draw(st.integers(1, 5))),
+        server_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
+        client_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
+        link=LinkProfile(
+            bits_per_second=draw(st.floats(1e5, 1e11)),
+            variation=draw(st.floats(0, 0.5)),
+            request_seconds=draw(seconds),
+        ),
+        step_seconds=draw(seconds),
+        update_seconds=draw(seconds),
+    )
+
+
+jobs = st.builds(
+    Job,
+    bs=st.integers(1, 300),
+    samples=st.integers(1, 3000),
+    request_size=st.integers(1, 200),
+    in_flight=st.integers(1, 6),
+)
+
+
+def test_both_forms_by_hand() -> None:
+    profile = crafted(
+        [1000, 500, 100],
+        [0.001, 0.002, 0.0],
+        [0.002, 0.004, 0.0],
+        server=free_server(read_seconds=0.0005, concurrency=2, cos_batch=2),
+        link=SLOW,
+        step_seconds=0.001,
+        update_seconds=0.005,
+    )
+    job = Job(bs=10, samples=25, request_size=4, in_flight=4)
+    got = estimate(profile, job, 1)
+    # Requests of 4, 4 and 2 samples, two at a time: waves of 8 and 2 samples, the largest request 4 and 2.
+    assert got.stages.server_waves == pytest.approx(10 * 0.001 + (4 + 2) * 0.0005 + 2 * 0.002)
+    assert got.stages.network == pytest.approx(10 * 1000 / 1e6)
+    assert got.stages.client == pytest.approx(10 * (0.004 + 0.001) + 0.005)
+    # 25 samples are two batches of 10 and one of 5 (requests of 4 and 1: one wave).
+    rest = max(5 * 0.005 + 0.005, 5 * 0.001 + 4 * 0.0005 + 0.002 + 0.005)
+    assert got.paper_epoch_seconds == pytest.approx(2 * max(0.055, 0.017 + 0.010) + rest)
+    # Streamed: forward passes queue (10 ms); two requests at a time share 15 ms and 3 x 2 ms: 10.5 ms.
+    assert got.stages.server == pytest.approx((10 * 0.0015 + 3 * 0.002) / 2)
+    # Frames of 2 samples: 2 + 2 + 1.
+    assert got.stages.fill == pytest.approx(0.002 + 0.0105 + 0.010 / 5)
+    assert got.epoch_seconds == pytest.approx(got.stages.fill + 0.055 + 0.055 + (5 * 0.005 + 0.005))
+    assert got.wire_bytes == 10_000 and got.epoch_wire_bytes == 25_000
+
+
+def test_split_zero_sends_what_is_stored_and_decodes_here() -> None:
+    profile = crafted(
+        [1000, 100],
+        [0.001, 0.0],
+        server_tier=free_tier(decode_seconds=0.003),
+        client_tier=free_tier(decode_seconds=0.007),
+        link=SLOW,
+    )
+    job = Job(bs=10, samples=10, request_size=10)
+    stored, tensor = estimate(profile, job, 0), estimate(profile, job, 0, "tensor")
+    assert stored.wire_bytes == 10_000 and stored.stages.server == pytest.approx(0.002)
+    assert stored.stages.client == pytest.approx(10 * (0.007 + 0.001))
+    assert tensor.wire_bytes == 60_000 and tensor.stages.server == pytest.approx(10 * 0.003 + 0.002)
+    assert tensor.stages.client == pytest.approx(10 * 0.001)
+    assert estimate(profile, job, 0, "uint8").wire_bytes == 15_000
+
+
+def test_a_cpu_server_shares_its_processors() -> None:
+    parts = {"server": free_server(concurrency=4), "link": replace(SLOW, request_seconds=0.0)}
+    job = Job(bs=8, samples=8, request_size=2)
+    on_gpu = crafted([10, 10], [0.001, 0.0], server_tier=free_tier("cuda", decode_seconds=0.002), **parts)
+    on_cpu = crafted([10, 10], [0.001, 0.0], server_tier=free_tier("cpu", decode_seconds=0.002), **parts)
+    assert estimate(on_gpu, job, 1).stages.server == pytest.approx(8 * 0.001)
+    assert estimate(on_cpu, job, 1).stages.server == pytest.approx(8 * 0.003)
+
+
+def test_waiting_and_loading_are_paid_for_each_request() -> None:
+    waiting = crafted([10, 10], [0.001, 0.0], server=free_server(waiting_seconds=0.1, model_load_seconds=0.2))
+    job = Job(bs=4, samples=4, request_size=2)
+    got = estimate(waiting, job, 1).stages
+    assert got.server_waves == pytest.approx(4 * 0.001 + 2 * 0.3)
+    assert got.server == pytest.approx(4 * 0.001 + 2 * 0.3)
+
+
+def test_a_split_past_the_freeze_leaves_the_step_only_its_forward_pass() -> None:
+    profile = crafted([10, 10, 10], [0.001] * 3, freeze=1, last_split=2, step_seconds=0.005)
+    job = Job(bs=10, samples=10)
+    assert estimate(profile, job, 1).stages.client == pytest.approx(0.05)
+    assert estimate(profile, job, 2).stages.client == pytest.approx(0.04)
+
+
+def test_memory_by_hand() -> None:
+    profile = crafted(
+        [1000, 500, 100], [0.0] * 3
+    )  # working twice, saved once the output; 100 B of weights each
+    job = Job(bs=100, samples=400, micro_batch=8, prefetch_bytes=0)
+    got = memory(profile, job, 1)
+    assert got.parameters == 100 + 300  # one frozen layer; weights, gradients and momentum of the trained one
+    assert got.batches == 2 * 100 * 1000
+    assert got.compute == 100 * 500 + max(8 * 1000, 100 * 100)
+    assert got.peak == got.parameters + got.compute
+    on_cpu = replace(profile, client_tier=free_tier("cpu"))
+    assert memory(on_cpu, job, 1).peak == got.parameters + got.compute + got.batches
+
+
+def test_prefetch_depth_follows_the_byte_budget() -> None:
+    profile = crafted([1000, 500], [0.0] * 2)
+    depths = [
+        prefetch_depth(profile, Job(bs=100, samples=1000, prefetch_bytes=b), 1) for b in (0, 450_000, 10**9)
+    ]
+    assert depths == [1, 3, 9]
+
+
+def test_largest_batch_is_the_last_that_fits() -> None:
+    profile, job = crafted([1000, 500], [0.0] * 2), Job(bs=1000, samples=5000, memory_bytes=500_000)
+    best = largest_batch(profile, job, 1)
+    lean = replace(job, prefetch_bytes=0)
+    assert 0 < best < 1000
+    assert memory(profile, replace(lean, bs=best), 1).peak <= 500_000
+    assert memory(profile, replace(lean, bs=best + 1), 1).peak > 500_000
+    assert largest_batch(profile, replace(job, memory_bytes=10), 1) == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(profiles(), jobs, st.floats(1.0, 1e3))
+def test_more_bandwidth_is_never_slower(profile: Profile, job: Job, factor: float) -> None:
+    link = replace(profile.link, bits_per_second=profile.link.bits_per_second * factor)
+    faster = replace(profile, link=link)
+    for split in range(profile.last_split + 1):
+        before, after = estimate(profile, job, split), estimate(faster, job, split)
+        assert after.epoch_seconds <= before.epoch_seconds * (1 + 1e-9)
+        assert after.paper_epoch_seconds <= before.paper_epoch_seconds * (1 + 1e-9)
+        assert before.epoch_range[0] <= before.epoch_seconds * (1 + 1e-9)
+        assert before.epoch_seconds <= before.epoch_range[1] * (1 + 1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(profiles(), jobs, st.integers(0, 10**9))
+def test_what_does_not_fit_is_never_chosen(profile: Profile, job: Job, budget: int) -> None:
+    job = replace(job, memory_bytes=budget)
+    fitting = [memory(profile, job, s).peak <= budget for s in range(profile.last_split + 1)]
+    for strategy in ("auto", "hapi", "nsg"):
+        if any(fitting[1:] if strategy == "nsg" else fitting):
+            chosen = plan(strategy, profile, job).chosen
+            assert chosen.fits and chosen.estimate.memory.peak <= budget
+        else:
+            with pytest.raises(DeviceMemoryError, match="no split fits"):
+                plan(strategy, profile, job)
+
+
+def scaled(profile: Profile, k: float) -> Profile:
+    """Every time ``k`` times as long."""
+
+    def tier(which: str) -> dict[str, float]:
+        old = getattr(profile, which)
+        return {n: v * k for n, v in vars(old).items() if n != "device"}
+
+    return replace(
+        profile,
+        layers=tuple(
+            replace(x, server_seconds=x.server_seconds * k, client_seconds=x.client_seconds * k)
+            for x in profile.layers
+        ),
+        server=replace(
+            profile.server,
+            read_seconds=profile.server.read_seconds * k,
+            waiting_seconds=profile.server.waiting_seconds * k,
+            model_load_seconds=profile.server.model_load_seconds * k,
+        ),
+        server_tier=replace(profile.server_tier, **tier("server_tier")),
+        client_tier=replace(profile.client_tier, **tier("client_tier")),
+        link=replace(
+            profile.link,
+            bits_per_second=profile.link.bits_per_second / k,
+            request_seconds=profile.link.request_seconds * k,
+        ),
+        step_seconds=profile.step_seconds * k,
+        update_seconds=profile.update_seconds * k,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(profiles(), jobs, st.floats(0.1, 100))
+def test_scaling_all_times_scales_the_estimate(profile: Profile, job: Job, k: float) -> None:
+    slower = scaled(profile, k)
+    for split in range(profile.last_split + 1):
+        before, after = estimate(profile, job, split), estimate(slower, job, split)
+        assert after.epoch_seconds == pytest.approx(before.epoch_seconds * k, rel=1e-6)
+        assert after.paper_epoch_seconds == pytest.approx(before.paper_epoch_seconds * k, rel=1e-6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(seconds, min_size=3, max_size=9), seconds, st.integers(2, 50))
+def test_equal_speeds_and_a_free_network_give_the_balance_point(
+    times: list[float], step: float, batches: int
+) -> None:
+    profile = crafted(
+        [1] * len(times),
+        times,
+        step_seconds=step,
+        link=LinkProfile(bits_per_second=1e17, variation=0.0, request_seconds=0.0),
+    )
+    job = Job(bs=16, samples=16 * batches)
+    frozen = times[: profile.freeze]
+    slowest = [max(sum(frozen[:s]), sum(frozen[s:]) + step) for s in range(len(frozen) + 1)]
+    for strategy in ("auto", "hapi"):
+        assert slowest[plan(strategy, profile, job).split] == pytest.approx(min(slowest), rel=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(), jobs)
+def test_every_strategy_stays_in_its_range(profile: Profile, job: Job) -> None:
+    estimates = {s: estimate(profile, job, s).epoch_seconds for s in range(profile.last_split + 1)}
+    for strategy in PLANNERS:
+        split = plan(strategy, profile, job).split
+        assert split in estimates
+        assert estimates[plan("auto", profile, job).split] <= estimates[split] * (1 + 1e-6)

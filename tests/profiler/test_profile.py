@@ -1,0 +1,80 @@
+"""Profiles as files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiler_tools import crafted
+
+from hapi.errors import ConfigError, UsageError
+from hapi.profiler.profile import Job, Profile
+
+PROFILE = crafted([100, 10], [0.5, 0.25], notes=("measured",))
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    PROFILE.save(path)
+    assert Profile.load(path) == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("version",), 2, "version is 2"),
+        (("layers",), [], "1 to 100000 layers"),
+        (("layers", 0, "output_bytes"), 1.5, r"layers\[0\].output_bytes: expected a number"),
+        (("layers", 1, "flops"), float("nan"), r"layers\[1\].flops: the number is out of range"),
+        (("layers", 0, "server_seconds"), -1, "out of range"),
+        (("layers", 0, "name"), 7, "expected str, found int"),
+        (("freeze",), True, "freeze: expected a number, found bool"),
+        (("freeze",), 2, "must ascend"),
+        (("link",), [], "link: expected an object"),
+        (("link", "bits_per_second"), 0, "above 0"),
+        (("link", "variation"), 1, "below 1"),
+        (("server", "concurrency"), 0, "at least 1"),
+        (("server", "speed"), 1, "server: unknown field 'speed'"),
+        (("samples", "encoded"), 1, "expected bool"),
+        (("notes",), "x", "notes: expected a list"),
+        (("model",), None, "expected str"),
+    ],
+)
+def test_a_wrong_field_is_named(path: tuple[Any, ...], value: Any, message: str) -> None:
+    document = copy.deepcopy(json.loads(json.dumps(PROFILE.to_json())))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(ConfigError, match=message):
+        Profile.from_json(document)
+
+
+def test_a_missing_field_is_named() -> None:
+    document = PROFILE.to_json()
+    del document["step_seconds"]
+    with pytest.raises(ConfigError, match="profile: field 'step_seconds' is missing"):
+        Profile.from_json(document)
+
+
+def test_files_that_are_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"x\.json: not JSON"):
+            Profile.load(str(path))
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match=r"x\.json: profile: expected an object"):
+        Profile.load(str(path))
+    with pytest.raises(UsageError, match="cannot be read"):
+        Profile.load(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot be written"):
+        PROFILE.save(str(tmp_path / "none" / "x"))
+
+
+def test_a_job_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="bs is 0"):
+        Job(bs=0)
