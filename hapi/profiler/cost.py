@@ -43,6 +43,8 @@ class Memory:
     """The most of: a micro-batch in the frozen layers, the training batch in the trained ones."""
     peak: int
     """What counts against the budget: on a GPU without ``batches``, which stay on the host."""
+    prefetch_depth: int
+    """Training batches ahead of the one in use that ``batches`` counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +88,15 @@ def estimate(profile: Profile, job: Job, split: int, sent: Form = "stored") -> E
 
 
 def prefetch_depth(profile: Profile, job: Job, split: int) -> int:
-    """Training batches received ahead of the one in use: at least 1, as the window does it."""
-    batches = -(-job.samples // job.bs)
-    live = job.prefetch_bytes // max(1, held_bytes(profile, job, split))
+    """Training batches received ahead of the one in use: at least 1, as the window does it.
+
+    As many as the prefetch budget holds; on a CPU also no more than the memory budget leaves room for.
+    """
+    batches, held = -(-job.samples // job.bs), max(1, held_bytes(profile, job, split))
+    live = job.prefetch_bytes // held
+    if job.memory_bytes is not None and profile.client_tier.device == "cpu":
+        parameters, compute = _fixed_memory(profile, job, split)
+        live = min(live, (job.memory_bytes - parameters - compute) // held)
     return max(1, min(live - 1, batches - 1))
 
 
@@ -101,10 +109,22 @@ def held_bytes(profile: Profile, job: Job, split: int) -> int:
 
 
 def memory(profile: Profile, job: Job, split: int) -> Memory:
-    """Peak bytes on the client: weights, plus what grows with the batch (earlier HAPI text, section 4.3).
+    """Peak bytes on the client: weights, plus what grows with the batch (earlier HAPI text, section 4.3)."""
+    parameters, compute = _fixed_memory(profile, job, split)
+    depth = prefetch_depth(profile, job, split)
+    batches = (1 + depth) * held_bytes(profile, job, split)
+    on_host = profile.client_tier.device == "cpu"
+    return Memory(
+        parameters=parameters,
+        batches=batches,
+        compute=compute,
+        peak=parameters + compute + (batches if on_host else 0),
+        prefetch_depth=depth,
+    )
 
-    Frozen layers take a micro-batch at a time, trained ones keep what their backward pass needs.
-    """
+
+def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
+    """Bytes of weights, and of computing: a micro-batch in the frozen layers, or all that a backward pass needs."""
     bs, boundary = min(job.bs, job.samples), max(split, profile.freeze)
     trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
     weights = sum(layer.parameter_bytes for layer in trained)
@@ -113,15 +133,7 @@ def memory(profile: Profile, job: Job, split: int) -> Memory:
     )
     features = bs * profile.output_bytes()[boundary]
     micro = min(bs, job.micro_batch) * max((layer.working_bytes for layer in frozen), default=0)
-    compute = features + max(micro, bs * sum(layer.saved_bytes for layer in trained))
-    batches = (1 + prefetch_depth(profile, job, split)) * held_bytes(profile, job, split)
-    on_host = profile.client_tier.device == "cpu"
-    return Memory(
-        parameters=parameters,
-        batches=batches,
-        compute=compute,
-        peak=parameters + compute + (batches if on_host else 0),
-    )
+    return parameters, features + max(micro, bs * sum(layer.saved_bytes for layer in trained))
 
 
 class _Coster:

@@ -141,6 +141,16 @@ def test_prefetch_depth_follows_the_byte_budget() -> None:
     assert depths == [1, 3, 9]
 
 
+def test_on_a_cpu_prefetch_takes_only_what_the_memory_leaves() -> None:
+    profile = replace(crafted([1000, 500], [0.0] * 2), client_tier=free_tier("cpu"))
+    job = Job(bs=100, samples=1000, prefetch_bytes=10**9)
+    free = memory(profile, job, 1)
+    assert free.prefetch_depth == 9
+    tight = memory(profile, replace(job, memory_bytes=free.peak - 1), 1)
+    assert tight.prefetch_depth == 8 and tight.peak == free.peak - 100_000
+    assert memory(profile, replace(job, memory_bytes=1), 1).prefetch_depth == 1
+
+
 def test_largest_batch_is_the_last_that_fits() -> None:
     profile, job = crafted([1000, 500], [0.0] * 2), Job(bs=1000, samples=5000, memory_bytes=500_000)
     best = largest_batch(profile, job, 1)

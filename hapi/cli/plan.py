@@ -1,0 +1,282 @@
+"""``hapi plan MODEL``: what every split would cost, and which one each strategy would choose. No server is needed."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hapi import units
+from hapi.errors import DeviceMemoryError, UsageError
+from hapi.profiler.cost import Estimate, Form, estimate
+from hapi.profiler.decide import PLANNERS, Candidate, Plan, plan
+from hapi.profiler.profile import Job, Profile
+
+_JOB = Job()
+_BANDWIDTH = "1Gbps"
+_STORED = "110kB"
+_COLUMNS = (
+    "SPLIT",
+    "LAYER",
+    "SERVER",
+    "NETWORK",
+    "CLIENT",
+    "WIRE/BATCH",
+    "MEMORY",
+    "EPOCH",
+    "PAPER'S FORM",
+    "",
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a torchvision name, transformer (vit_b_16), timm:NAME or package.module:factory; "
+        "may be left away with --profile",
+    )
+    parser.add_argument(
+        "--input-size", type=int, default=224, metavar="N", help="side of the square RGB input (default 224)"
+    )
+    parser.add_argument("--blocks", metavar="A,B,...", help="where layers end, as for hapi layers")
+    parser.add_argument("--freeze", metavar="N|NAME", help="last frozen layer (default: as hapi-train)")
+    parser.add_argument("--bs", default=str(_JOB.bs), metavar="N", help=f"training batch (default {_JOB.bs})")
+    parser.add_argument("--samples", metavar="N", help=f"samples of an epoch (default {_JOB.samples})")
+    parser.add_argument("--epochs", metavar="N", help=f"epochs (default {_JOB.epochs})")
+    parser.add_argument("--request-size", metavar="N", help=f"as hapi-train (default {_JOB.request_size})")
+    parser.add_argument("--micro-batch", metavar="N", help=f"as hapi-train (default {_JOB.micro_batch})")
+    parser.add_argument(
+        "--bandwidth", metavar="RATE", help=f"from server to client (default {_BANDWIDTH}, or the profile's)"
+    )
+    parser.add_argument(
+        "--server-speed",
+        metavar="Kx",
+        help="how many times as fast as this machine, or as the profile's, the server is (default 1x)",
+    )
+    parser.add_argument(
+        "--stored-bytes",
+        metavar="SIZE",
+        help=f"a stored JPEG (default {_STORED}, or the profile's), or 'tensor' for float32 tensors",
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="memory that the client may use (default: no bound)")
+    parser.add_argument(
+        "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
+    )
+    parser.add_argument("--device", default="auto", help="what to measure: auto, cpu, cuda or cuda:N")
+    parser.add_argument("--profile", metavar="FILE", help="compute from a saved profile; nothing is measured")
+    parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the candidates and what each strategy would choose."""
+    if args.strategy not in PLANNERS:
+        raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
+    job = _job(args)  # before measuring, so that a wrong flag is told at once
+    bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
+    profile = _what_if(_replayed(args) if args.profile else _measured(args), args, bits)
+    if args.save_profile:
+        profile.save(args.save_profile)
+    found = plan(args.strategy, profile, job)
+    choices = {name: _choice(name, profile, job) for name in PLANNERS}
+    forms = _forms(profile, job)
+    if args.json:
+        print(json.dumps(_document(found, choices, forms, profile, job), indent=1))
+    else:
+        _print(found, choices, forms, profile, job)
+    return 0
+
+
+def _job(args: argparse.Namespace) -> Job:
+    given: dict[str, int] = {}
+    for name in ("bs", "samples", "epochs", "request_size", "micro_batch"):
+        text = getattr(args, name)
+        if text is not None:
+            flag = "--" + name.replace("_", "-")
+            given[name] = units.parse_count(text, flag)
+            if not 1 <= given[name] <= 1 << 40:
+                raise UsageError(f"{flag} {text}: expected 1 to 2^40")
+    budget = None if args.memory is None else units.parse_bytes(args.memory, "--memory")
+    return Job(**given, memory_bytes=budget)
+
+
+def _replayed(args: argparse.Namespace) -> Profile:
+    profile = Profile.load(args.profile)
+    if args.model is not None and args.model != profile.model:
+        raise UsageError(f"--profile {args.profile} is of {profile.model!r}, not of {args.model!r}")
+    for flag, value in (("--freeze", args.freeze), ("--blocks", args.blocks)):
+        if value is not None:
+            raise UsageError(
+                f"{flag} is part of the profile; leave it away, or measure anew without --profile"
+            )
+    return profile
+
+
+def _measured(args: argparse.Namespace) -> Profile:
+    # Torch is imported only where it measures: a replay answers at once.
+    from hapi.cli.push import spec_of
+    from hapi.client.prepare import choose_freeze
+    from hapi.models.devices import exact_arithmetic, resolve_device
+    from hapi.models.zoo import structure
+    from hapi.profiler.measure import Conditions, measure
+
+    if args.model is None:
+        raise UsageError("give a MODEL, such as resnet50, or a --profile FILE")
+    stored = _stored_bytes(args.stored_bytes or _STORED)
+    device = resolve_device(args.device, "--device")
+    exact_arithmetic(device)
+    model = structure(spec_of(args, "random:0"), allow_import=True)
+    freeze = choose_freeze(model, args.freeze)
+    conditions = Conditions(stored_bytes=stored, bits_per_second=units.parse_bandwidth(_BANDWIDTH))
+    return measure(model, args.model, freeze, conditions, device=device)
+
+
+def _stored_bytes(text: str) -> int | None:
+    """Bytes of a stored JPEG, or None for samples stored as tensors."""
+    if text == "tensor":
+        return None
+    size = units.parse_bytes(text, "--stored-bytes")
+    if size < 1:
+        raise UsageError(f"--stored-bytes {text}: a sample has at least one byte")
+    return size
+
+
+def _what_if(profile: Profile, args: argparse.Namespace, bits: float | None) -> Profile:
+    """The profile as the flags would have it."""
+    if bits is not None:
+        profile = replace(profile, link=replace(profile.link, bits_per_second=bits))
+    if args.profile and args.stored_bytes:
+        profile = _stored_as(profile, _stored_bytes(args.stored_bytes))
+    if args.server_speed is None:
+        return profile
+    speed = _speed(args.server_speed)
+    tier = profile.server_tier
+    return replace(
+        profile,
+        layers=tuple(replace(x, server_seconds=x.server_seconds / speed) for x in profile.layers),
+        server_tier=replace(
+            tier,
+            decode_seconds=tier.decode_seconds / speed,
+            codec_seconds_per_byte=tier.codec_seconds_per_byte / speed,
+        ),
+    )
+
+
+def _stored_as(profile: Profile, stored: int | None) -> Profile:
+    old = profile.samples
+    if stored is not None and not old.encoded:
+        raise UsageError(
+            "--stored-bytes: the profile is of stored tensors and knows no decoding; measure anew"
+        )
+    size = old.tensor_bytes if stored is None else stored
+    samples = replace(old, stored_bytes=size, encoded=stored is not None)
+    read = profile.server.read_seconds * size / max(1, old.stored_bytes)
+    return replace(profile, samples=samples, server=replace(profile.server, read_seconds=read))
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text.removesuffix("x"))
+    except ValueError:
+        raise UsageError(f"--server-speed: cannot read {text[:40]!r}; write it as 2x or 0.5x") from None
+    if not 1e-6 <= speed <= 1e6:
+        raise UsageError(f"--server-speed {text}: expected 0.000001x to 1000000x")
+    return speed
+
+
+def _choice(strategy: str, profile: Profile, job: Job) -> Candidate | None:
+    """What ``strategy`` chooses; None when nothing fits the memory."""
+    try:
+        return plan(strategy, profile, job).chosen
+    except DeviceMemoryError:
+        return None
+
+
+def _forms(profile: Profile, job: Job) -> list[Estimate]:
+    """Split 0 in the other forms in which samples could be sent, to compare with."""
+    names: tuple[Form, ...] = ("uint8", "tensor") if profile.samples.encoded else ()
+    return [estimate(profile, job, 0, form) for form in names]
+
+
+def _document(
+    found: Plan, choices: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
+) -> dict[str, Any]:
+    return {
+        "model": profile.model,
+        "strategy": found.strategy,
+        "split": found.split,
+        "freeze": profile.freeze,
+        "job": dataclasses.asdict(job),
+        "bits_per_second": profile.link.bits_per_second,
+        "candidates": [dataclasses.asdict(c) for c in found.candidates],
+        "not_split_in_other_forms": [dataclasses.asdict(e) for e in forms],
+        "strategies": {name: c.estimate.split if c else None for name, c in choices.items()},
+        "notes": list(profile.notes),
+    }
+
+
+def _print(
+    found: Plan, choices: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
+) -> None:
+    bandwidth = units.format_bandwidth(profile.link.bits_per_second)
+    print(
+        f"{profile.model}: freeze {profile.freeze}, training batch {job.bs}, {job.samples} samples an epoch, "
+        f"{bandwidth}; seconds of each stage are for one training batch"
+    )
+    rows: list[Sequence[str]] = [_COLUMNS]
+    for candidate in found.candidates:
+        verdict = candidate.rejected or f"<- {found.strategy}"
+        if not candidate.fits and not candidate.rejected:
+            verdict += ", but does not fit the memory"
+        rows.append(_row(candidate.estimate, candidate.name or "(stored samples)", verdict))
+    rows += [_row(e, f"(as {e.sent}s)" if e.sent == "tensor" else "(as uint8)", "to compare") for e in forms]
+    _print_table(rows)
+    print()
+    print(f"what each strategy would choose (epoch, {job.epochs} epochs):")
+    for name, candidate_or_none in choices.items():
+        print(f"  {name:<9} {_summary(candidate_or_none, job)}")
+    for note in profile.notes:
+        print(note)
+
+
+def _row(e: Estimate, layer: str, verdict: str) -> tuple[str, ...]:
+    return (
+        str(e.split),
+        layer,
+        units.format_duration(e.stages.server),
+        units.format_duration(e.stages.network),
+        units.format_duration(e.stages.client),
+        units.format_bytes(e.wire_bytes),
+        units.format_bytes(e.memory.peak),
+        units.format_duration(e.epoch_seconds),
+        units.format_duration(e.paper_epoch_seconds),
+        verdict,
+    )
+
+
+def _summary(candidate: Candidate | None, job: Job) -> str:
+    if candidate is None:
+        return "nothing fits the memory"
+    e = candidate.estimate
+    name = f" ({candidate.name})" if candidate.name else ""
+    seconds = units.format_duration(e.epoch_seconds)
+    whole = units.format_duration(e.epoch_seconds * job.epochs)
+    return f"split {e.split}{name}: {seconds}, {whole}" + (
+        "" if candidate.fits else "; does not fit the memory"
+    )
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in (1, len(widths) - 1) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,146 @@
+"""``hapi plan``: measured, replayed, what-ifs, and what people type wrongly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hapi.cli.main import main
+from hapi.profiler.profile import Profile
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(("plan", *arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A profile of resnet18, measured here."""
+    path = str(tmp_path_factory.mktemp("plan") / "profile.json")
+    assert main(("plan", "resnet18", "--input-size", "32", "--save-profile", path, "--device", "cpu")) == 0
+    return path
+
+
+def document(capsys: pytest.CaptureFixture[str], saved: str, *flags: str) -> dict[str, Any]:
+    code, out, err = run(capsys, "--profile", saved, "--json", *flags)
+    assert (code, err) == (0, "")
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
+
+
+def test_the_table_and_every_strategy(capsys: pytest.CaptureFixture[str], saved: str) -> None:
+    code, out, _ = run(capsys, "--profile", saved, "--bs", "64", "--samples", "10k", "--bandwidth", "100Mbps")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("resnet18: freeze 11, training batch 64, 10000 samples an epoch, 100.0 Mbit/s")
+    assert [line.split()[0] for line in lines[2:14]] == [str(split) for split in range(12)]
+    assert sum("<- auto" in line for line in lines) == 1
+    names = [line.split()[0] for line in lines if line.startswith("  ") and ": " in line and "split" in line]
+    assert names == ["auto", "hapi", "none", "freeze", "min", "nsg", "bandwidth"]
+    assert any(line.startswith("measured ") for line in lines)
+    assert any(line.startswith("assumed: ") for line in lines)
+
+
+def test_a_measured_profile_is_sound(saved: str) -> None:
+    profile = Profile.load(saved)
+    assert profile.last_split == 11 and len(profile.layers) == 14
+    assert all(layer.client_seconds > 0 for layer in profile.layers)
+    assert all(x.server_seconds == x.client_seconds for x in profile.layers)
+    assert profile.step_seconds > 0 and profile.update_seconds > 0 and profile.client_tier.decode_seconds > 0
+    assert profile.samples.tensor_bytes == 3 * 32 * 32 * 4 and profile.samples.stored_bytes == 110_000
+
+
+def test_what_ifs(capsys: pytest.CaptureFixture[str], saved: str) -> None:
+    plain = document(capsys, saved)
+    fast = document(capsys, saved, "--server-speed", "4x")
+    stages = [d["candidates"][11]["estimate"]["stages"] for d in (plain, fast)]
+    assert stages[0]["server"] > 3 * stages[1]["server"] and stages[0]["client"] == stages[1]["client"]
+    slow = document(capsys, saved, "--bandwidth", "1Mbps")
+    assert slow["bits_per_second"] == 1e6
+    assert slow["candidates"][0]["estimate"]["stages"]["network"] == pytest.approx(128 * 110_000 * 8 / 1e6)
+    tensors = document(capsys, saved, "--stored-bytes", "tensor")
+    assert tensors["candidates"][0]["estimate"]["wire_bytes"] == 128 * 3 * 32 * 32 * 4
+    assert plain["strategies"]["freeze"] == 11 and plain["strategies"]["none"] == 0
+    for name in plain["strategies"]:
+        chosen = document(capsys, saved, "--strategy", name)
+        assert chosen["strategy"] == name and chosen["split"] == plain["strategies"][name]
+
+
+def test_memory_that_nothing_fits_says_what_would(capsys: pytest.CaptureFixture[str], saved: str) -> None:
+    code, out, err = run(capsys, "--profile", saved, "--memory", "64MiB", "--bs", "4096")
+    assert code == 1 and out == "" and err.count("\n") == 1
+    assert "no split fits the client's memory" in err and "would fit (--bs)" in err
+    code, out, _ = run(
+        capsys, "--profile", saved, "--memory", "64MiB", "--bs", "4096", "--strategy", "freeze"
+    )
+    assert code == 0 and "<- freeze, but does not fit the memory" in out
+    assert "auto      nothing fits the memory" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give a MODEL"),
+        (["resnet18", "--strategy", "best"], "known are auto, hapi"),
+        (["resnet18", "--bs", "0"], "--bs 0: expected 1"),
+        (["resnet18", "--bs", "-3"], "--bs"),
+        (["resnet18", "--samples", "many"], "--samples"),
+        (["resnet18", "--bandwidth", "0"], "out of range"),
+        (["resnet18", "--bandwidth", "1G"], "unknown unit"),
+        (["resnet18", "--memory", "16G"], "ambiguous"),
+        (["resnet18", "--stored-bytes", "0"], "at least one byte"),
+        (["resnet18", "--input-size", "32", "--freeze", "99"], "--freeze"),
+        (["no_such_net"], "no_such_net"),
+        (["--profile", "/no/such/file"], "cannot be read"),
+    ],
+)
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    code, out, err = run(capsys, *flags)
+    assert code in (1, 2) and out == ""
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["alexnet"], "is of 'resnet18'"),
+        (["--freeze", "3"], "part of the profile"),
+        (["--server-speed", "fast"], "write it as 2x"),
+        (["--server-speed", "0x"], "expected 0.000001x"),
+        (["--server-speed", "nan"], "expected 0.000001x"),
+        (["--save-profile", "/no/such/folder/x"], "cannot be written"),
+    ],
+)
+def test_what_a_replay_refuses(
+    capsys: pytest.CaptureFixture[str], saved: str, flags: list[str], message: str
+) -> None:
+    code, out, err = run(capsys, "--profile", saved, *flags)
+    assert code == 2 and out == ""
+    assert message in err and err.count("\n") == 1
+
+
+def test_a_damaged_profile_is_named(capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path) -> None:
+    broken = json.loads(Path(saved).read_text())
+    broken["layers"][2]["server_seconds"] = "fast"
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(broken))
+    code, _, err = run(capsys, "--profile", str(path))
+    assert code == 2 and "layers[2].server_seconds: expected a number, found str" in err
+
+
+def test_a_replay_does_not_import_torch(saved: str) -> None:
+    program = (
+        "import sys; from hapi.cli.main import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or ('torch' in sys.modules) * 7)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "plan", "--profile", saved], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
