@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from hapi.errors import ConflictError, DataError, HapiError, ModelError, NotFoundError, UnprocessableError
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    ModelError,
+    NotFoundError,
+    TooLargeError,
+    UnprocessableError,
+)
 from hapi.models.architectures import build_module
 from hapi.models.layers import LayeredModel
 from hapi.models.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
@@ -156,10 +164,15 @@ def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> Mod
 
 
 def materialise(
-    reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
+    reference: ModelReference,
+    split: int,
+    store: ObjectStore,
+    allow_imports: Collection[str] = (),
+    max_bytes: int | None = None,
 ) -> LayeredModel:
     """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
 
+    ``max_bytes`` bounds a model from the zoo, which is built whole first (:class:`TooLargeError`).
     Raises :class:`ConflictError` when what is here has another digest, :class:`UnprocessableError` for a
     split that the model does not have, :class:`ModelError` for a model that cannot be built.
     """
@@ -170,7 +183,7 @@ def materialise(
         _check_digest(model, split, reference)  # before anything is read
         stored.load(model, 0, split)
         return model
-    model = _from_zoo(reference, allow_imports)
+    model = _from_zoo(reference, allow_imports, max_bytes)
     _check_split(model, split, reference)
     model.release(0, split)
     _check_digest(model, split, reference)
@@ -183,7 +196,9 @@ def front_bytes(model: LayeredModel, split: int) -> int:
     return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])
 
 
-def _from_zoo(reference: ModelReference, allow_imports: Collection[str]) -> LayeredModel:
+def _from_zoo(
+    reference: ModelReference, allow_imports: Collection[str], max_bytes: int | None
+) -> LayeredModel:
     spec = ModelSpec(
         architecture=reference.name,
         weights=reference.weights,
@@ -195,6 +210,12 @@ def _from_zoo(reference: ModelReference, allow_imports: Collection[str]) -> Laye
             f"weights {spec.weights[:80]!r}: a file cannot be named in a request; push the model"
         )
     kept = skeleton(spec, allow_imports)
+    nbytes = front_bytes(kept, len(kept))
+    if max_bytes is not None and nbytes > max_bytes:
+        raise TooLargeError(
+            f"model {reference.name} has {nbytes} bytes of weights, at most {max_bytes} are built here; push it into "
+            "the store, from which only the layers that are needed are read"
+        )
     architecture = architecture_of(spec, allow_imports)
     module = build_module(architecture, random_seed(spec.weights) or 0)
     if spec.pretrained:

@@ -38,12 +38,6 @@ class Metrics:
         self.cancelled = Counter(
             "hapi_cancelled_total", "Requests whose client went away or was too slow.", registry=self.registry
         )
-        self.cos_batch = Histogram(
-            "hapi_cos_batch",
-            "COS batch of completed requests.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-            registry=self.registry,
-        )
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""

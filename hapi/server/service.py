@@ -216,7 +216,13 @@ class Service:
         return inputs, samples
 
     def _load_front(self, request: messages.ExtractRequest) -> Front:
-        model = materialise(request.model, request.split, self.store, self.settings.allow_models)
+        model = materialise(
+            request.model,
+            request.split,
+            self.store,
+            self.settings.allow_models,
+            self.settings.max_model_bytes,
+        )
         _check_split(model, request.split, request.split_name)
         self._place(model, request.split)
         segment = model.segment(0, request.split, frozen=True)

@@ -23,6 +23,8 @@ class ServerSettings:
     """Longest silence of a reader, in seconds, before its request is dropped."""
     model_cache_bytes: int = 4 << 30
     """Budget for resident frozen layers that are kept for later requests."""
+    max_model_bytes: int = 8 << 30
+    """Largest model that is built from the zoo for a request; a pushed one is read layer by layer instead."""
     model_reuse: bool = True
     """Keep frozen layers between requests; the paper's default is to load them for each (section 5.1)."""
     max_frame_bytes: int = 256 << 20
