@@ -148,6 +148,8 @@ class SettingsReader:
 
     def _scalar(self, node: yaml.ScalarNode, kind: Any, rule: Rule, place: _Place) -> Any:
         text: str = node.value
+        if "\x00" in text:  # no path, name or URL has one, and the system's calls refuse it
+            raise self._error(node, place, "expected text without a NUL character")
         if typing.get_origin(kind) is Literal:
             for choice in typing.get_args(kind):
                 if text == (str(choice).lower() if isinstance(choice, bool) else str(choice)):

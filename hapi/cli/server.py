@@ -79,6 +79,8 @@ def _run(args: argparse.Namespace) -> int:
 
     if not args.store:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")
+    if args.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
+        raise UsageError("--exit-with-stdin: standard input is closed already")
     settings = ServerSettings(
         store=args.store,
         cos_batch=args.cos_batch,

@@ -209,7 +209,7 @@ def _resolve(model: LayeredModel, asked: int | str, flag: str) -> int:
     try:
         return model.resolve(asked)
     except ModelError as error:
-        raise UsageError(f"{flag}: {error}; 'hapi layers MODEL' lists them") from None
+        raise UsageError(f"{flag}: {error} ('hapi layers MODEL' lists them)") from None
 
 
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> int:

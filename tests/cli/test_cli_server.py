@@ -1,0 +1,143 @@
+"""``hapi-server`` under wrong use: one line, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import environment, run, server
+
+from hapi.cli import server as command
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """(exit code, the one line on stderr) of a server that does not start."""
+    try:
+        code = command.main(arguments)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and captured.err.startswith("hapi-server: error: ")
+    return code, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--prot", "1"], "did you mean --port?"),
+        (["--port", "70000"], "70000 is not from 0 to 65535"),
+        (["--port", "http"], "'http' is not an integer"),
+        (["--port", "9" * 5000], "--port"),
+        (["--threads", "0"], "0 is not from 1"),
+        (["--cos-batch", "-3"], "--cos-batch"),
+        (["--max-queued", "1e3"], "--max-queued"),
+        (["--model-cache", "4 elephants"], "elephants"),
+        (["--drain-seconds", "nan"], "nan is not from 0 to 86400"),
+        (["--drain-seconds", "-1"], "--drain-seconds"),
+        (["--log-level", "loud"], "--log-level"),
+        (["--device", "tpu"], "expected auto, cpu, cuda"),
+        (["--host", "0.0.0.0"], "give a token"),
+        (["--host", "not a host"], "give a token"),
+        (["--tls-cert", "x.pem"], "belong together"),
+        (["--tls-cert", "x.pem", "--tls-key", "y.pem"], "x.pem"),
+        (["--token-file", "/nowhere"], "--token-file /nowhere: cannot be read: No such file"),
+        (["surplus"], "unknown argument surplus"),
+    ],
+)
+def test_wrong_use(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    match: str,
+) -> None:
+    monkeypatch.delenv("HAPI_TOKEN", raising=False)
+    code, line = refused(capsys, "--store", str(tmp_path), *arguments)
+    assert code == 2 and match in line
+    assert len(line) < 6000
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [(b"", "one token"), (b"two words", "one token"), (b"\xff\xfe", "one token"), (b"x" * 5000, "one token")],
+)
+def test_token_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, match: str) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    code, line = refused(capsys, "--store", str(tmp_path), "--token-file", str(path))
+    assert code == 2 and match in line
+
+
+@pytest.mark.parametrize("token", ["a b", "line\nbreak", "ümlaut"])
+def test_tokens_in_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
+) -> None:
+    monkeypatch.setenv("HAPI_TOKEN", token)
+    code, line = refused(capsys, "--store", str(tmp_path))
+    assert code == 2 and line.startswith("hapi-server: error: HAPI_TOKEN: expected one token")
+    assert token not in line
+
+
+@pytest.mark.parametrize(
+    ("store", "code"), [("", 2), ("ftp://x", 2), ("{}/nothing", 1), ("{}/file", 1), ("s3://", 2)]
+)
+def test_stores_that_are_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str, code: int
+) -> None:
+    monkeypatch.delenv("HAPI_STORE", raising=False)
+    (tmp_path / "file").write_text("x")
+    found, line = refused(capsys, "--store", store.format(tmp_path), "--port", "0")
+    assert found == code, line
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command_line = [sys.executable, "-m", "hapi.cli.server", "--store", str(tmp_path), "--port", port]
+        done = run(command_line, 2, 60, {})
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_closed_stdin(tmp_path: Path) -> None:
+    with server(tmp_path, log=tmp_path.parent / "log") as running:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) == 0
+    command_line = [
+        sys.executable,
+        "-m",
+        "hapi.cli.server",
+        "--store",
+        str(tmp_path),
+        "--port",
+        "0",
+        "--exit-with-stdin",
+    ]
+    with subprocess.Popen(
+        command_line,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
+        process.stdin.close()
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+def test_started_with_stdin_closed(tmp_path: Path) -> None:
+    """There is nobody to wait for then."""
+    script = f"exec {sys.executable} -m hapi.cli.server --store {tmp_path} --port 0 --exit-with-stdin <&-"
+    done = run(["bash", "-c", script], 2, 60, {})
+    assert done.stderr == "hapi-server: error: --exit-with-stdin: standard input is closed already\n"

@@ -1,0 +1,425 @@
+"""``hapi-train`` as a person meets it: wrong use in one line, Ctrl-C at any moment, pipes, terminals, the example."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import (
+    ROOT,
+    ServerProcess,
+    environment,
+    hapi,
+    report_of,
+    run,
+    server,
+    start_train,
+    train,
+    wait_for,
+)
+
+from hapi.cli import train as command
+from hapi.client.settings import TrainSettings
+from hapi.config import load
+
+FAST = ("--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("train") / "store"
+    folder.mkdir()
+    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", "200")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(store: Path) -> Iterator[ServerProcess]:
+    with server(store) as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [n for n in os.environ if n.startswith("HAPI_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """(exit code, the one line on stderr) of a command that does not train."""
+    try:
+        code = command.main(arguments)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("hapi-train: error: "), err
+    return code, err
+
+
+# -- wrong use without a server ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--modle", "x"], "unknown argument --modle; did you mean --model?"),
+        (["a.yaml", "b.yaml"], "unknown argument b.yaml"),
+        (["--bs"], "--bs"),
+        (["--bs", "many"], "--bs: expected an integer from 1 to 1048576, got 'many'"),
+        (["--bs", "9" * 30], "--bs: expected"),
+        (["--bs", "1.5"], "--bs: expected"),
+        (["--lr", "nan"], "--lr: expected a number above 0"),
+        (["--optimizer", "sdg"], "--optimizer: expected one of sgd, adam"),
+        (["--device", "tpu"], "--device 'tpu': expected auto, cpu, cuda"),
+        (["--timeout", "0"], "--timeout: expected"),
+        (["--prefetch-bytes", "1 parsec"], "unknown unit"),
+        (["--split", ""], "--split: expected"),
+        (["--server", "ftp://x"], "server URL 'ftp://x': expected http://HOST:PORT"),
+        (["--server", "http://a..b"], "expected http://HOST:PORT"),
+        (["--server", "http://x", "--token-file", "/nowhere"], "--token-file /nowhere: cannot be read"),
+        (
+            ["--server", "https://x", "--ca-file", "/nowhere"],
+            "--ca-file /nowhere: cannot be read: No such file",
+        ),
+        (["--store", "/nowhere"], "no data set in the store '/nowhere'; make one with 'hapi pack"),
+        (["--store", "memory://"], "lives in one process"),
+        ([], "no data set in the store"),
+        (["--resume"], "--resume needs --checkpoint"),
+        (["--report", "/tmp"], "--report /tmp: is not a plain file"),
+        (["--checkpoint", "/dev/null"], "--checkpoint /dev/null: is not a plain file"),
+        (["--trace", "/proc/no/trace"], "--trace /proc/no/trace: cannot be written there"),
+        (["/nowhere.yaml"], "/nowhere.yaml: cannot read the settings file: No such file"),
+        (["/tmp"], "/tmp: cannot read the settings file: Is a directory"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_wrong_use(capsys: pytest.CaptureFixture[str], arguments: list[str], match: str) -> None:
+    code, line = refused(capsys, *arguments)
+    assert code == 2 and match in line
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("model: resnet18\nlrr: 3\n", ":2:1: unknown key 'lrr'; did you mean 'lr'?"),
+        ("bs: hello\n", ":1:5: bs: expected an integer"),
+        ("model: [a\nbs: 8\n", ":2:3: not YAML"),
+        ("- a\n- b\n", ":1:1: expected settings"),
+        ("bs: 8\nbs: 9\n", ":2:1: key 'bs' appears twice"),
+        ("model: !!python/object:os.system x\n", ":1:8: model: the tag"),
+        ('checkpoint: "a\\0b"\n', ":1:13: checkpoint: expected text without a NUL"),
+        ("server: [1, {a: b}]\n", ":1:"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    code, line = refused(capsys, str(path))
+    assert code == 2 and line.startswith(f"hapi-train: error: {path}") and match in line
+
+
+def test_a_dead_server_ends_soon(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    code, line = refused(capsys, "--server", "http://127.0.0.1:9", "--patience", "1s")
+    assert code == 1 and "http://127.0.0.1:9/v1/datasets: Connection refused" in line
+    assert time.monotonic() - started < 5
+
+
+def test_an_earlier_checkpoint_is_not_overwritten(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "training.pt"
+    path.write_bytes(b"hours of work")
+    code, line = refused(capsys, "--checkpoint", str(path))
+    assert code == 2 and "give --resume" in line
+    assert path.read_bytes() == b"hours of work"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
+def test_the_experiments_can_be_read(path: Path) -> None:
+    settings = load(TrainSettings, path).value
+    assert settings.model == path.stem
+
+
+# -- wrong use with a server -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "match"),
+    [
+        (["--dataset", "digit"], 1, "no data set 'digit'"),
+        (["--model", "resnet1"], 1, "unknown architecture 'resnet1'; did you mean resnet18"),
+        (["--model", "nothing:there"], 1, "'nothing:there' cannot be imported"),
+        (["--model", "store:nope"], 1, "has no model 'nope'"),
+        (["--model", "../x"], 1, "'../x' is not an architecture's name"),
+        (["--weights", "/nowhere.pth"], 1, "/nowhere.pth does not exist"),
+        (["--split", "12"], 2, "--split 12: layer 12 comes after the freeze (11)"),
+        (["--split", "99"], 2, "--split: layer 99 is out of range"),
+        (["--split", "layer9"], 2, "--split: resnet18 has no layer 'layer9'; did you mean"),
+        (["--freeze", "14"], 2, "--freeze 14: no layer after it has parameters"),
+        (["--freeze", "layer4.7"], 2, "--freeze: resnet18 has no layer 'layer4.7'; did you mean 'layer4.1'"),
+        (["--model", "alexnet", "--image-size", "16"], 1, "cannot run on samples of shape 3x16x16"),
+        (["--validation", "1.0"], 2, "--validation 1.0: expected a share"),
+        (["--validation", "nope"], 1, "no data set 'nope'"),
+        (["--bs", "1000", "--drop-last"], 2, "--drop-last leaves no batch"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_wrong_for_this_server(
+    capsys: pytest.CaptureFixture[str], running: ServerProcess, arguments: list[str], code: int, match: str
+) -> None:
+    try:
+        found = command.main(["--server", running.url, *FAST, *arguments])
+    except SystemExit as stop:
+        found = int(str(stop.code))
+    err = capsys.readouterr().err
+    assert (found, err.count("\n")) == (code, 1), err
+    assert match in err
+
+
+@pytest.mark.slow
+def test_another_kind_of_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = (
+        "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
+        "print(s.server_port, flush=True); s.serve_forever()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+    ) as web:
+        try:
+            port = web.stdout.readline().strip()  # type: ignore[union-attr]
+            code, line = refused(capsys, "--server", f"http://127.0.0.1:{port}")
+        finally:
+            web.kill()
+    assert code == 1 and f"{port}/v1/datasets: answered 404" in line and "is this a hapi-server?" in line
+
+
+# -- what it says ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_batch_beyond_the_data_and_a_diverging_loss(
+    capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
+) -> None:
+    report = tmp_path / "deep" / "er" / "report.json"
+    arguments = ["--server", running.url, *FAST, "--bs", "1024", "--report", str(report)]
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "note  --bs 1024 is more than the 200 samples: every epoch is one batch of 200" in out
+    assert report_of(report)["epochs"][0]["samples"] == 200
+    assert (
+        command.main(
+            ["--server", running.url, *FAST, "--lr", "1e6", "--epochs", "2", "--report", str(report)]
+        )
+        == 0
+    )
+    assert "training has diverged" in capsys.readouterr().out
+    json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@pytest.mark.slow
+def test_several_data_sets_are_named(store: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    both.mkdir()
+    for name in ("one", "two"):
+        hapi("pack", "sklearn:digits", f"{both}/{name}", "--image-size", "32", "--limit", "20")
+    failed = train(*FAST, code=2, HAPI_STORE=str(both))
+    assert failed.stderr == (
+        "hapi-train: error: the store has several data sets, choose one with --dataset: one, two\n"
+    )
+
+
+@pytest.mark.slow
+def test_the_issues_first_command(store: Path) -> None:
+    """Nothing but a model and a batch size, where exactly one data set is in reach; in the poorest of locales."""
+    done = run(
+        [sys.executable, "-m", "hapi.cli.train", "--model", "resnet50", "--bs", "1024", "--epochs", "1"],
+        0, 200, {"HAPI_STORE": str(store), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"},
+    )  # fmt: skip
+    assert "(embedded)" in done.stdout and "resnet50, 22 layers" in done.stdout
+    assert re.search(r"^epoch +0 +split +21 .* loss \d", done.stdout, re.MULTILINE)
+    assert "note  --bs 1024" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_live_progress_on_a_terminal(running: ServerProcess) -> None:
+    master, slave = pty.openpty()
+    command_line = [
+        sys.executable, "-m", "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10",
+        "--epochs", "1", "--threads", "1",
+    ]  # fmt: skip
+    with subprocess.Popen(command_line, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # the other end is closed
+                break
+            shown += part
+        assert process.wait(60) == 0
+    os.close(master)
+    text = shown.decode()
+    assert re.search(r"epoch 0:.*\d+/20 .*\d+ samples/s, [\d.]+ MB/s, stall +\d+%", text)
+    assert re.search(r"\r *\repoch   0  split  11 ", text), "the bar is wiped before the epoch's line"
+
+
+@pytest.mark.slow
+def test_output_to_a_pipe_that_closes(running: ServerProcess, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "training.pt"
+    script = (
+        f"{sys.executable} -m hapi.cli.train --server {running.url} --weights random --bs 50 --threads 1 --epochs 30 "
+        f"--checkpoint {checkpoint} | head -n 4; exit ${{PIPESTATUS[0]}}"
+    )
+    done = run(["bash", "-c", script], 1, 100, {})
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.stdout.count("\n") == 4
+    assert checkpoint.exists()
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(c) for c in run(["pgrep", "-P", str(pid)], None, 10, {}).stdout.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.6, 1.5, 3.0, 6.0])
+def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
+    """During the imports, while the embedded server starts, while the model is built."""
+    job = start_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")
+    time.sleep(delay)
+    children = children_of(job.pid)
+    job.send_signal(signal.SIGINT)
+    output = job.communicate(timeout=30)[0]
+    assert job.returncode == 130, output
+    assert "Traceback" not in output and output.endswith("hapi-train: interrupted\n")
+    wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("where", ["epoch", "validation"])
+def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: int) -> None:
+    checkpoint, report = tmp_path / "training.pt", tmp_path / "report.json"
+    share = "0.05" if where == "epoch" else "0.95"
+    arguments = (
+        *FAST, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
+        "--epochs", "200", "--request-size", "10", "--report", str(report),
+    )  # fmt: skip
+    job = start_train(*arguments)
+    wait_for(checkpoint.exists, 90, "a checkpoint")
+    children = children_of(job.pid)
+    time.sleep(0.2)
+    job.send_signal(number)
+    output = job.communicate(timeout=30)[0]
+    assert job.returncode == 130, output
+    assert "Traceback" not in output
+    assert f"go on with: --resume --checkpoint {checkpoint}" in output
+    assert report_of(report)["epochs"]
+    wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json", "training.pt"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
+    """A server that is stopped, not dead, answers nothing and closes nothing; that must not hold Ctrl-C up."""
+    with server(store, log=tmp_path / "log") as hanging:
+        job = start_train(*FAST, "--server", hanging.url, "--epochs", "500", "--request-size", "8")
+        wait_for(lambda: (tmp_path / "log").read_text().count("/v1/extract") > 5, 90, "requests")
+        hanging.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        started = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=30)[0]
+        assert time.monotonic() - started < 8
+    assert job.returncode == 130 and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_two_jobs_on_one_checkpoint(running: ServerProcess, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "training.pt"
+    arguments = (
+        *FAST,
+        "--server",
+        running.url,
+        "--epochs",
+        "200",
+        "--checkpoint",
+        str(checkpoint),
+        "--resume",
+    )
+    first = start_train(*arguments)
+    try:
+        wait_for(checkpoint.exists, 90, "a checkpoint")
+        second = train(*arguments, code=1)
+        assert "another hapi-train is writing it" in second.stderr and second.stderr.count("\n") == 1
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    third = start_train(*arguments)  # a killed job's claim counts for nothing
+    try:
+        wait_for(lambda: "epoch" in _line(third, 4), 90, "the third job")
+    finally:
+        third.kill()
+        third.communicate()
+
+
+def _line(job: subprocess.Popen[str], number: int) -> str:
+    return [job.stdout.readline() for _ in range(number)][-1]  # type: ignore[union-attr]
+
+
+# -- runs as documented ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_experiment_runs(running: ServerProcess, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    train(
+        str(ROOT / "configs" / "alexnet.yaml"), "--server", running.url, "--image-size", "64", "--epochs", "1",
+        "--report", str(report),
+    )  # fmt: skip
+    document: dict[str, Any] = report_of(report)
+    assert (document["model"], document["layers"], document["freeze"], document["split"]) == (
+        "alexnet",
+        22,
+        17,
+        17,
+    )
+
+
+@pytest.mark.slow
+def test_the_example_of_a_custom_loop(store: Path) -> None:
+    done = run([sys.executable, str(ROOT / "examples" / "custom_loop.py"), str(store)], 0, 120, {})
+    assert (
+        len(re.findall(r"^epoch \d: loss \d\.\d+, held-out accuracy \d+\.\d%", done.stdout, re.MULTILINE))
+        == 3
+    )
+    assert done.stderr == ""
