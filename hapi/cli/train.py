@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,19 +131,30 @@ class ProgressPrinter:
     def __init__(self, live: bool) -> None:
         self._live = live
         self._bar: Any = None
+        self._started = 0.0
 
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
         """Begin the epoch's bar."""
         if self._live:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=batches, initial=done, unit="batch", desc=f"epoch {epoch}", leave=False)
+            # A terminal that does not tell its width (0) would get no bar at all.
+            unknown = shutil.get_terminal_size((80, 24)).columns == 80
+            self._bar = tqdm(
+                total=batches,
+                initial=done,
+                desc=f"epoch {epoch}",
+                leave=False,
+                ncols=80 if unknown else None,
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",
+            )
+            self._started = time.monotonic()
 
     def step_done(self, report: PassReport) -> None:
         """Show samples/s, wire MB/s and the share of time spent waiting."""
         if self._bar is None:
             return
-        seconds = max(report.seconds, 1e-9)
+        seconds = max(time.monotonic() - self._started, 1e-9)
         self._bar.set_postfix_str(
             f"{report.samples / seconds:.0f} samples/s, "
             f"{report.traffic.bytes_received / seconds / 1e6:.1f} MB/s, "

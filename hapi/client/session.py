@@ -42,6 +42,7 @@ class PassReport:
     """Counters of one pass over some samples (a training epoch or a validation)."""
 
     samples: int = 0
+    """Samples handed to the training loop, those in its hands included."""
     seconds: float = 0.0
     stall_seconds: float = 0.0
     """Seconds that the training loop waited for its next batch."""
@@ -158,6 +159,7 @@ class Session:
             for batch in window:
                 report.stall_seconds += time.monotonic() - asked
                 delivered.append(batch.ids)
+                report.samples += len(batch.ids)
                 with report.client.running():
                     with self.tracer.span("frozen rest", "client", batch=batch.number):
                         features, labels = self._to_freeze_point(batch)
@@ -168,7 +170,6 @@ class Session:
                     # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
                     # could have run under the step is short: a link feeds a GPU at least ten times slower.
                     finish(self.device)
-                report.samples += len(delivered[-1])
                 asked = time.monotonic()
                 report.seconds = asked - started
             _check_exactly_once(planned, delivered)

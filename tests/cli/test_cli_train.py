@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +33,7 @@ from harness import (
 )
 
 from hapi.cli import train as command
+from hapi.cli.main import main
 from hapi.client.settings import TrainSettings
 from hapi.config import load
 
@@ -235,15 +240,17 @@ def test_a_batch_beyond_the_data_and_a_diverging_loss(
 
 
 @pytest.mark.slow
-def test_several_data_sets_are_named(store: Path, tmp_path: Path) -> None:
-    both = tmp_path / "both"
-    both.mkdir()
+def test_several_data_sets_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
-        hapi("pack", "sklearn:digits", f"{both}/{name}", "--image-size", "32", "--limit", "20")
-    failed = train(*FAST, code=2, HAPI_STORE=str(both))
-    assert failed.stderr == (
-        "hapi-train: error: the store has several data sets, choose one with --dataset: one, two\n"
-    )
+        assert (
+            main(["pack", "sklearn:digits", f"{tmp_path}/{name}", "--image-size", "32", "--limit", "20"]) == 0
+        )
+    capsys.readouterr()
+    monkeypatch.setenv("HAPI_STORE", str(tmp_path))
+    code, line = refused(capsys, *FAST)
+    assert code == 2 and "several data sets, choose one with --dataset: one, two" in line
 
 
 @pytest.mark.slow
@@ -260,26 +267,36 @@ def test_the_issues_first_command(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_live_progress_on_a_terminal(running: ServerProcess) -> None:
+@pytest.mark.parametrize("columns", [0, 80])
+def test_live_progress_on_a_terminal(running: ServerProcess, columns: int) -> None:
+    """Also on one that does not tell its width; samples/s, MB/s and stall fit 80 columns."""
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command_line = [
         sys.executable, "-m", "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10",
         "--epochs", "1", "--threads", "1",
     ]  # fmt: skip
     with subprocess.Popen(command_line, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
         os.close(slave)
-        shown = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # the other end is closed
-                break
-            shown += part
+        text = _read_all(master)
         assert process.wait(60) == 0
     os.close(master)
-    text = shown.decode()
-    assert re.search(r"epoch 0:.*\d+/20 .*\d+ samples/s, [\d.]+ MB/s, stall +\d+%", text)
-    assert re.search(r"\r *\repoch   0  split  11 ", text), "the bar is wiped before the epoch's line"
+    shown = re.findall(
+        r"epoch 0:[^\r]* (\d+)/20, [\d:?]+ left, (\d+) samples/s, ([\d.]+) MB/s, stall (\d+)%", text
+    )
+    assert len(shown) > 3, text
+    for _, samples, megabytes, stall in shown:
+        assert 0 < int(samples) < 1e5 and 0 < float(megabytes) < 1e3 and 0 <= int(stall) <= 100
+    assert max(len(line) for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 0:")) <= 80
+    assert re.search(r"\r +\repoch   0  split  11 ", text), "the bar is wiped before the epoch's line"
+
+
+def _read_all(descriptor: int) -> str:
+    received = b""
+    with contextlib.suppress(OSError):  # a terminal's way to say that the other end is closed
+        while part := os.read(descriptor, 65536):
+            received += part
+    return received.decode()
 
 
 @pytest.mark.slow
@@ -324,8 +341,7 @@ def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("where", ["epoch", "validation"])
+@pytest.mark.parametrize(("where", "number"), [("epoch", signal.SIGINT), ("validation", signal.SIGTERM)])
 def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: int) -> None:
     checkpoint, report = tmp_path / "training.pt", tmp_path / "report.json"
     share = "0.05" if where == "epoch" else "0.95"
@@ -363,37 +379,22 @@ def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_jobs_on_one_checkpoint(running: ServerProcess, tmp_path: Path) -> None:
+def test_two_jobs_on_one_checkpoint(
+    capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
+) -> None:
     checkpoint = tmp_path / "training.pt"
-    arguments = (
-        *FAST,
-        "--server",
-        running.url,
-        "--epochs",
-        "200",
-        "--checkpoint",
-        str(checkpoint),
-        "--resume",
-    )
-    first = start_train(*arguments)
+    arguments = (*FAST, "--server", running.url, "--checkpoint", str(checkpoint), "--resume")
+    first = start_train(*arguments, "--epochs", "500")
     try:
         wait_for(checkpoint.exists, 90, "a checkpoint")
-        second = train(*arguments, code=1)
-        assert "another hapi-train is writing it" in second.stderr and second.stderr.count("\n") == 1
+        code, line = refused(capsys, *arguments)
+        assert code == 1 and "another hapi-train is writing it" in line
         assert first.poll() is None
     finally:
         first.kill()
         first.communicate()
-    third = start_train(*arguments)  # a killed job's claim counts for nothing
-    try:
-        wait_for(lambda: "epoch" in _line(third, 4), 90, "the third job")
-    finally:
-        third.kill()
-        third.communicate()
-
-
-def _line(job: subprocess.Popen[str], number: int) -> str:
-    return [job.stdout.readline() for _ in range(number)][-1]  # type: ignore[union-attr]
+    assert command.main(arguments) == 0  # a killed job's claim counts for nothing
+    assert "nothing to do" in capsys.readouterr().out
 
 
 # -- runs as documented ------------------------------------------------------------------------------------------
