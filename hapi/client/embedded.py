@@ -84,7 +84,8 @@ class EmbeddedServer:
     def _last_words(self) -> str:
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
-        return text.splitlines()[-1][:500] if text else "it said nothing"
+        last = text.splitlines()[-1][:500] if text else "it said nothing"
+        return "".join(c if c.isprintable() else "?" for c in last)
 
     def close(self) -> None:
         """End the server and wait for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def _prepare(
     device: torch.device,
 ) -> Prepared:
     description = choose_dataset(servers, settings.dataset)
-    layout, transform = SampleLayout.from_json(description.layout), _transform(settings, description)
+    layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     model = open_client_model(
         settings, servers, store, classes=len(description.classes), shape=input_shape(layout, transform)
     )
@@ -111,7 +111,7 @@ def _prepare(
     training, validation, held_out = _divide(settings, servers, description)
     # Both jobs name the front by its digest, for which its weights must still be here.
     validation_job = (
-        _job(held_out, model, split, _transform(settings, held_out)) if held_out is not None else job
+        _job(held_out, model, split, transform_of(settings, held_out)) if held_out is not None else job
     )
     layered.release(split, len(layered))  # what runs on the servers takes no memory here
     layered.to(device)
@@ -182,10 +182,12 @@ def _names(listed: Any) -> list[str]:
         ) from None
 
 
-def _transform(settings: TrainSettings, description: DatasetDescription) -> TransformSpec | None:
+def transform_of(settings: TrainSettings, description: DatasetDescription) -> TransformSpec | None:
+    """The data set's own transform, or the settings' image size with the data set's own normalisation."""
     if settings.image_size is None:
         return description.transform
-    return TransformSpec.for_image_size(settings.image_size)
+    spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
+    return spec if own is None else replace(spec, mean=own.mean, std=own.std)
 
 
 def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:

@@ -41,7 +41,7 @@ class TrainSettings:
         "data set in the server's store (default: the only one there)", default=None
     )
     image_size: int | None = setting(
-        "side of the square input, in pixels; replaces the data set's own transform",
+        "side of the square input, in pixels, instead of the data set's own",
         default=None,
         low=1,
         high=4096,

@@ -1,0 +1,107 @@
+"""The embedded server: it says why it cannot start, wants its token, and never outlives its trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import environment, wait_for
+
+from hapi.client import embedded
+from hapi.client.embedded import EmbeddedServer
+from hapi.client.transport import HttpTransport
+from hapi.errors import TransportError, UnauthorizedError, UsageError
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_memory_stores_cannot_be_shared() -> None:
+    with pytest.raises(UsageError, match="lives in one process"):
+        EmbeddedServer("memory://")
+
+
+@pytest.mark.slow
+def test_it_serves_who_knows_the_token_and_ends(tmp_path: Path) -> None:
+    server = EmbeddedServer(str(tmp_path))
+    try:
+        with pytest.raises(UnauthorizedError):
+            HttpTransport(server.url).call("GET", "/v1/datasets")
+        assert HttpTransport(server.url, token=server.token).call("GET", "/v1/datasets") == {"datasets": []}
+        command = Path(f"/proc/{server.pid}/cmdline")
+        if command.exists():
+            assert server.token.encode() not in command.read_bytes()
+    finally:
+        server.close()
+        server.close()
+    assert not is_alive(server.pid)
+
+
+@pytest.mark.slow
+def test_it_says_why_it_cannot_start(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match=r"did not start: hapi-server: error: .*nothing") as caught:
+        EmbeddedServer(str(tmp_path / "nothing"))
+    assert "\n" not in str(caught.value)
+
+
+def program(tmp_path: Path, text: str) -> str:
+    """An interpreter that runs ``text`` instead of hapi-server."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("exit 3", "did not start: it said nothing"),
+        ("echo hello; sleep 0.1", "did not start: it said nothing"),
+        ("printf 'one\\ntwo \\033[31m\\377\\n' >&2; exit 1", "did not start: two"),
+        ("head -c 3000000 /dev/zero | tr '\\0' 'x' >&2; exit 1", "did not start: x"),
+    ],
+    ids=["silent", "other words", "odd bytes", "much"],
+)
+def test_other_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, match: str) -> None:
+    monkeypatch.setattr(sys, "executable", program(tmp_path, text))
+    with pytest.raises(TransportError, match=match) as caught:
+        EmbeddedServer(str(tmp_path))
+    assert len(str(caught.value)) < 700 and str(caught.value).isprintable()
+
+
+def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.5)
+    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
+    pid_file = tmp_path / "pid"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, f"echo $$ > {pid_file}; exec sleep 60"))
+    started = time.monotonic()
+    with pytest.raises(TransportError, match="did not start"):
+        EmbeddedServer(str(tmp_path))
+    assert time.monotonic() - started < 10
+    assert not is_alive(int(pid_file.read_text()))
+
+
+@pytest.mark.slow
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from hapi.client.embedded import EmbeddedServer\n"
+        "print(EmbeddedServer(sys.argv[1]).pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as parent:
+        pid = int(parent.stdout.readline())  # type: ignore[union-attr]
+        assert is_alive(pid)
+        parent.send_signal(signal.SIGKILL)
+    wait_for(lambda: not is_alive(pid), 15, "the end of the embedded server")

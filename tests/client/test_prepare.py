@@ -1,0 +1,155 @@
+"""From settings to something that can run: wrong ones are refused in a line that says what, where and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_job import COUNT, open_session, pack_blobs, service_of
+
+from hapi.client.prepare import choose_dataset, prepare, transform_of
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings, default_store
+from hapi.client.transport import LoopbackTransport
+from hapi.errors import BadRequestError, HapiError, ModelError, NotFoundError, UsageError
+from hapi.server.loopback import loopback_handler
+from hapi.server.service import Service
+from hapi.wire.messages import DatasetDescription
+from hapi.wire.references import DatasetReference, TransformSpec
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepare") / "store"
+    pack_blobs(folder)
+    pack_blobs(folder, "small", count=3, classes=3, side=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(store: Path) -> Iterator[Service]:
+    with service_of(store) as running:
+        yield running
+
+
+def pool_of(*answers: Any) -> ServerPool:
+    """Servers that answer every request with these documents, one each."""
+
+    def handler(document: Any) -> Any:
+        return lambda method, path, body: (200, {}, iter([json.dumps(document).encode()]))
+
+    return ServerPool([LoopbackTransport(handler(a)) for a in answers])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "match"),
+    [
+        ({"dataset": None}, UsageError, "several data sets, choose one with --dataset: blobs, small"),
+        ({"dataset": "blob"}, NotFoundError, "no data set 'blob'.*blobs"),
+        ({"dataset": "../blobs"}, HapiError, "--dataset: '../blobs' is not a name"),
+        ({"dataset": ""}, HapiError, "--dataset"),
+        ({"model": "resnet19"}, ModelError, "unknown architecture 'resnet19'; did you mean resnet18"),
+        ({"model": "store:x"}, NotFoundError, "no model 'x'"),
+        ({"model": "store:../x"}, HapiError, "--model: '../x' is not a name"),
+        ({"model": "os:system"}, ModelError, "os:system"),
+        ({"model": "math:pi"}, ModelError, "math:pi"),
+        ({"model": "inception_v3"}, ModelError, "cannot run on samples of shape 3x32x32"),
+        ({"weights": "IMAGENET1K_V9"}, ModelError, "no weights 'IMAGENET1K_V9'; it has"),
+        ({"weights": "/nowhere.pth"}, ModelError, "/nowhere.pth does not exist"),
+        ({"blocks": ("nope",)}, ModelError, "'nope'"),
+        ({"freeze": 15}, UsageError, "--freeze: layer 15 is out of range: resnet18 has layers 1 to 14"),
+        ({"freeze": "layer4.9"}, UsageError, "--freeze: .*no layer 'layer4.9'; did you mean 'layer4.1'"),
+        ({"freeze": 14}, UsageError, "--freeze 14: no layer after it has parameters"),
+        ({"freeze": "fc"}, UsageError, "--freeze 14: no layer after it has parameters"),
+        ({"split": -1}, UsageError, "--split: layer -1 is out of range"),
+        ({"split": 14}, UsageError, r"--split 14: layer 14 comes after the freeze \(12\).*choose 0 to 13"),
+        ({"split": "best"}, UsageError, "--split: resnet18 has no layer 'best'"),
+        ({"validation": 0.0}, UsageError, "--validation 0.0: expected a share"),
+        ({"validation": 1}, UsageError, "--validation 1.0: expected a share"),
+        ({"validation": 0.001}, UsageError, "leaves samples on both sides"),
+        ({"validation": "none"}, NotFoundError, "no data set 'none'"),
+        ({"validation": "small"}, HapiError, "'small' gives inputs of"),
+        ({"device": "gpu"}, UsageError, "--device 'gpu'"),
+        ({"bs": 0}, UsageError, "bs"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_wrong_settings(service: Service, changes: dict[str, Any], kind: type[HapiError], match: str) -> None:
+    with pytest.raises(kind, match=match) as caught:
+        open_session(service, **changes)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("changes", "freeze", "split"),
+    [
+        ({}, 12, 12), ({"freeze": None}, 11, 11), ({"freeze": "layer2.1", "split": "min"}, 8, 7),
+        ({"split": "none"}, 12, 0),
+        ({"freeze": 0}, 0, 0), ({"split": "5"}, 12, 5), ({"split": "conv1"}, 12, 1), ({"split": 13}, 12, 13),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_chosen(service: Service, changes: dict[str, Any], freeze: int, split: int) -> None:
+    with open_session(service, **changes) as session:
+        assert session.prepared.freeze == freeze
+        if changes.get("split") == "min":
+            sizes = session.prepared.model.output_bytes()
+            assert sizes[session.prepared.job.split] == min(sizes[1 : freeze + 1])
+        else:
+            assert session.prepared.job.split == split
+        assert sum(len(ids) for ids in session.batch_ids(0)) == COUNT
+
+
+def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
+    own = TransformSpec(resize=40, crop=32, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1))
+    reference = DatasetReference(name="x", version="0" * 16)
+    description = DatasetDescription(
+        reference=reference, count=1, classes=("a",), total_bytes=1, layout={}, transform=own
+    )
+    assert transform_of(TrainSettings(), description) == own
+    expected = TransformSpec(resize=64, crop=56, mean=own.mean, std=own.std)
+    assert transform_of(TrainSettings(image_size=56), description) == expected
+
+
+@pytest.mark.parametrize(
+    "document",
+    [[], {}, None, 3, {"datasets": 5}, {"datasets": [5]}, {"datasets": [{}]}, {"datasets": {"a": 1}}],
+)
+def test_lists_of_another_form(document: Any) -> None:
+    with pytest.raises(BadRequestError, match="another form than agreed; is this a hapi-server"):
+        choose_dataset(pool_of(document), None)
+
+
+@pytest.mark.parametrize("document", [[], {}, None, {"reference": {}}, "x"])
+def test_descriptions_of_another_form(document: Any) -> None:
+    with pytest.raises(BadRequestError):
+        choose_dataset(pool_of(document), "x")
+
+
+def test_names_from_the_server_are_checked() -> None:
+    with pytest.raises(HapiError, match="is not a name") as caught:
+        choose_dataset(pool_of({"datasets": [{"name": "\x1b[2Jx"}, {"name": "b"}]}), None)
+    assert str(caught.value).isprintable()
+
+
+def test_a_store_without_data_sets() -> None:
+    with pytest.raises(UsageError, match="no data set; make one with 'hapi pack"):
+        choose_dataset(pool_of({"datasets": []}), None)
+
+
+def test_a_failure_closes_what_was_opened(service: Service) -> None:
+    transport = LoopbackTransport(loopback_handler(service))
+    with pytest.raises(UsageError):
+        prepare(TrainSettings(dataset="blobs", weights="random", split=99), transports=[transport])
+    with pytest.raises(HapiError, match="closed"):
+        transport.call("GET", "/v1")
+
+
+def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_store() == f"{tmp_path}/hapi/store"
+    with pytest.raises(UsageError, match=rf"no data set in the store '{tmp_path}/hapi/store'; make one with"):
+        prepare(TrainSettings())
