@@ -159,7 +159,7 @@ class ServerPool:
             if self._outage_told or time.monotonic() - trouble.since < OUTAGE_SECONDS:
                 return
             self._outage_told = True
-        log.warning("no server takes requests (%s); trying for up to %.0f s", trouble.error, self._patience)
+        log.warning("waiting for a server (%s); trying for up to %.0f s", trouble.error, self._patience)
 
     def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ from hapi.wire import messages
 from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec, byte_view
 
 CLOSE_SECONDS = 1.0
-"""Time for answers to come to their next frame, where they end by themselves, when a window closes."""
+"""Time for answers to end by themselves when nobody waits for more of them."""
 
 
 @dataclass
@@ -154,6 +154,7 @@ class Window:
             with self._changed:
                 del self._live[number], batch
                 self._changed.notify_all()
+        self._joined(CLOSE_SECONDS)  # the last answers' reports come after their samples
 
     def close(self) -> None:
         """Stop receiving; returns once no thread writes into a batch any more."""
