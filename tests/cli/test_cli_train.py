@@ -335,7 +335,9 @@ def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
     children = children_of(job.pid)
     job.send_signal(signal.SIGINT)
     output = job.communicate(timeout=30)[0]
-    assert job.returncode == 130, output
+    # Python 3.11 ends itself by the signal when it came in code made from a string (dataclasses, torch.fx), caught or
+    # not. A shell shows 130 for both.
+    assert job.returncode in (130, -signal.SIGINT), output
     assert "Traceback" not in output and output.endswith("hapi-train: interrupted\n")
     wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
 
