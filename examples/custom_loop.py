@@ -20,7 +20,7 @@ def main(store: str) -> None:
     settings = TrainSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
     with Session.open(settings) as session:
         print(
-            f"frozen up to layer {session.prepared.freeze}, the server runs {session.prepared.job.split} layers"
+            f"frozen up to layer {session.prepared.freeze}, the server runs {session.split} layers"
         )
         model = session.trained  # the layers after the freeze: an nn.Module like any other
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -24,17 +24,25 @@ class BusyClock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark the work inside the ``with`` block as under way."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """One piece of work more is under way."""
         with self._lock:
             if self._running == 0:
                 self._since = time.monotonic()
             self._running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self._total += time.monotonic() - self._since
+
+    def end(self) -> None:
+        """One less."""
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self._total += time.monotonic() - self._since
 
     @property
     def seconds(self) -> float:
@@ -44,27 +52,41 @@ class BusyClock:
 
 
 class StageClock:
-    """Seconds per named stage, summed. Thread-safe."""
+    """Seconds per named stage, summed: by the wall clock, and of the processor by the threads that ran them.
 
-    def __init__(self, stages: tuple[str, ...]) -> None:
+    Thread-safe.
+    """
+
+    def __init__(self, stages: tuple[str, ...], total: StageClock | None = None) -> None:
+        """``total`` counts everything too."""
+        self._total = total
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(stages, 0.0)
+        self._cpu = dict.fromkeys(stages, 0.0)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the wall seconds of the ``with`` block to ``name``."""
-        start = time.monotonic()
+        """Add the seconds of the ``with`` block to ``name``."""
+        start, cpu = time.monotonic(), time.thread_time()
         try:
             yield
         finally:
-            self.add(name, time.monotonic() - start)
+            self.add(name, time.monotonic() - start, time.thread_time() - cpu)
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add ``seconds`` to stage ``name``."""
+    def add(self, name: str, seconds: float, cpu_seconds: float = 0.0) -> None:
+        """Add wall and CPU seconds to stage ``name``."""
         with self._lock:
             self._seconds[name] += seconds
+            self._cpu[name] += cpu_seconds
+        if self._total is not None:
+            self._total.add(name, seconds, cpu_seconds)
 
     def seconds(self) -> dict[str, float]:
-        """A copy of the sums so far."""
+        """A copy of the wall seconds so far."""
         with self._lock:
             return dict(self._seconds)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """A copy of the CPU seconds so far."""
+        with self._lock:
+            return dict(self._cpu)

@@ -21,7 +21,8 @@ from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from hapi.client.session import PassReport, Session
+    from hapi.client.passes import PassReport
+    from hapi.client.session import Session
     from hapi.client.settings import TrainSettings
     from hapi.client.trainer import Trainer
 
@@ -186,9 +187,12 @@ def _epoch_line(entry: Mapping[str, Any]) -> str:
 
 def _announce(session: Session) -> None:
     prepared, settings = session.prepared, session.settings
-    model, job, description = prepared.model, prepared.job, prepared.description
+    model, description = prepared.model, prepared.description
     names = [layer.name for layer in model.layers]
-    at = f"{job.split} ({job.split_name})" if job.split else "none (stored samples are sent)"
+    if prepared.strategy is None:
+        at = f"{session.split} ({names[session.split - 1]})" if session.split else "none (stored samples are sent)"
+    else:
+        at = f"chosen by {prepared.strategy} after profiling"
     unasked = ""
     if settings.weights == "auto" and prepared.weights.startswith("random:"):
         unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"

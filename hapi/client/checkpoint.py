@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import nn
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.storage.objects import open_store
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,7 @@ def save(
     progress: Progress,
     identity: dict[str, Any],
     epochs: list[dict[str, Any]],
+    plan: dict[str, Any] | None,
 ) -> None:
     """Write a checkpoint atomically: a crash leaves the previous one. :class:`HapiError` when it cannot be written."""
     document = {
@@ -81,6 +82,7 @@ def save(
         "progress": vars(progress),
         "identity": identity,
         "epochs": epochs,
+        "plan": plan,
     }
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -100,9 +102,16 @@ def save(
 
 
 def load(
-    path: str, *, trained: nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+    path: str,
+    *,
+    trained: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    restore_plan: Callable[[Any, Progress], None],
 ) -> tuple[Progress, list[dict[str, Any]]] | None:
     """Restore ``trained`` and ``optimizer``; the progress and the finished epochs' reports, None without a file.
+
+    ``restore_plan`` gets what :func:`save` got as ``plan``, and may refuse it with a ValueError.
 
     :class:`ConflictError` when it belongs to another job (model, data, seed, batch size, ...), since going on
     would not be the same training; :class:`UsageError` when it cannot be read.
@@ -131,6 +140,12 @@ def load(
         Exception
     ) as error:  # the right identity and the wrong content: a damaged file, or another torchvision
         raise UsageError(f"--resume: {path} does not fit the trained layers ({_short(error)})") from None
+    try:
+        restore_plan(document["plan"], progress)
+    except (ValueError, KeyError, TypeError, HapiError) as error:
+        raise UsageError(
+            f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
+        ) from None
     return progress, epochs
 
 

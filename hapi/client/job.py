@@ -31,14 +31,16 @@ class ExtractionJob:
     shape: tuple[int, ...]
     """Shape of one sample as the window delivers it: layer ``split``'s output, or the model's input."""
     dtype: torch.dtype
+    time_layers: bool = False
+    """Whether the server times each layer for one request of every batch."""
 
     @property
     def path(self) -> str:
         """Where its requests are posted."""
         return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
 
-    def request(self, ids: messages.IdArray) -> dict[str, Any]:
-        """The document that asks for ``ids``."""
+    def request(self, ids: messages.IdArray, *, first: bool = False) -> dict[str, Any]:
+        """The document that asks for ``ids``; ``first``: it is the first of its batch."""
         if self.model is None:
             return messages.SamplesRequest(dataset=self.dataset, ids=ids).to_json()
         return messages.ExtractRequest(
@@ -48,6 +50,7 @@ class ExtractionJob:
             split_name=self.split_name,
             ids=ids,
             transform=self.transform,
+            time_layers=self.time_layers and first,
         ).to_json()
 
     def sample_bytes(self) -> int:

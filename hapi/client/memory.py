@@ -1,12 +1,93 @@
-"""The client's share of the frozen layers, in micro-batches that fit its memory."""
+"""The client's memory: its budget, and its share of the frozen layers in micro-batches that fit it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
-from torch import nn
 
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import is_out_of_memory
+
+_FREE_SHARE = 0.9
+"""Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some."""
+_PROC = Path("/proc/self")
+
+
+@dataclass
+class MicroBatch:
+    """Samples at a time through the frozen layers, shared by all splits: halved when they do not fit, and so kept."""
+
+    size: int
+
+
+class MemoryBudget:
+    """What the client may use: bytes of device memory on a GPU, of this process's growth on a CPU.
+
+    Without a limit of the user's, what is free now counts for planning and nothing is enforced. With one, a GPU's
+    allocator refuses more, and on a CPU the peak is looked at after each piece of work (Linux).
+    """
+
+    def __init__(self, limit: int | None, device: torch.device) -> None:
+        self._device = device
+        self.enforced = limit is not None
+        self._before = _status_bytes("VmRSS") if device.type == "cpu" else 0
+        self._highest = 0
+        self.bytes = limit if limit is not None else _free_bytes(device)
+        """The budget; None where the system does not tell what is free."""
+        if limit is not None and device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+
+    def begin(self) -> None:
+        """What was used before does not count as a peak from now on."""
+        if self.enforced and self._device.type == "cpu":
+            self._highest = max(self._highest, self.peak())
+            with contextlib.suppress(OSError):  # not Linux, or a kernel that was built without it
+                (_PROC / "clear_refs").write_text("5")
+
+    def exceeded(self) -> bool:
+        """Whether a CPU's budget was exceeded since :meth:`begin`."""
+        if not self.enforced or self.bytes is None or self._device.type != "cpu":
+            return False
+        return self.peak() > self.bytes
+
+    def highest(self) -> int:
+        """Most bytes since the job began."""
+        return max(self._highest, self.peak())
+
+    def peak(self) -> int:
+        """Most bytes since :meth:`begin`, or without it since the job began (on a GPU since the process did)."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        return max(0, _status_bytes("VmHWM") - self._before)
+
+
+def _status_bytes(name: str) -> int:
+    """A size from Linux's process status; 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / "status").read_text(encoding="ascii").splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
+    free: list[int] = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # a container's own bound (cgroup v2)
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
+    return int(max(0, min(free)) * _FREE_SHARE) if free else None
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -24,39 +105,47 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class FrozenRest:
-    """Layers split+1..freeze: eval mode, no gradient, a micro-batch at a time.
+    """Layers split+1..boundary: eval mode, no gradient, a micro-batch at a time.
 
     The result is the same as in one piece, since frozen layers treat each sample by itself; the memory is that of
-    a micro-batch plus the outputs. The micro-batch is halved, and stays so, when the device runs out of memory.
+    a micro-batch plus the outputs. The micro-batch is halved, and stays so, when the device runs out of memory or
+    the budget is exceeded.
     """
 
     def __init__(
         self,
-        layers: nn.Module,
+        layers: Callable[[torch.Tensor], torch.Tensor],
         shape: tuple[int, ...],
         dtype: torch.dtype,
-        micro_batch: int,
+        micro_batch: MicroBatch,
         device: torch.device,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self._layers = layers
         self._shape = shape
         self._dtype = dtype
         self._device = device
-        self.micro_batch = micro_batch
+        self._budget = budget or MemoryBudget(None, device)
+        self._micro_batch = micro_batch
 
-    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, features: torch.Tensor, layers: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """[B, ...] host features to [B, ...] on the device; :class:`DeviceMemoryError` if they do not fit.
 
-        On a GPU this returns before the device is done; ``features`` must stay as they are until then.
+        ``layers``: these layers in another form, to be timed. On a GPU this returns before the device is done;
+        ``features`` must stay as they are until then.
         """
         output = self._output(len(features))
         start = 0
         while start < len(features):
-            rows = slice(start, start + self.micro_batch)
+            rows = slice(start, start + self._micro_batch.size)
+            self._budget.begin()
             try:
-                self._step(features[rows], output[rows])
+                self._step(layers or self._layers, features[rows], output[rows])
                 start = rows.stop
-                continue
+                if not self._budget.exceeded():
+                    continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -65,8 +154,10 @@ class FrozenRest:
         return output
 
     @torch.no_grad()
-    def _step(self, features: torch.Tensor, output: torch.Tensor) -> None:
-        output.copy_(self._layers(features.to(self._device, non_blocking=True)))
+    def _step(
+        self, layers: Callable[[torch.Tensor], torch.Tensor], features: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        output.copy_(layers(features.to(self._device, non_blocking=True)))
 
     def _output(self, count: int) -> torch.Tensor:
         shape = (count, *self._shape)
@@ -79,11 +170,12 @@ class FrozenRest:
         raise _batch_too_large(nbytes, count, self._device)
 
     def _halve(self) -> None:
-        if self.micro_batch == 1:
+        if self._micro_batch.size == 1:
             raise DeviceMemoryError(
-                f"one sample does not fit {self._device} in the frozen layers; choose a later split (--split freeze)"
+                f"one sample does not fit {self._device} in the frozen layers; choose a later split "
+                "(--split freeze), or raise --memory"
             )
-        self.micro_batch //= 2
+        self._micro_batch.size //= 2
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

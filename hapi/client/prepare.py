@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from hapi.client.embedded import EmbeddedServer
 from hapi.client.job import ExtractionJob
 from hapi.client.models import ClientModel, open_client_model
+from hapi.client.planning import STRATEGY_NAMES
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings, default_store
 from hapi.client.transport import HttpTransport, Transport
@@ -45,10 +46,32 @@ class Prepared:
     weights: str
     """Where the model's weights came from; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
-    job: ExtractionJob
+    pushable: range
+    """Splits that may be extracted at."""
+    strategy: str | None
+    """Name of the strategy that chooses the split while training runs; None when ``split`` is fixed."""
+    split: int
+    """The fixed split, or where a strategy begins."""
     training_ids: IdArray
     validation_ids: IdArray
-    validation_job: ExtractionJob
+    client_model: ClientModel
+    held_out: DatasetDescription
+    """Of the validation samples."""
+    transforms: tuple[TransformSpec | None, TransformSpec | None]
+    """Of the training and of the validation samples."""
+    _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
+
+    def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
+        """What is asked of the servers at ``split``. Thread-safe: the jobs are made before training begins."""
+        return self._jobs[split, validation]
+
+    def make_jobs(self) -> None:
+        """The jobs of every split that can come up; they name the fronts by digest, so the weights must be here."""
+        splits = self.pushable if self.strategy else (self.split,)
+        both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
+        for validation, (description, transform) in enumerate(both):
+            for split in splits:
+                self._jobs[split, bool(validation)] = _job(description, self.client_model, split, transform)
 
     def close(self) -> None:
         """End the embedded server, if there is one."""
@@ -105,17 +128,9 @@ def _prepare(
     )
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
-    split = resolve_split(layered, settings.split, freeze)
-    model.load_from(split)
-    job = _job(description, model, split, transform)
+    strategy, split = resolve_split(layered, settings.split, freeze)
     training, validation, held_out = _divide(settings, servers, description)
-    # Both jobs name the front by its digest, for which its weights must still be here.
-    validation_job = (
-        _job(held_out, model, split, transform_of(settings, held_out)) if held_out is not None else job
-    )
-    layered.release(split, len(layered))  # what runs on the servers takes no memory here
-    layered.to(device)
-    return Prepared(
+    prepared = Prepared(
         servers=servers,
         urls=urls,
         embedded=embedded,
@@ -124,11 +139,25 @@ def _prepare(
         model=layered,
         weights=model.weights,
         freeze=freeze,
-        job=job,
+        pushable=layered.pushable(freeze),
+        strategy=strategy,
+        split=split,
         training_ids=training,
         validation_ids=validation,
-        validation_job=validation_job,
+        client_model=model,
+        held_out=held_out or description,
+        transforms=(transform, transform if held_out is None else transform_of(settings, held_out)),
     )
+    # What runs on the servers takes no memory here; a strategy may yet want every layer here.
+    if strategy is None:
+        model.load_from(split)
+        prepared.make_jobs()
+        layered.release(split, len(layered))
+    else:
+        model.load_from(freeze)
+        prepared.make_jobs()
+    layered.to(device)
+    return prepared
 
 
 def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
@@ -214,18 +243,28 @@ def _resolve(model: LayeredModel, asked: int | str, flag: str) -> int:
         raise UsageError(f"{flag}: {error} ('hapi layers MODEL' lists them)") from None
 
 
-def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> int:
-    """The split for a strategy's name, an index or a layer's name; :class:`UsageError` past the pushable range."""
+def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:
+    """(strategy, the split to begin with) for a strategy's name, (None, split) for a fixed one.
+
+    :class:`UsageError` past the pushable range.
+    """
     if isinstance(asked, str) and asked in STRATEGIES:
-        return choose_split(asked, model.output_bytes(), freeze)
-    split = _resolve(model, asked, "--split")
+        return None, choose_split(asked, model.output_bytes(), freeze)
+    if isinstance(asked, str) and asked in STRATEGY_NAMES:
+        return asked, freeze
+    try:
+        split = model.resolve(asked)
+    except ModelError as error:
+        raise UsageError(
+            f"--split: {error} ('hapi layers MODEL' lists them), nor a strategy ({', '.join(STRATEGY_NAMES)})"
+        ) from None
     pushable = model.pushable(freeze)
     if split not in pushable:
         raise UsageError(
             f"--split {asked}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
             f"choose 0 to {pushable.stop - 1}"
         )
-    return split
+    return None, split
 
 
 def _job(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hapi.client.session import PassReport
+from hapi.client.passes import PassReport
 from hapi.errors import HapiError
 
 
@@ -55,8 +55,9 @@ def epoch_entry(
         "loss": loss,
         "accuracy": accuracy,
         **measured,
+        "splits": [[split, batches] for split, batches in sorted(report.splits.items())],
         "cos_batch": traffic.cos_batch,
-        "server_stage_seconds": {k: round(v, 4) for k, v in sorted(traffic.stages.items())},
+        "server_stage_seconds": {k: round(v, 4) for k, v in sorted(traffic.stages().items())},
     }
 
 

@@ -177,6 +177,12 @@ class ServerPool:
                 pause = min(60.0, max(pause, error.retry_after))
             server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
 
+    def received_bytes(self) -> int | None:
+        """Bytes that have arrived on all connections so far, read or not; None where the system does not tell."""
+        counts = [server.transport.received_bytes() for server in self._servers]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
     def interrupt(self) -> None:
         """Break every request under way; those that are still wanted are made again."""
         for server in self._servers:

@@ -7,48 +7,40 @@
             loss = torch.nn.functional.cross_entropy(session.trained(features), labels)
             optimiser.zero_grad(); loss.backward(); optimiser.step()
 
-The session owns what is frozen: layers 1..split run on the servers, split+1..freeze here, in micro-batches, in
-eval mode and without gradients. ``trained`` is an ordinary module of the remaining layers.
+The session owns what is frozen: layers 1..split run on the servers, the other frozen ones here, in micro-batches,
+in eval mode and without gradients. ``trained`` is an ordinary module of the remaining layers. With a strategy as
+``split`` ("auto"), the session measures what batches cost and changes the split between batches, see
+:mod:`hapi.client.planning`; what the training loop gets is the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
 from hapi.client.buffers import BufferPool
-from hapi.client.job import ExtractionJob
-from hapi.client.memory import FrozenRest, to_device
+from hapi.client.measuring import Meter
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
+from hapi.client.passes import PassReport
+from hapi.client.planning import planning_of
 from hapi.client.prepare import Prepared, prepare
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
-from hapi.client.window import Batch, Traffic, Window
-from hapi.clocks import BusyClock
+from hapi.client.splits import Fixed, Named, Planned, Splits
+from hapi.client.traffic import Traffic
+from hapi.client.window import Batch, Window
 from hapi.config import checked
-from hapi.errors import DataError, HapiError, UsageError
-from hapi.models.devices import exact_arithmetic, finish
+from hapi.errors import DataError, DeviceMemoryError, HapiError, UsageError
+from hapi.models.devices import exact_arithmetic, finish, resolve_device
+from hapi.models.segment import Segment
+from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.storage.sequence import batches, epoch_sequence
 from hapi.trace import Tracer
 from hapi.wire.messages import IdArray
-
-
-@dataclass
-class PassReport:
-    """Counters of one pass over some samples (a training epoch or a validation)."""
-
-    samples: int = 0
-    """Samples handed to the training loop, those in its hands included."""
-    seconds: float = 0.0
-    stall_seconds: float = 0.0
-    """Seconds that the training loop waited for its next batch."""
-    client: BusyClock = field(default_factory=BusyClock)
-    """Seconds in which this side computed: decode, frozen rest, and the training loop's own work."""
-    traffic: Traffic = field(default_factory=Traffic)
 
 
 class Session:
@@ -60,26 +52,34 @@ class Session:
     GPU between two batches.
     """
 
-    def __init__(self, settings: TrainSettings, prepared: Prepared, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        settings: TrainSettings,
+        prepared: Prepared,
+        tracer: Tracer | None = None,
+        budget: MemoryBudget | None = None,
+    ) -> None:
         self.settings = settings
         self.prepared = prepared
         self.tracer = tracer or Tracer(enabled=False)
         self.device = prepared.device
         exact_arithmetic(self.device)
+        self.budget = budget or MemoryBudget(settings.memory, self.device)
         self._servers: ServerPool = prepared.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
-        model, split = prepared.model, prepared.job.split
-        self.boundary = max(prepared.freeze, split)
-        """Layers after this one run in :attr:`trained`."""
-        self._rest: FrozenRest | None = None
-        if self.boundary > split:
-            segment = model.segment(split, self.boundary, frozen=True).to(self.device)
-            shape, dtype = model.output_shapes()[self.boundary], model.output_dtypes()[self.boundary]
-            self._rest = FrozenRest(segment, tuple(shape), dtype, settings.micro_batch, self.device)
+        self._micro_batch = MicroBatch(settings.micro_batch)
+        self._rests: dict[int, FrozenRest] = {}
+        self._layers: dict[int, list[Segment]] = {}
+        model = prepared.model
+        self.boundary = prepared.pushable.stop - 1
+        """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False).to(
             self.device
         )
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
+        self.meter = Meter(self.device)
+        self.planning = planning_of(settings, prepared, self.meter, self.budget)
+        """Chooses the split of each batch; None when it is fixed."""
         self.last = PassReport()
         """Counters of the pass that is under way or was the last."""
 
@@ -89,9 +89,10 @@ class Session:
     ) -> Session:
         """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.prepare`."""
         settings = checked(settings)
+        budget = MemoryBudget(settings.memory, resolve_device(settings.device, "--device"))
         prepared = prepare(settings, token=token)
         try:
-            return cls(settings, prepared, tracer)
+            return cls(settings, prepared, tracer, budget)
         except BaseException:
             prepared.servers.close()
             prepared.close()
@@ -119,74 +120,145 @@ class Session:
         order = ids[epoch_sequence(self.settings.seed, epoch, len(ids))]
         return list(batches(order, self.settings.bs, drop_last=self.settings.drop_last))
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    @property
+    def split(self) -> int:
+        """Where batches are split that open now (a profiling batch aside)."""
+        return self.prepared.split if self.planning is None else self.planning.split
+
+    def epoch(
+        self, epoch: int, start_batch: int = 0, split_of: Callable[[int], int] | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(features [B, ...], labels int64 [B]) of each training batch of ``epoch``, on the session's device.
 
-        ``start_batch`` batches are left out, to go on in the middle of an epoch. A whole pass that would not
-        have delivered each of its samples exactly once raises :class:`HapiError`.
+        ``start_batch`` batches are left out, to go on in the middle of an epoch. ``split_of`` names the split of
+        batch n of the epoch instead of the session's own choice; it needs a session with a strategy, which has every
+        layer at hand. A whole pass that would not have delivered each of its samples exactly once raises
+        :class:`HapiError`.
         """
         planned = self.batch_ids(epoch)
         if not planned:
             raise UsageError("--drop-last leaves no batch: the data set has fewer samples than --bs")
         if not 0 <= start_batch <= len(planned):
             raise UsageError(f"epoch {epoch} has {len(planned)} batches, cannot start at {start_batch}")
-        return self._deliver(self.prepared.job, planned[start_batch:])
+        planning = self.planning
+        if split_of is not None:
+            if planning is None:
+                raise UsageError("split_of needs a session with a strategy, such as split='auto'")
+            return self._deliver(Named(self.prepared, split_of), start_batch, planned)
+        if planning is None:
+            return self._deliver(Fixed(self.prepared, self.split), start_batch, planned)
+        planning.begin_pass(epoch, len(planned) - start_batch)
+        return self._deliver(Planned(self.prepared, planning, epoch), start_batch, planned)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(features, labels) of the validation samples, in ascending order of id."""
-        ids, job = self.prepared.validation_ids, self.prepared.validation_job
-        return self._deliver(job, list(batches(ids, self.settings.bs)))
+        planned = list(batches(self.prepared.validation_ids, self.settings.bs))
+        return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned)
 
     def _deliver(
-        self, job: ExtractionJob, planned: Sequence[IdArray]
+        self, splits: Splits, first: int, planned: Sequence[IdArray]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches from ``first`` on. One that does not fit the memory is asked for again, at a later split."""
+        delivered: list[IdArray] = []
+        report = self.last = PassReport.over(Traffic(self._servers.received_bytes))
+        self.meter.follow(report.traffic)
+        while first + len(delivered) < len(planned):
+            try:
+                yield from self._through_window(splits, first + len(delivered), planned, delivered, report)
+            except DeviceMemoryError:
+                unfit, report.unfit = report.unfit, None
+                if unfit is None or not splits.failed(first + len(delivered), unfit):
+                    raise
+        _check_exactly_once(planned[first:], delivered)
+        splits.end()
+
+    def _through_window(
+        self,
+        splits: Splits,
+        first: int,
+        planned: Sequence[IdArray],
+        delivered: list[IdArray],
+        report: PassReport,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         settings = self.settings
         window = Window(
-            job,
+            lambda number: splits.open(first + number),
             self._servers,
-            planned,
+            planned[first:],
             request_size=settings.request_size,
             in_flight=settings.in_flight * self._servers.size,
             budget=settings.prefetch_bytes,
             buffers=self._buffers,
             tracer=self.tracer,
+            traffic=report.traffic,
         )
-        report = self.last = PassReport(traffic=window.traffic)
-        report.client = window.traffic.decode
-        delivered: list[IdArray] = []
-        started = asked = time.monotonic()
+        before, started = report.seconds, time.monotonic()
+        asked = seen = started
         try:
             for batch in window:
                 report.stall_seconds += time.monotonic() - asked
-                delivered.append(batch.ids)
-                report.samples += len(batch.ids)
+                split, number, count = batch.job.split, first + batch.number, len(batch.ids)
+                report.timeline.begin(number, len(planned), batch)
                 with report.client.running():
-                    with self.tracer.span("frozen rest", "client", batch=batch.number):
-                        features, labels = self._to_freeze_point(batch)
+                    report.unfit = split
+                    with (
+                        self.tracer.span("frozen rest", "client", batch=number),
+                        report.timeline.span("frozen rest"),
+                    ):
+                        features, labels = self._to_boundary(batch)
+                    report.unfit = None
+                    delivered.append(batch.ids)
+                    report.samples += count
+                    report.splits[split] = report.splits.get(split, 0) + 1
                     del batch
-                    yield features, labels
-                    del features, labels
-                    # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
-                    # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
-                    # could have run under the step is short: a link feeds a GPU at least ten times slower.
-                    finish(self.device)
+                    with self.meter.working(split, "step"), report.timeline.span("train step"):
+                        yield features, labels
+                        del features, labels
+                        # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
+                        # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
+                        # could have run under the step is short: a link feeds a GPU at least ten times slower.
+                        finish(self.device)
+                self.meter.batch(split, count)
                 asked = time.monotonic()
-                report.seconds = asked - started
-            _check_exactly_once(planned, delivered)
+                report.seconds = before + asked - started
+                splits.done(number, split, report.traffic.link.rates(seen))
+                seen = asked
         finally:
-            report.seconds = time.monotonic() - started
+            report.seconds = before + time.monotonic() - started
             window.close()
             finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
 
-    def _to_freeze_point(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_boundary(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
         classes = len(self.prepared.description.classes)
         if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
             raise DataError(f"batch {batch.number}: the server sent labels outside 0 to {classes - 1}")
         labels = to_device(batch.labels, self.device)
-        if self._rest is None:
+        split = batch.job.split
+        if split == self.boundary:
             return to_device(batch.features, self.device), labels
-        return self._rest(batch.features), labels
+        rest = self._rest(split)
+        timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
+        with self.meter.working(split, "rest"):
+            features = rest(batch.features, timed)
+            if self.planning is not None:
+                finish(self.device)  # so that these seconds are not counted as the step's
+        if timed is not None:
+            self.meter.layers(split, len(batch.ids), timed.seconds)
+        return features, labels
+
+    def _rest(self, split: int) -> FrozenRest:
+        """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
+        if split not in self._rests:
+            model, boundary = self.prepared.model, self.boundary
+            self.prepared.client_model.load_from(split)
+            segment = model.segment(split, boundary, frozen=True).to(self.device)
+            shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
+            self._rests[split] = FrozenRest(
+                segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
+            )
+            self._layers[split] = layer_segments(model, split, boundary)
+        return self._rests[split]
 
 
 def _check_exactly_once(planned: Sequence[IdArray], delivered: Sequence[IdArray]) -> None:

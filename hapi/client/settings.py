@@ -9,6 +9,7 @@ from typing import Literal
 
 from hapi.config import setting
 
+OnOff = Literal["on", "off"]
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
 
 
@@ -34,7 +35,31 @@ class TrainSettings:
         default=None,
     )
     split: int | str = setting(
-        "where the server stops: an index, a layer's name, none, freeze or min", default="freeze"
+        "where the server stops: auto (measured and chosen while training runs), the strategies hapi, nsg, bandwidth "
+        "and oracle, the static ones none, freeze and min, an index or a layer's name",
+        default="auto",
+    )
+    replan: OnOff = setting(
+        "whether the split follows when bandwidth or load change after it was chosen (off: HAPI, Algorithm 1)",
+        default="on",
+    )
+    profile_epoch: tuple[int, ...] = setting(
+        "epoch that is profiled before the split is chosen; may be repeated (HAPI, section 4.3: epoch 0)",
+        default=(0,),
+    )
+    profile_batches: int | None = setting(
+        "batches that are profiled at the freeze, and as many at the earliest split (default: half the epoch each)",
+        default=None,
+        low=1,
+        high=1 << 20,
+    )
+    profile: str | None = setting("choose the split at once from this saved profile", default=None)
+    save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
+    memory: int | None = setting(
+        "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
+        default=None,
+        low=1 << 20,
+        unit="bytes",
     )
 
     dataset: str | None = setting(

@@ -16,10 +16,12 @@ import hapi
 from hapi.client import checkpoint
 from hapi.client.checkpoint import Progress
 from hapi.client.interrupts import Interrupts
+from hapi.client.passes import PassReport
 from hapi.client.report import added, counters, epoch_entry, peak_memory_bytes
-from hapi.client.session import PassReport, Session
+from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DeviceMemoryError, HapiError, UnprocessableError
+from hapi.models.tracing import TRACE_LOCK
 
 
 class Watcher(Protocol):
@@ -79,6 +81,9 @@ class Trainer:
         """The epoch's counters from before this process resumed it."""
         self._saved = (0, 0)
         """Epoch and batch of the last checkpoint."""
+        self._estimated: float | None = None
+        """The plan's seconds for the running epoch."""
+        self._timeline: dict[str, Any] | None = None
         self._torn = False
         """Inside a step: weights, optimiser and progress do not belong together."""
         self._started = time.monotonic()
@@ -107,6 +112,7 @@ class Trainer:
         planned = self.session.batch_ids(epoch)
         self.watcher.epoch_started(epoch, len(planned), first)
         self.trained.train()
+        self._estimated = self._estimate(first)
         stream = self.session.epoch(epoch, first)
         try:
             for features, labels in stream:
@@ -128,11 +134,20 @@ class Trainer:
         with interrupts.deferred():
             self._finish_epoch(epoch, validation)
 
+    def _estimate(self, first: int) -> float | None:
+        """The plan's seconds for the epoch that begins; None without a plan, and for a part of an epoch."""
+        planning = self.session.planning
+        if planning is None or first:
+            return None
+        return planning.estimated_seconds(sum(map(len, self.session.batch_ids(self.progress.epoch))))
+
     def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
         progress = self.progress
-        torch.manual_seed(step_seed(self.settings.seed, progress.epoch, progress.batch))
-        with self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch):
+        span = self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch)
+        # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
+        with TRACE_LOCK, span:
+            torch.manual_seed(step_seed(self.settings.seed, progress.epoch, progress.batch))
             try:
                 logits = self.trained(features)
                 loss = nn.functional.cross_entropy(logits, labels)
@@ -159,13 +174,17 @@ class Trainer:
         samples = self.progress.samples
         entry = epoch_entry(
             epoch,
-            self.session.prepared.job.split,
+            self.session.split,
             self._pass,
             self._counted(),
             loss=self._loss_sum.item() / samples,
             accuracy=self._correct.item() / samples,
             samples=samples,
         )
+        # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
+        planned = self._estimated if len(self._pass.splits) == 1 else None
+        entry["estimated_seconds"] = None if planned is None else round(planned, 4)
+        self._timeline = self._pass.timeline.to_json() or self._timeline
         entry.update(validation)
         self.epochs.append(entry)
         self.trained_epochs += 1
@@ -203,7 +222,7 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a resumed run to be the same training; the split may differ."""
         s, prepared = self.settings, self.session.prepared
-        transform = prepared.job.transform
+        transform = prepared.transforms[0]
         return {
             "model": s.model,
             "weights": prepared.weights,
@@ -236,13 +255,18 @@ class Trainer:
             progress=progress,
             identity=self._identity(),
             epochs=self.epochs,
+            plan=None if self.session.planning is None else self.session.planning.state(),
         )
         self._saved = (progress.epoch, progress.batch)
         self.has_checkpoint = True
 
     def _resume(self, path: str) -> None:
         found = checkpoint.load(
-            path, trained=self.trained, optimizer=self.optimizer, identity=self._identity()
+            path,
+            trained=self.trained,
+            optimizer=self.optimizer,
+            identity=self._identity(),
+            restore_plan=self._restore_plan,
         )
         if found is not None:
             self.progress, self.epochs = found
@@ -252,12 +276,20 @@ class Trainer:
             self._loss_sum.fill_(self.progress.loss_sum)
             self._correct.fill_(self.progress.correct)
 
+    def _restore_plan(self, state: Any, progress: Progress) -> None:
+        planning = self.session.planning
+        if planning is not None and planning.profile is None:  # one that was given wins
+            planning.restore(state, progress.epoch, progress.batch)
+
     # -- report ------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """The run's report, JSON-able."""
         session, prepared = self.session, self.session.prepared
         settings = asdict(self.settings)
+        planning = session.planning
+        plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": self._memory()}}
+        timeline = {} if self._timeline is None else {"timeline": self._timeline}
         return {
             "hapi": hapi.__version__,
             "model": self.settings.model,
@@ -265,8 +297,9 @@ class Trainer:
             "layers": len(prepared.model.layers),
             "freeze": prepared.freeze,
             "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",
-            "split": prepared.job.split,
-            "split_name": prepared.job.split_name,
+            "split": session.split,
+            "split_name": prepared.job(session.split).split_name,
+            "strategy": prepared.strategy,
             "dataset": prepared.description.reference.to_json(),
             "classes": list(prepared.description.classes),
             "batch_size": self.settings.bs,
@@ -279,4 +312,14 @@ class Trainer:
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
             "epochs": self.epochs,
+            **plan,
+            **timeline,
         }
+
+    def _memory(self) -> dict[str, int | None]:
+        """The client's peak as the plan had it, and as it was."""
+        planning = self.session.planning
+        predicted = None
+        if planning is not None and planning.plan is not None:
+            predicted = planning.plan.candidates[planning.split].estimate.memory.peak
+        return {"predicted": predicted, "observed": self.session.budget.highest()}

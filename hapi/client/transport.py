@@ -12,6 +12,7 @@ import http.client
 import json
 import socket
 import ssl
+import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ MAX_DOCUMENT_BYTES = 64 << 20
 """Largest JSON answer (descriptions of models with many layers) that a client reads."""
 MAX_PROBLEM_BYTES = 1 << 16
 """Largest description of an error that a client reads."""
+_BYTES_RECEIVED = 128
+"""Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
 CONNECT_SECONDS = 10.0
 """Longest time until a connection stands, TLS included; a network that swallows packets never says no."""
 
@@ -42,6 +45,9 @@ class Transport(Protocol):
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         """POST ``document`` and give the answer's frames to ``receive``, which must read to the end frame."""
+
+    def received_bytes(self) -> int | None:
+        """Bytes that have arrived over the network so far, read or not; None where the system does not tell."""
 
     def interrupt(self) -> None:
         """Break the requests under way, which then raise :class:`TransportError`; from any thread."""
@@ -75,6 +81,8 @@ class HttpTransport:
         self._idle: list[http.client.HTTPConnection] = []
         self._active: set[http.client.HTTPConnection] = set()
         self._closed = False
+        self._received_before = 0
+        """By connections that are closed."""
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         with self._exchange(method, path, document) as response:
@@ -87,6 +95,12 @@ class HttpTransport:
             # is nobody's: the answer is not closed then, and the connection is given up.
             response.read(1)
             return result
+
+    def received_bytes(self) -> int | None:
+        with self._lock:
+            counts = [_received(connection) for connection in (*self._active, *self._idle)]
+            known = [count for count in counts if count is not None]
+            return self._received_before + sum(known) if len(known) == len(counts) else None
 
     def interrupt(self) -> None:
         with self._lock:
@@ -171,6 +185,7 @@ class HttpTransport:
             if reusable and not self._closed:
                 self._idle.append(connection)
                 return
+            self._received_before += _received(connection) or 0
         _break(connection)
 
 
@@ -205,6 +220,9 @@ class LoopbackTransport:
         body = b"" if document is None else json.dumps(document).encode()
         status, _, buffers = self._handler(method, path, body)
         return status, buffers
+
+    def received_bytes(self) -> int | None:
+        return None
 
     def interrupt(self) -> None:
         """Nothing: the handler does not wait for a network."""
@@ -287,6 +305,21 @@ def _reason(error: BaseException) -> str:
         return "the connection broke in the middle of an answer"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return _printable(str(text))
+
+
+def _received(connection: http.client.HTTPConnection) -> int | None:
+    """Bytes that the kernel has received for ``connection``, read or not; None where it does not say."""
+    sock = connection.sock
+    if sock is None:
+        return 0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+    except (OSError, AttributeError):  # closed meanwhile; or not Linux
+        return None
+    if len(info) < _BYTES_RECEIVED + 8:
+        return None
+    (count,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
+    return int(count)
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:

@@ -14,15 +14,18 @@ one batch beyond the consumer's is always allowed, so that one is prefetched wha
 (HAPI, section 4.2: requests for iteration i+1 are sent before the client starts on i).
 
 A request that breaks in the middle goes on, on any server, from the first sample that has not arrived.
+
+Each batch has its own job, asked for when the batch opens, so that the split can change from one batch to the next
+while the batches before are still under way.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +34,8 @@ import torch
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
 from hapi.client.servers import ServerPool, Stopped
+from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
-from hapi.clocks import BusyClock
 from hapi.errors import BadRequestError, HapiError, WireError
 from hapi.storage.dataset import Samples
 from hapi.storage.transform import input_batch
@@ -44,33 +47,14 @@ CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
 
 
-@dataclass
-class Traffic:
-    """What the window counted since it was made; one per epoch."""
+class Span(NamedTuple):
+    """A part of a request, in ``time.monotonic`` seconds."""
 
-    bytes_received: int = 0
-    requests: int = 0
-    network: BusyClock = field(default_factory=BusyClock)
-    """Seconds in which at least one frame's payload was arriving."""
-    decode: BusyClock = field(default_factory=BusyClock)
-    """Seconds in which stored samples were decoded on this side (split 0)."""
-    stages: dict[str, float] = field(default_factory=dict)
-    """The servers' seconds per stage, summed over requests."""
-    busy: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Per server process, its busy clock at the first request's start and the last one's end."""
-    cos_batch: int = 0
-
-    def server_seconds(self) -> float:
-        """Seconds that the busiest server worked (for anyone) while this epoch's requests ran."""
-        return max((end - start for start, end in self.busy.values()), default=0.0)
-
-    def add(self, report: messages.RequestReport) -> None:
-        """Take in one request's report."""
-        for stage, seconds in report.seconds.items():
-            self.stages[stage] = self.stages.get(stage, 0.0) + seconds
-        start, end = self.busy.get(report.server, report.busy)
-        self.busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))
-        self.cos_batch = max(self.cos_batch, report.cos_batch)
+    stage: str
+    """``server`` while a frame is awaited, ``network`` while one arrives, ``client`` while samples are decoded."""
+    name: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,23 +62,28 @@ class Batch:
     """One training batch, whole and in order."""
 
     number: int
+    job: ExtractionJob
     ids: messages.IdArray
     """The ids that its frames carried, row by row."""
     features: torch.Tensor
     """[B, ...] host tensor."""
     labels: torch.Tensor
     """[B] int64 host tensor."""
+    spans: Sequence[Span]
+    """What its requests did and when, in the order of their ends."""
 
 
 @dataclass(eq=False)
 class _OpenBatch:
     number: int
+    job: ExtractionJob
     ids: messages.IdArray
     features: torch.Tensor
     labels: torch.Tensor
     arrived: npt.NDArray[np.bool_]
     arrived_ids: messages.IdArray
     nbytes: int
+    spans: list[Span] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -111,7 +100,7 @@ class Window:
 
     def __init__(
         self,
-        job: ExtractionJob,
+        job_of: Callable[[int], ExtractionJob],
         servers: ServerPool,
         batches: Sequence[messages.IdArray],
         *,
@@ -120,19 +109,23 @@ class Window:
         budget: int,
         buffers: BufferPool,
         tracer: Tracer,
+        traffic: Traffic | None = None,
     ) -> None:
-        self._job = job
+        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set."""
+        self._job_of = job_of
         self._tracer = tracer
         self._servers = servers
         self._batches = batches
         self._request_size = request_size
         self._budget = budget
         self._buffers = buffers
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic(servers.received_bytes)
         self._changed = threading.Condition()
         self._opened = 0
         self._pieces: list[_Piece] = []
         self._live: dict[int, _OpenBatch] = {}
+        self._next_job: ExtractionJob | None = None
+        """Of the batch that opens next, once it was asked for."""
         self._failure: BaseException | None = None
         self._closed = False
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
@@ -150,7 +143,7 @@ class Window:
                 if self._failure is not None:
                     raise self._failure
                 batch = self._live[number]
-            yield Batch(number, batch.arrived_ids, batch.features, batch.labels)
+            yield Batch(number, batch.job, batch.arrived_ids, batch.features, batch.labels, batch.spans)
             with self._changed:
                 del self._live[number], batch
                 self._changed.notify_all()
@@ -213,24 +206,33 @@ class Window:
                     self._changed.wait()
 
     def _may_open(self) -> bool:
+        if len(self._live) < 2:
+            return True
         live = sum(b.nbytes for b in self._live.values())
-        return len(self._live) < 2 or live + self._batch_bytes(self._opened) <= self._budget
+        return live + self._batch_bytes(self._coming_job(), len(self._batches[self._opened])) <= self._budget
 
-    def _batch_bytes(self, number: int) -> int:
-        count = len(self._batches[number])
-        stored = 0 if self._job.split else count * self._job.mean_stored_bytes
-        return count * self._job.sample_bytes() + int(stored)
+    def _coming_job(self) -> ExtractionJob:
+        if self._next_job is None:
+            self._next_job = self._job_of(self._opened)
+        return self._next_job
+
+    @staticmethod
+    def _batch_bytes(job: ExtractionJob, count: int) -> int:
+        stored = 0 if job.split else count * job.mean_stored_bytes
+        return count * job.sample_bytes() + int(stored)
 
     def _open_next(self) -> None:
-        number, ids = self._opened, self._batches[self._opened]
+        number, ids, job = self._opened, self._batches[self._opened], self._coming_job()
+        self._next_job = None
         batch = _OpenBatch(
             number=number,
+            job=job,
             ids=ids,
-            features=self._buffers.tensor((len(ids), *self._job.shape), self._job.dtype),
+            features=self._buffers.tensor((len(ids), *job.shape), job.dtype),
             labels=torch.empty(len(ids), dtype=torch.int64),
             arrived=np.zeros(len(ids), dtype=bool),
             arrived_ids=np.full(len(ids), -1, dtype=np.int64),
-            nbytes=self._batch_bytes(number),
+            nbytes=self._batch_bytes(job, len(ids)),
         )
         self._opened += 1
         self._live[number] = batch
@@ -244,36 +246,38 @@ class Window:
             raise Stopped
         if piece.next == piece.stop:
             return
-        ids = piece.batch.ids[piece.next : piece.stop]
-        receive = self._receive_features if self._job.split else self._receive_stored
-        with self._tracer.span("request", "network", batch=piece.batch.number, samples=len(ids)):
-            end = transport.stream(
-                self._job.path, self._job.request(ids), lambda reader: receive(reader, piece)
-            )
+        batch, job = piece.batch, piece.batch.job
+        ids = batch.ids[piece.next : piece.stop]
+        receive = self._receive_features if job.split else self._receive_stored
+        with (
+            self.traffic.in_flight.running(),
+            self._tracer.span("request", "network", batch=batch.number, samples=len(ids)),
+        ):
+            request = job.request(ids, first=piece.next == 0)
+            end = transport.stream(job.path, request, lambda reader: receive(reader, piece))
         if piece.next != piece.stop:
             raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
-        with self._changed:
-            self.traffic.requests += 1
-            try:
-                self.traffic.add(messages.RequestReport.from_json(end.report))
-            except BadRequestError as error:
-                raise WireError(f"{transport.url}: {error}") from None
+        try:
+            report = messages.RequestReport.from_json(end.report)
+        except BadRequestError as error:
+            raise WireError(f"{transport.url}: {error}") from None
+        self.traffic.answered(job.split, len(ids), report)
 
     def _receive_features(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
         batch = piece.batch
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            rows = self._rows(header, piece, self._job.expected_tensors(len(header.ids)))
+            rows = self._rows(header, piece, batch.job.expected_tensors(len(header.ids)))
             return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
 
         while True:
-            header = self._next(reader, sink)
+            header = self._next(reader, piece, sink)
             if isinstance(header, StreamEnd):
                 return header
             self._arrived(piece, header.ids)
 
     def _receive_stored(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
-        batch = piece.batch
+        batch, job = piece.batch, piece.batch.job
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
@@ -283,44 +287,43 @@ class Window:
             return [*(byte_view(a) for a in received), _bytes_of(batch.labels[rows])]
 
         while True:
-            header = self._next(reader, sink)
+            header = self._next(reader, piece, sink)
             if isinstance(header, StreamEnd):
                 return header
             rows = slice(piece.next, piece.next + len(header.ids))
             samples = _checked_samples(batch.ids[rows], received[0], received[1], batch.labels[rows].numpy())
+            started = time.monotonic()
             with (
-                self.traffic.decode.running(),
+                self.traffic.decoding(job.split),
                 self._tracer.span("decode", "decode", samples=len(header.ids)),
             ):
-                inputs = input_batch(samples, self._job.layout, self._job.transform)
-                if tuple(inputs.shape[1:]) != self._job.shape:
+                inputs = input_batch(samples, job.layout, job.transform)
+                if tuple(inputs.shape[1:]) != job.shape:
                     raise BadRequestError(
-                        f"samples come out as {tuple(inputs.shape[1:])}, expected {self._job.shape}; "
+                        f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
                         "choose an image size (--image-size) that fits the data set"
                     )
                 batch.features[rows].copy_(inputs)
+            batch.spans.append(Span("client", "decode", started, time.monotonic()))
             self._arrived(piece, header.ids)
 
-    def _next(self, reader: FrameReader, sink: Any) -> FrameHeader | StreamEnd:
-        """The next frame; the clock of the network runs from its header's arrival to its checksum."""
-        before = reader.bytes_read
-        arriving = self.traffic.network.running()
-        started = False
+    def _next(self, reader: FrameReader, piece: _Piece, sink: Any) -> FrameHeader | StreamEnd:
+        """The next frame; the network's clock runs from its header's arrival to its checksum."""
+        spans, asked, before = piece.batch.spans, time.monotonic(), reader.bytes_read
+        arrival = self.traffic.arrival(piece.batch.job.split)
 
         def timed(header: FrameHeader) -> Any:
-            nonlocal started
             buffers = sink(header)
-            arriving.__enter__()
-            started = True
+            spans.append(Span("server", "wait for a frame", asked, time.monotonic()))
+            arrival.begin()
             return buffers
 
         try:
             return reader.next(timed)
         finally:
-            if started:
-                arriving.__exit__(None, None, None)
-            with self._changed:
-                self.traffic.bytes_received += reader.bytes_read - before
+            if arrival.started is not None:
+                spans.append(Span("network", "frame", arrival.started, time.monotonic()))
+            arrival.end(reader.bytes_read - before)
 
     def _rows(self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None) -> slice:
         """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""

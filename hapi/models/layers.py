@@ -157,10 +157,11 @@ class LayeredModel:
 
     # -- slices ----------------------------------------------------------------------------------------
 
-    def segment(self, start: int, stop: int, frozen: bool = False) -> Segment:
+    def segment(self, start: int, stop: int, frozen: bool = False, *, own_input: bool = False) -> Segment:
         """Layers ``start + 1`` to ``stop`` as a module that shares this model's parameters.
 
         ``frozen``: eval mode and no gradient, for good. Otherwise an ordinary module in train mode.
+        ``own_input``: the caller's tensor may be changed by in-place operations, which saves a copy.
         """
         self._check_span(start, stop)
         before = self._ends[start - 1] if start else None
@@ -170,7 +171,7 @@ class LayeredModel:
         names: list[str] = []
         for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
             first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
-            runs.append(compile_slice(crossings, first, last))
+            runs.append(compile_slice(crossings, first, last, own_input=own_input))
             called, read = references(slice_nodes(crossings, first, last))
             paths += called
             names += read

@@ -98,13 +98,18 @@ def slice_nodes(crossings: Crossings, before: Place | None, after: Place) -> lis
     return [n for n in crossings.nodes if n in used]
 
 
-def compile_slice(crossings: Crossings, before: Place | None, after: Place) -> Callable[..., torch.Tensor]:
-    """A function ``f(tree, x)`` that runs the nodes between two cuts (``before`` None: from the input)."""
+def compile_slice(
+    crossings: Crossings, before: Place | None, after: Place, *, own_input: bool = False
+) -> Callable[..., torch.Tensor]:
+    """A function ``f(tree, x)`` that runs the nodes between two cuts (``before`` None: from the input).
+
+    ``own_input``: in-place operations may change ``x``.
+    """
     nodes = slice_nodes(crossings, before, after)
     source = crossings.nodes[0] if before is None else before.node
     graph = fx.Graph()
     value = graph.placeholder("x")
-    if _changes_input(crossings, nodes, source):
+    if not own_input and _changes_input(crossings, nodes, source):
         value = graph.call_method("clone", (value,))
     made: dict[fx.Node, Any] = {source: value}
 

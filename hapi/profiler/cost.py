@@ -76,8 +76,8 @@ def estimate(profile: Profile, job: Job, split: int, sent: Form = "stored") -> E
         sent=sent,
         stages=coster.stages(bs, bits),
         memory=memory(profile, job, split),
-        wire_bytes=bs * sample_bytes,
-        epoch_wire_bytes=job.samples * sample_bytes,
+        wire_bytes=round(bs * sample_bytes),
+        epoch_wire_bytes=round(job.samples * sample_bytes),
         paper_epoch_seconds=coster.paper_epoch(bits),
         epoch_seconds=coster.streamed_epoch(bits),
         epoch_range=(
@@ -125,7 +125,7 @@ def memory(profile: Profile, job: Job, split: int) -> Memory:
 
 def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
     """Bytes of weights, and of computing: a micro-batch in the frozen layers, or all that a backward pass needs."""
-    bs, boundary = min(job.bs, job.samples), max(split, profile.freeze)
+    bs, boundary = min(job.bs, job.samples), profile.last_split
     trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
     weights = sum(layer.parameter_bytes for layer in trained)
     parameters = sum(layer.parameter_bytes for layer in frozen) + int(
@@ -143,34 +143,36 @@ class _Coster:
         self.profile, self.job, self.split = profile, job, split
         samples, server, client = profile.samples, profile.server_tier, profile.client_tier
         forms = {"stored": samples.stored_bytes, "uint8": samples.uint8_bytes, "tensor": samples.tensor_bytes}
-        self.sent_bytes = profile.sent_bytes(split) if split else forms[sent]
+        content = profile.sent_bytes(split) if split else forms[sent]
+        self.sent_bytes = content + profile.link.sample_bytes
         decode_there = samples.encoded and (split > 0 or sent != "stored")
         decode_here = samples.encoded and split == 0 and sent == "stored"
-        layers, boundary = profile.layers, max(split, profile.freeze)
-        self.forward = sum(layer.server_seconds for layer in layers[:split])
         tensor = samples.tensor_bytes
-        self.other = (
-            profile.server.read_seconds
-            + (server.decode_seconds if decode_there else 0.0)
+        # What runs on the device in turns, and what runs beside it; seconds a sample.
+        self.forward = sum(layer.server_seconds for layer in profile.layers[:split])
+        self.beside = (
+            (server.decode_seconds if decode_there else 0.0)
             + self.sent_bytes * server.codec_seconds_per_byte
+            + server.overhead_seconds
         )
         if split:
-            self.other += tensor * server.to_device_seconds_per_byte
-            self.other += self.sent_bytes * server.from_device_seconds_per_byte
-        # What passes the freeze without parameters gets no gradient: only its forward pass leaves the step.
-        pushed = sum(layer.client_seconds for layer in layers[profile.freeze : boundary])
-        arriving = self.sent_bytes if split else tensor
-        self.client_sample = (
+            self.beside += tensor * server.to_device_seconds_per_byte
+            self.beside += content * server.from_device_seconds_per_byte
+        self.client_compute = (
+            (content if split else tensor) * client.to_device_seconds_per_byte
+            + sum(layer.client_seconds for layer in profile.layers[split : profile.last_split])
+            + profile.step_seconds
+        )
+        self.client_beside = (
             self.sent_bytes * client.codec_seconds_per_byte
             + (client.decode_seconds if decode_here else 0.0)
-            + arriving * client.to_device_seconds_per_byte
-            + sum(layer.client_seconds for layer in layers[split:boundary])
-            + max(0.0, profile.step_seconds - pushed)
+            + client.overhead_seconds
         )
         self.depth = prefetch_depth(profile, job, split)
 
     def client(self, bs: int) -> float:
-        return bs * self.client_sample + self.profile.update_seconds
+        compute = bs * self.client_compute + self.profile.update_seconds
+        return self.profile.client_tier.together(compute, bs * self.client_beside)
 
     def network(self, bs: int, bits: float) -> float:
         return bs * self.sent_bytes * 8 / bits
@@ -183,7 +185,9 @@ class _Coster:
         # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
         last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
-        return bs * self.forward + others * self.other + waves * self._per_request()
+        other = self.beside + self.profile.server.read_seconds
+        work = bs * self.forward + others * other + waves * self._per_request()
+        return work / self.profile.server.share
 
     def server_streamed(self, bs: int) -> float:
         """Seconds a batch in the steady state: the busier of the device and of the requests under way.
@@ -191,16 +195,13 @@ class _Coster:
         With N requests at a time none can be faster than its own work over N (the bounds of operational
         analysis); on a CPU everything that computes shares the processors, on a GPU only the forward passes queue.
         """
+        server = self.profile.server
         requests = -(-bs // self.job.request_size)
-        at_once = min(
-            self.profile.server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth))
-        )
-        loads = requests * self.profile.server.model_load_seconds
-        work = bs * (self.forward + self.other) + loads
-        busy = bs * self.forward
-        if self.profile.server_tier.device == "cpu":
-            busy = work - bs * self.profile.server.read_seconds
-        return max(busy, (work + requests * self._overhead()) / at_once)
+        at_once = min(server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth)))
+        loads = requests * server.model_load_seconds
+        busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
+        alone = bs * (self.forward + self.beside + server.read_seconds) + loads
+        return max(busy / server.share, (alone + requests * self._overhead()) / at_once)
 
     def fill(self, bs: int, bits: float) -> float:
         """From the first request to the whole batch: server and network overlap, but for the first frame."""
@@ -223,11 +224,12 @@ class _Coster:
     def paper_epoch(self, bits: float) -> float:
         """Algorithm 1, line 18: iterations times the larger of the client and of server plus network."""
         full, rest = divmod(self.job.samples, self.job.bs)
-        whole = max(
-            self.client(self.job.bs), self.server_waves(self.job.bs) + self.network(self.job.bs, bits)
-        )
-        part = max(self.client(rest), self.server_waves(rest) + self.network(rest, bits)) if rest else 0.0
-        return full * whole + part
+        return full * self._paper_batch(self.job.bs, bits) + (self._paper_batch(rest, bits) if rest else 0.0)
+
+    def _paper_batch(self, bs: int, bits: float) -> float:
+        """The client's phases (Table 1) follow each other there."""
+        client = bs * (self.client_compute + self.client_beside) + self.profile.update_seconds
+        return max(client, self.server_waves(bs) + self.network(bs, bits))
 
     def streamed_epoch(self, bits: float) -> float:
         """Fill, then a batch each time the slowest stage is done, then the client's last batch."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from hapi.errors import ConfigError, UsageError
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 MAX_PROFILE_BYTES = 16 << 20
 _MAX_LAYERS = 100_000
 
@@ -44,12 +44,26 @@ class TierProfile:
 
     device: str
     """``cpu`` or ``cuda``: on a CPU the forward pass shares its processors with everything else."""
+    processors: int = 1
+    """Processor cores that the tier may use."""
+    threads: int = 1
+    """Of them, those that a forward pass on a CPU keeps busy."""
     decode_seconds: float
-    """Seconds a stored sample takes to be decoded and transformed."""
+    """CPU seconds a stored sample takes to be decoded and transformed."""
     codec_seconds_per_byte: float
-    """Server: making frames with their checksums. Client: receiving frames and checking them."""
+    """CPU seconds. Server: making and sending frames with checksums. Client: receiving frames and checking them."""
+    overhead_seconds: float = 0.0
+    """CPU seconds a sample costs beside: reading, HTTP, bookkeeping."""
     to_device_seconds_per_byte: float
     from_device_seconds_per_byte: float
+
+    def together(self, compute: float, beside: float) -> float:
+        """Seconds until ``compute`` (forward passes, one after another) and ``beside`` (CPU seconds of other threads)
+        are both done, when they run at the same time."""
+        if self.device == "cpu":
+            shared = (compute * self.threads + beside) / self.processors
+            return max(compute, beside / self.processors, shared)
+        return max(compute, beside / self.processors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +75,8 @@ class LinkProfile:
     """Standard deviation of the bandwidth over its mean, from 0 to below 1."""
     request_seconds: float
     """What a request costs beside its bytes: the way there, the store's first byte."""
+    sample_bytes: float = 0.0
+    """Bytes a sample takes on the wire beside its content: its share of frame headers, its id and label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +93,8 @@ class ServerProfile:
     """Seconds that a request waits for other tenants, as the server reports them."""
     cos_batch: int
     """Samples per forward pass and frame."""
+    share: float = 1.0
+    """The part of its computing that other tenants leave, above 0 and up to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +118,10 @@ class Profile:
     model: str
     freeze: int
     last_split: int
-    """End of the pushable range: the freeze, or later over layers without parameters and randomness."""
+    """End of the pushable range: the freeze, or later over layers without parameters and randomness.
+
+    What is not pushed down of layers 1 to here runs on the client without gradients, the layers after in training.
+    """
     layers: tuple[LayerProfile, ...]
     samples: SampleProfile
     server: ServerProfile
@@ -108,7 +129,7 @@ class Profile:
     client_tier: TierProfile
     link: LinkProfile
     step_seconds: float
-    """Seconds a sample of forward and backward pass through the layers after the freeze."""
+    """Seconds a sample of forward and backward pass through the layers after ``last_split``."""
     update_seconds: float
     """Seconds of one optimiser step, whatever the batch."""
     optimizer_bytes_per_parameter_byte: float
@@ -132,6 +153,13 @@ class Profile:
             raise ConfigError("profile: link needs bits_per_second above 0 and a variation below 1")
         if self.server.concurrency < 1 or self.server.cos_batch < 1:
             raise ConfigError("profile: server.concurrency and server.cos_batch must be at least 1")
+        if not 0 < self.server.share <= 1:
+            raise ConfigError("profile: server.share must be above 0 and at most 1")
+        if (
+            min(t for tier in (self.server_tier, self.client_tier) for t in (tier.processors, tier.threads))
+            < 1
+        ):
+            raise ConfigError("profile: processors and threads of a tier must be at least 1")
 
     def sent_bytes(self, split: int) -> int:
         """Bytes of one sample that cross the network at ``split``."""

@@ -90,7 +90,7 @@ class Application:
         gauge(
             "hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught
         )
-        gauge("hapi_busy_seconds", "Seconds with at least one request at work.", lambda: service.busy.seconds)
+        gauge("hapi_busy_seconds", "Seconds with at least one request at work.", lambda: service.account.busy.seconds)
 
     # -- middleware --------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +25,16 @@ class Front:
     """Bytes of parameters and buffers."""
     widest_bytes: int = 0
     """Bytes of one sample in the widest of the layers' inputs and outputs."""
+    make_layers: Callable[[], Sequence[Segment]] = tuple
+    """The layers one by one, over the same weights."""
     users: int = 0
+    _layers: Sequence[Segment] | None = None
+
+    def layers(self) -> Sequence[Segment]:
+        """Each layer as a segment, to be timed; made when they are asked for first."""
+        if self._layers is None:
+            self._layers = self.make_layers()
+        return self._layers
 
 
 class ModelCache:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from hapi.clocks import BusyClock, StageClock
+from hapi.clocks import StageClock
 from hapi.errors import (
     BadRequestError,
     DeviceMemoryError,
@@ -29,6 +29,8 @@ from hapi.errors import (
 from hapi.models.devices import is_out_of_memory, resolve_device
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import list_models, materialise, open_model
+from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.server.account import Account, Marks
 from hapi.server.device import Device
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
@@ -82,7 +84,9 @@ class Service:
         self.id = uuid.uuid4().hex[:12]
         self.cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
         self.device = Device(resolve_device(settings.device), self.cache.drop_idle)
-        self.busy = BusyClock()
+        self.account = Account(
+            self.id, self.device.device, running=settings.max_running, reuse=settings.model_reuse
+        )
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-load")
@@ -128,7 +132,7 @@ class Service:
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds`` goes into its report.
         """
-        clock = StageClock(messages.STAGES)
+        clock = self.account.clock()
         clock.add("queue", queue_seconds)
         cancelled = cancelled or threading.Event()
         document = messages.parse_body(body)
@@ -172,8 +176,8 @@ class Service:
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
         key = _front_key(request)
-        busy_start = self.busy.seconds
-        with self.busy.running(), clock.stage("model"):
+        begun = self.account.marks()
+        with self.account.busy.running(), clock.stage("model"):
             resident = self.cache.front(key, lambda: self._load_front(request))
             front = resident.__enter__()
         try:
@@ -186,15 +190,16 @@ class Service:
             yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
             def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
-                with self.busy.running():
+                with self.account.busy.running():
                     return self._load(dataset, chunk, request, clock)
 
             largest = 0
+            timed = TimedLayers(front.layers(), self.device.device) if request.time_layers else None
             for header, (inputs, samples) in zip(headers, self._ahead(load, chunks, cancelled), strict=True):
                 output = self.device.host_buffer((len(samples.ids), *front.output_shape), front.output_dtype)
-                with self.busy.running():
+                with self.account.busy.running():
                     fitted = self.device.forward(
-                        front.segment,
+                        timed or front.segment,
                         self.device.pinned(inputs),
                         output,
                         key=(key, inputs.shape[1:]),
@@ -202,7 +207,7 @@ class Service:
                     )
                 largest = max(largest, fitted)
                 yield data_frame(header, [_tensor_bytes(output), byte_view(samples.labels)])
-            yield self._end(len(chunks), len(request.ids), clock, busy_start, largest)
+            yield self._end(len(chunks), len(request.ids), clock, begun, largest, timed)
         finally:
             resident.__exit__(None, None, None)
 
@@ -229,7 +234,14 @@ class Service:
         nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
         shapes, dtypes = model.output_shapes(), model.output_dtypes()
         widest = max(model.output_bytes()[: request.split + 1])
-        return Front(segment, tuple(shapes[request.split]), dtypes[request.split], nbytes, widest)
+        return Front(
+            segment,
+            tuple(shapes[request.split]),
+            dtypes[request.split],
+            nbytes,
+            widest,
+            lambda: layer_segments(model, 0, request.split),
+        )
 
     def _place(self, model: LayeredModel, split: int) -> None:
         """Move the model to the device; when it does not fit, once more without the idle fronts."""
@@ -283,7 +295,7 @@ class Service:
         self, request: messages.SamplesRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
-        busy_start = self.busy.seconds
+        begun = self.account.marks()
         lengths = dataset.lengths(request.ids)
         chunks = _by_bytes(request.ids, lengths, STORED_FRAME_BYTES)
         totals = [int(part.sum()) for part in np.split(lengths, np.cumsum([len(c) for c in chunks])[:-1])]
@@ -291,37 +303,42 @@ class Service:
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
         def load(chunk: messages.IdArray) -> Samples:
-            with self.busy.running(), clock.stage("read"):
+            with self.account.busy.running(), clock.stage("read"):
                 return dataset.read(chunk)
 
         for header, samples in zip(headers, self._ahead(load, chunks, cancelled), strict=True):
             yield data_frame(
                 header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
             )
-        yield self._end(len(chunks), len(request.ids), clock, busy_start, 0)
+        yield self._end(len(chunks), len(request.ids), clock, begun)
 
     def _tensors(
         self, request: messages.TensorsRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
-        busy_start = self.busy.seconds
+        begun = self.account.marks()
         headers = [FrameHeader((), (model.tensor_spec(name),)) for name in request.names]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
         def load(name: str) -> Buffer:
-            with self.busy.running(), clock.stage("read"):
+            with self.account.busy.running(), clock.stage("read"):
                 return model.read_tensor(name)
 
         for header, raw in zip(headers, self._ahead(load, request.names, cancelled), strict=True):
             yield data_frame(header, [raw])
-        yield self._end(len(headers), 0, clock, busy_start, 0)
+        yield self._end(len(headers), 0, clock, begun)
 
     def _end(
-        self, frames: int, samples: int, clock: StageClock, busy_start: float, cos_batch: int
+        self,
+        frames: int,
+        samples: int,
+        clock: StageClock,
+        begun: Marks,
+        cos_batch: int = 0,
+        timed: TimedLayers | None = None,
     ) -> list[bytes]:
-        report = messages.RequestReport(
-            server=self.id, seconds=clock.seconds(), busy=(busy_start, self.busy.seconds), cos_batch=cos_batch
-        )
+        layers = () if timed is None else tuple(timed.seconds)
+        report = self.account.report(begun, clock, cos_batch, layers)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 
 

@@ -93,11 +93,16 @@ class ExtractRequest:
     """Name of layer ``split``: both tiers must mean the same cut, whatever their library versions."""
     ids: IdArray
     transform: TransformSpec | None
+    time_layers: bool = False
+    """Run layer by layer and report the seconds of each: for a profile, slower."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
-        d = strict_fields(document, dict.fromkeys(names, True), "request")
+        d = strict_fields(document, {**dict.fromkeys(names, True), "time_layers": False}, "request")
+        time_layers = d.get("time_layers", False)
+        if not isinstance(time_layers, bool):
+            raise BadRequestError("time_layers: expected true or false")
         if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= 512:
             raise BadRequestError("split_name: expected a string of 1 to 512 characters")
         return cls(
@@ -107,10 +112,12 @@ class ExtractRequest:
             split_name=d["split_name"],
             ids=_ids(d["ids"]),
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+            time_layers=time_layers,
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"time_layers": True} if self.time_layers else {}),
             "dataset": self.dataset.to_json(),
             "model": self.model.to_json(),
             "split": self.split,
@@ -160,8 +167,24 @@ class TensorsRequest:
         return {"name": self.name, "digest": self.digest, "names": list(self.names)}
 
 
-STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out")
+STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out", "send")
 """Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTier:
+    """What a server computes with."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    processors: int
+    """Processor cores that the server may use."""
+    threads: int
+    """Threads of one forward pass on a CPU."""
+    running: int
+    """Requests that it works on at a time."""
+    reuse: bool
+    """Whether layers stay loaded between requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,34 +194,68 @@ class RequestReport:
     server: str
     """Id of the server process, to tell restarts and several servers apart."""
     seconds: dict[str, float]
-    """Seconds per stage of :data:`STAGES`."""
+    """Wall seconds per stage of :data:`STAGES`."""
+    cpu: dict[str, float]
+    """CPU seconds per stage of the threads that worked for this request."""
     busy: tuple[float, float]
     """The server's busy clock (seconds in which at least one request was worked on) at start and end."""
+    work: tuple[float, float]
+    """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their stages,
+    or on a GPU the forward passes'."""
+    process: tuple[float, float]
+    """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
+    clock: tuple[float, float]
+    """The server's time, in seconds, at start and end."""
     cos_batch: int
     """Largest batch that was run on the device for this request; 0 for stored bytes."""
+    layers: tuple[float, ...] = ()
+    """Seconds in each layer, when they were asked for."""
+    tier: ServerTier
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Lenient about numbers, strict about form: a report never fails a request that arrived whole."""
         try:
-            seconds = {str(k): float(v) for k, v in dict(document["seconds"]).items()}
-            start, end = (float(v) for v in document["busy"])
+            tier = document["tier"]
             return cls(
                 server=str(document["server"])[:64],
-                seconds=seconds,
-                busy=(start, end),
+                seconds={str(k): float(v) for k, v in dict(document["seconds"]).items()},
+                cpu={str(k): float(v) for k, v in dict(document["cpu"]).items()},
+                busy=_pair(document["busy"]),
+                work=_pair(document["work"]),
+                process=_pair(document["process"]),
+                clock=_pair(document["clock"]),
                 cos_batch=int(document["cos_batch"]),
+                layers=tuple(float(v) for v in document["layers"]),
+                tier=ServerTier(
+                    device=str(tier["device"])[:64],
+                    processors=max(1, int(tier["processors"])),
+                    threads=max(1, int(tier["threads"])),
+                    running=max(1, int(tier["running"])),
+                    reuse=bool(tier["reuse"]),
+                ),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "server": self.server,
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
+            "cpu": {k: round(v, 6) for k, v in self.cpu.items()},
             "busy": [round(v, 6) for v in self.busy],
+            "work": [round(v, 6) for v in self.work],
+            "process": [round(v, 6) for v in self.process],
+            "clock": [round(v, 6) for v in self.clock],
             "cos_batch": self.cos_batch,
+            "layers": [round(v, 9) for v in self.layers],
+            "tier": vars(self.tier),
         }
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    start, end = (float(v) for v in value)
+    return start, end
 
 
 @dataclass(frozen=True, kw_only=True)

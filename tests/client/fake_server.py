@@ -21,7 +21,7 @@ from hapi.wire.frames import (
     end_frame,
     error_frame,
 )
-from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
+from hapi.wire.messages import STAGES, ExtractRequest, RequestReport, ServerTier
 
 SHAPE = (3, 2)
 
@@ -90,7 +90,15 @@ class FakeServer:
                 )
                 yield self.tamper(stream)
             report = RequestReport(
-                server="fake", seconds=dict.fromkeys(STAGES, 0.01), busy=(1.0, 2.0), cos_batch=5
+                server="fake",
+                seconds=dict.fromkeys(STAGES, 0.01),
+                cpu=dict.fromkeys(STAGES, 0.005),
+                busy=(1.0, 2.0),
+                work=(0.5, 1.0),
+                process=(0.5, 1.5),
+                clock=(10.0, 12.0),
+                cos_batch=5,
+                tier=ServerTier(device="cpu", processors=1, threads=1, running=4, reuse=True),
             )
             yield end_frame(StreamEnd(len(chunks), len(ids), report.to_json()))
         finally:

@@ -12,8 +12,9 @@ from unittest import mock
 
 import numpy as np
 
+from hapi.client.passes import PassReport
 from hapi.client.prepare import prepare
-from hapi.client.session import PassReport, Session
+from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import LoopbackTransport
 from hapi.models.layers import LayeredModel
@@ -29,7 +30,7 @@ from hapi.storage.sources import SourceOptions, open_source
 COUNT = 46
 SETTINGS: dict[str, Any] = {
     "model": "resnet18", "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
-    "dataset": "blobs", "lr": 0.01,
+    "dataset": "blobs", "lr": 0.01, "split": "freeze",
 }  # fmt: skip
 SIDE = 32
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi.client.memory import FrozenRest, to_device
+from hapi.client.memory import FrozenRest, MicroBatch, to_device
 from hapi.errors import DeviceMemoryError
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class Full(torch.Tensor):
 
 
 def rest(layers: nn.Module, micro_batch: int, shape: tuple[int, ...] = (3,)) -> FrozenRest:
-    return FrozenRest(layers, shape, torch.float32, micro_batch, CPU)
+    return FrozenRest(layers, shape, torch.float32, MicroBatch(micro_batch), CPU)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 10, 64])
@@ -49,9 +49,10 @@ def test_micro_batches_make_the_whole(micro_batch: int) -> None:
 def test_the_micro_batch_is_halved_and_stays_so() -> None:
     x = torch.arange(30.0).reshape(10, 3)
     layers = Hungry(3)
-    frozen = rest(layers, 10)
+    size = MicroBatch(10)
+    frozen = FrozenRest(layers, (3,), torch.float32, size, CPU)
     assert torch.equal(frozen(x), x * 2)
-    assert layers.batches == [10, 5, 2, 2, 2, 2, 2] and frozen.micro_batch == 2
+    assert layers.batches == [10, 5, 2, 2, 2, 2, 2] and size.size == 2
     layers.batches.clear()
     assert torch.equal(frozen(x), x * 2)
     assert layers.batches == [2] * 5

@@ -97,9 +97,9 @@ def test_what_is_chosen(service: Service, changes: dict[str, Any], freeze: int, 
         assert session.prepared.freeze == freeze
         if changes.get("split") == "min":
             sizes = session.prepared.model.output_bytes()
-            assert sizes[session.prepared.job.split] == min(sizes[1 : freeze + 1])
+            assert sizes[session.split] == min(sizes[1 : freeze + 1])
         else:
-            assert session.prepared.job.split == split
+            assert session.split == split
         assert sum(len(ids) for ids in session.batch_ids(0)) == COUNT
 
 

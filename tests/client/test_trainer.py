@@ -307,12 +307,19 @@ def saved(path: Path, **progress: Any) -> tuple[nn.Module, torch.optim.Optimizer
         progress=Progress(**progress),
         identity={"a": 1},
         epochs=[{"x": 2}],
+        plan=None,
     )
     return module, optimizer
 
 
 def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    return checkpoint.load(str(path), trained=module, optimizer=optimizer, identity={"a": 1})
+    return checkpoint.load(
+        str(path),
+        trained=module,
+        optimizer=optimizer,
+        identity={"a": 1},
+        restore_plan=lambda plan, progress: None,
+    )
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
@@ -351,7 +358,7 @@ def test_damaged_files(tmp_path: Path, damage: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2}, {"format": None}, {"identity": 3}, {"identity": None}, {"epochs": 5}, {"epochs": [1]},
+        {"format": 1}, {"format": None}, {"identity": 3}, {"identity": None}, {"epochs": 5}, {"epochs": [1]},
         {"progress": {}},
         {"progress": {"epoch": -1}}, {"progress": {"batch": "x"}}, {"progress": {"unknown": 1}}, {"progress": None},
         {"progress": {"loss_sum": "x"}}, {"progress": {"counters": {"seconds": "x"}}}, {"progress": {"samples": 1.5}},
@@ -376,7 +383,7 @@ def test_files_of_another_form(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     module, optimizer = saved(path)
-    torch.save({"format": 1, "x": Interrupting(1, KeyboardInterrupt())}, path)
+    torch.save({"format": 2, "x": Interrupting(1, KeyboardInterrupt())}, path)
     with pytest.raises(UsageError, match="is not a checkpoint"):
         loaded(path, module, optimizer)
 

@@ -46,7 +46,7 @@ def make_window(
 ) -> tuple[Window, ServerPool]:
     pool = ServerPool([LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], patience=patience)
     window = Window(
-        JOB,
+        lambda number: JOB,
         pool,
         batches,
         request_size=request_size,
@@ -231,7 +231,7 @@ def test_traffic_is_counted() -> None:
     assert window.traffic.requests == 2
     assert window.traffic.bytes_received > 32 * 24
     assert window.traffic.server_seconds() == pytest.approx(1.0)
-    assert window.traffic.stages["forward"] == pytest.approx(0.02)
+    assert window.traffic.stages()["forward"] == pytest.approx(0.02)
     window.close()
 
 

@@ -15,9 +15,9 @@ from hapi.profiler.profile import (
 )
 
 
-def free_tier(device: str = "cuda", **changes: float) -> TierProfile:
+def free_tier(device: str = "cuda", **changes: Any) -> TierProfile:
     """A tier on which nothing but forward passes costs anything, unless ``changes`` says so."""
-    costs = {
+    costs: dict[str, Any] = {
         "decode_seconds": 0.0,
         "codec_seconds_per_byte": 0.0,
         "to_device_seconds_per_byte": 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,12 +25,19 @@ sizes = st.integers(1, 1_000_000)
 def profiles(draw: st.DrawFn) -> Profile:
     count = draw(st.integers(2, 6))
     per_layer = st.lists(seconds, min_size=count, max_size=count)
-    costs = {"decode_seconds": draw(seconds), "codec_seconds_per_byte": draw(st.floats(0, 1e-8))}
+    costs: dict[str, Any] = {
+        "decode_seconds": draw(seconds),
+        "codec_seconds_per_byte": draw(st.floats(0, 1e-8)),
+        "overhead_seconds": draw(seconds),
+        "processors": draw(st.integers(1, 4)),
+    }
     return crafted(
         draw(st.lists(sizes, min_size=count, max_size=count)),
         draw(per_layer),
         draw(per_layer),
-        server=free_server(read_seconds=draw(seconds), concurrency=draw(st.integers(1, 5))),
+        server=free_server(
+            read_seconds=draw(seconds), concurrency=draw(st.integers(1, 5)), share=draw(st.floats(0.1, 1.0))
+        ),
         server_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
         client_tier=free_tier(draw(st.sampled_from(["cpu", "cuda"])), **costs),
         link=LinkProfile(
@@ -89,7 +97,9 @@ def test_split_zero_sends_what_is_stored_and_decodes_here() -> None:
     job = Job(bs=10, samples=10, request_size=10)
     stored, tensor = estimate(profile, job, 0), estimate(profile, job, 0, "tensor")
     assert stored.wire_bytes == 10_000 and stored.stages.server == pytest.approx(0.002)
-    assert stored.stages.client == pytest.approx(10 * (0.007 + 0.001))
+    assert stored.stages.client == pytest.approx(10 * 0.007)  # on a GPU beside the layers
+    on_cpu = replace(profile, client_tier=free_tier("cpu", decode_seconds=0.007))
+    assert estimate(on_cpu, job, 0).stages.client == pytest.approx(10 * (0.007 + 0.001))
     assert tensor.wire_bytes == 60_000 and tensor.stages.server == pytest.approx(10 * 0.003 + 0.002)
     assert tensor.stages.client == pytest.approx(10 * 0.001)
     assert estimate(profile, job, 0, "uint8").wire_bytes == 15_000
@@ -100,8 +110,20 @@ def test_a_cpu_server_shares_its_processors() -> None:
     job = Job(bs=8, samples=8, request_size=2)
     on_gpu = crafted([10, 10], [0.001, 0.0], server_tier=free_tier("cuda", decode_seconds=0.002), **parts)
     on_cpu = crafted([10, 10], [0.001, 0.0], server_tier=free_tier("cpu", decode_seconds=0.002), **parts)
-    assert estimate(on_gpu, job, 1).stages.server == pytest.approx(8 * 0.001)
+    assert estimate(on_gpu, job, 1).stages.server == pytest.approx(8 * 0.002)  # decoding, on one core
     assert estimate(on_cpu, job, 1).stages.server == pytest.approx(8 * 0.003)
+    cores = replace(on_gpu, server_tier=replace(on_gpu.server_tier, processors=4))
+    assert estimate(cores, job, 1).stages.server == pytest.approx(8 * 0.001)
+    shared = replace(on_cpu, server=replace(on_cpu.server, share=0.5))
+    assert estimate(shared, job, 1).stages.server == pytest.approx(2 * 8 * 0.003)
+
+
+def test_what_runs_together() -> None:
+    tier = replace(free_tier("cpu"), processors=4, threads=2)
+    assert tier.together(1.0, 0.0) == 1.0
+    assert tier.together(1.0, 2.0) == 1.0  # two threads forward, two cores for the rest
+    assert tier.together(1.0, 4.0) == pytest.approx(1.5)
+    assert replace(tier, device="cuda").together(1.0, 8.0) == pytest.approx(2.0)
 
 
 def test_waiting_and_loading_are_paid_for_each_request() -> None:
@@ -112,11 +134,11 @@ def test_waiting_and_loading_are_paid_for_each_request() -> None:
     assert got.server == pytest.approx(4 * 0.001 + 2 * 0.3)
 
 
-def test_a_split_past_the_freeze_leaves_the_step_only_its_forward_pass() -> None:
+def test_layers_up_to_the_last_split_run_here_without_training() -> None:
     profile = crafted([10, 10, 10], [0.001] * 3, freeze=1, last_split=2, step_seconds=0.005)
     job = Job(bs=10, samples=10)
-    assert estimate(profile, job, 1).stages.client == pytest.approx(0.05)
-    assert estimate(profile, job, 2).stages.client == pytest.approx(0.04)
+    assert estimate(profile, job, 1).stages.client == pytest.approx(0.06)
+    assert estimate(profile, job, 2).stages.client == pytest.approx(0.05)
 
 
 def test_memory_by_hand() -> None:
@@ -193,7 +215,7 @@ def scaled(profile: Profile, k: float) -> Profile:
 
     def tier(which: str) -> dict[str, float]:
         old = getattr(profile, which)
-        return {n: v * k for n, v in vars(old).items() if n != "device"}
+        return {n: v * k for n, v in vars(old).items() if n not in ("device", "processors", "threads")}
 
     return replace(
         profile,

@@ -25,7 +25,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("version",), 2, "version is 2"),
+        (("version",), 1, "version is 1"),
         (("layers",), [], "1 to 100000 layers"),
         (("layers", 0, "output_bytes"), 1.5, r"layers\[0\].output_bytes: expected a number"),
         (("layers", 1, "flops"), float("nan"), r"layers\[1\].flops: the number is out of range"),

@@ -16,6 +16,7 @@ from hapi.wire.messages import (
     ExtractRequest,
     RequestReport,
     SamplesRequest,
+    ServerTier,
     TensorsRequest,
     parse_body,
 )
@@ -184,7 +185,18 @@ def test_any_problem_document_becomes_an_error(document: object, status: int) ->
 
 
 def test_report_round_trip() -> None:
-    report = RequestReport(server="s", seconds={"forward": 0.25}, busy=(1.0, 2.5), cos_batch=16)
+    report = RequestReport(
+        server="s",
+        seconds={"forward": 0.25},
+        cpu={"forward": 0.125},
+        busy=(1.0, 2.5),
+        work=(0.5, 0.75),
+        process=(3.0, 3.5),
+        clock=(100.0, 101.0),
+        cos_batch=16,
+        layers=(0.125, 0.0625),
+        tier=ServerTier(device="cuda", processors=8, threads=4, running=2, reuse=False),
+    )
     assert RequestReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 

@@ -1,0 +1,201 @@
+"""Counts what every batch costs on both tiers, split by split, for profiles and for the watch over the plan."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from hapi.client.traffic import Traffic
+from hapi.profiler.observe import Observed, Tier
+from hapi.profiler.timing import work_clock
+
+Counts = dict[str, float]
+"""Sums by name; ``server_layer:3`` and the like for lists."""
+Snapshot = Mapping[int, Counts]
+"""Counts by split."""
+
+_OWN = frozenset(("batches", "handed_out", "process_cpu", "main_cpu", "rest", "step", "client_timed"))
+QUIET = 0.1
+"""Utilisation of a server by others below which it counts as ours alone: bookkeeping is not exact."""
+FAIR_SHARE = 0.5
+"""Of a server's device, what is left to us at least when others take all they can get."""
+
+
+def tier_of(device: torch.device) -> Tier:
+    """This process as a tier."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Tier(device=device.type, processors=processors, threads=torch.get_num_threads())
+
+
+class Meter:
+    """Sums of a whole run; not thread-safe (the traffic that it reads is).
+
+    A pass's traffic is taken in with :meth:`follow`; what lies between two :meth:`snapshot` is
+    :func:`observed_between` them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._clock = work_clock(device)
+        self._own: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
+        self._past: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
+        """Of the traffic of passes that are over."""
+        self._traffic: Traffic | None = None
+        self._cpu = time.process_time()
+        self.servers: dict[int, Tier] = {}
+        """What the servers of each split compute with."""
+
+    def follow(self, traffic: Traffic) -> None:
+        """A pass begins; the one before is over."""
+        for split, counts in _of_traffic(self._traffic).items():
+            for name, value in counts.items():
+                self._past[split][name] += value
+        self._traffic = traffic
+        self._cpu = time.process_time()
+
+    @contextmanager
+    def working(self, split: int, name: str) -> Iterator[None]:
+        """The main thread works on a batch of ``split``: ``rest`` (frozen layers) or ``step`` (training)."""
+        start, cpu = self._clock(), time.thread_time()
+        try:
+            yield
+        finally:
+            counts = self._own[split]
+            counts[name] += self._clock() - start
+            counts["main_cpu"] += time.thread_time() - cpu
+
+    def layers(self, split: int, samples: int, seconds: list[float]) -> None:
+        """The layers after ``split`` were timed on ``samples``."""
+        counts = self._own[split]
+        counts["client_timed"] += samples
+        for i, value in enumerate(seconds):
+            counts[f"client_layer:{i}"] += value
+
+    def batch(self, split: int, samples: int) -> None:
+        """A batch was handed out and worked on."""
+        counts, now = self._own[split], time.process_time()
+        counts["batches"] += 1
+        counts["handed_out"] += samples
+        counts["process_cpu"] += now - self._cpu
+        self._cpu = now
+
+    def snapshot(self) -> Snapshot:
+        """All sums so far, by split."""
+        sums: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
+        for part in (self._own, self._past, _of_traffic(self._traffic)):
+            for split, counts in part.items():
+                for name, value in counts.items():
+                    sums[split][name] += value
+        if self._traffic is not None:
+            for split, share in self._traffic.splits.items():
+                if share.tier is not None:
+                    t = share.tier
+                    self.servers[split] = Tier(**vars(t))
+        return {split: dict(counts) for split, counts in sums.items()}
+
+
+def _of_traffic(traffic: Traffic | None) -> dict[int, Counts]:
+    if traffic is None:
+        return {}
+    found: dict[int, Counts] = {}
+    in_flight = traffic.in_flight.seconds
+    total = sum(s.requests for s in list(traffic.splits.values())) or 1
+    for split, share in list(traffic.splits.items()):
+        counts = found[split] = {
+            "requests": share.requests,
+            "samples": share.samples,
+            "bytes": share.bytes_received,
+            "receive": share.receive_cpu_seconds,
+            "decode": share.decode_cpu_seconds,
+            "server_timed": share.timed_samples,
+            "work": share.server_work_seconds,
+            "process": share.server_process_seconds,
+            "clock": share.server_clock_seconds,
+            "in_flight": in_flight * share.requests / total,
+        }
+        for kind, values in (("cpu", share.server_cpu_seconds), ("wall", share.server_wall_seconds)):
+            counts.update({f"{kind}:{stage}": value for stage, value in list(values.items())})
+        counts.update({f"server_layer:{i}": value for i, value in enumerate(share.layer_seconds)})
+        counts["cos_batch"] = share.cos_batch
+    return found
+
+
+def merged(traffic: Snapshot, own: Snapshot) -> Snapshot:
+    """The sums of the traffic from one snapshot, those of this side's own work from another."""
+    return {
+        split: {
+            **{name: v for name, v in traffic.get(split, {}).items() if not _is_own(name)},
+            **{name: v for name, v in own.get(split, {}).items() if _is_own(name)},
+        }
+        for split in traffic.keys() | own.keys()
+    }
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith("client_layer:")
+
+
+def observed_between(
+    before: Snapshot, after: Snapshot, servers: Mapping[int, Tier], client: Tier
+) -> dict[int, Observed]:
+    """What the splits cost between two snapshots; those of which nothing was handed out are left away."""
+    found = {}
+    for split, counts in after.items():
+        old = before.get(split, {})
+        delta = {name: value - old.get(name, 0.0) for name, value in counts.items()}
+        if delta.get("handed_out", 0) > 0 and delta.get("samples", 0) > 0:
+            delta["cos_batch"] = counts.get("cos_batch", 0)
+            found[split] = _observed(split, delta, servers.get(split, Tier()), client)
+    return found
+
+
+def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
+    cpu = {name.partition(":")[2]: value for name, value in d.items() if name.startswith("cpu:")}
+    # Requests ahead of the batches that were handed out are in one sum and not in the other.
+    ahead = d["samples"] / d["handed_out"]
+    receive, decode = d.get("receive", 0.0), d.get("decode", 0.0)
+    main = d.get("main_cpu", 0.0)
+    helpers = (client.threads - 1) * main if client.device == "cpu" else 0.0
+    other = (d.get("process_cpu", 0.0) - main - helpers) * ahead - receive - decode
+    return Observed(
+        split=split,
+        batches=round(d["batches"]),
+        samples=round(d["samples"]),
+        bytes_received=round(d["bytes"]),
+        requests=round(d["requests"]),
+        rest_seconds=d.get("rest", 0.0) * ahead,
+        step_seconds=d.get("step", 0.0) * ahead,
+        client_layers=_listed(d, "client_layer"),
+        client_timed=round(d.get("client_timed", 0)),
+        receive_seconds=receive,
+        decode_seconds=decode,
+        client_other_seconds=other,  # below 0 where another split's batches did what was received for this one
+        server_cpu={stage: value for stage, value in cpu.items() if not (server.reuse and stage == "model")},
+        server_wall={name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")},
+        server_layers=_listed(d, "server_layer"),
+        server_timed=round(d["server_timed"]),
+        server_factor=max(1.0, d["process"] / d["work"]) if d["work"] > 0 and d["process"] > 0 else 1.0,
+        share=_share(d, sum(cpu.values()), server),
+        cos_batch=round(d["cos_batch"]),
+        server=server,
+    )
+
+
+def _listed(d: Counts, name: str) -> tuple[float, ...]:
+    count = sum(key.startswith(f"{name}:") for key in d)
+    return tuple(d[f"{name}:{i}"] for i in range(count))
+
+
+def _share(d: Counts, own_cpu: float, server: Tier) -> float:
+    """What others leave of the server, from its own account of all work and ours."""
+    if d["clock"] <= 0 or d["in_flight"] <= 0:
+        return 1.0
+    own = own_cpu if server.device == "cpu" else d.get("wall:forward", 0.0)
+    workers = server.processors if server.device == "cpu" else 1
+    others = d["work"] / d["clock"] / workers - own / d["in_flight"] / workers
+    return 1.0 if others < QUIET else max(FAIR_SHARE, 1.0 - others)

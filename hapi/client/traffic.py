@@ -1,0 +1,225 @@
+"""What a pass measures at the border to the servers: bytes, the link's rate, and each side's seconds per split.
+
+A stage's wall seconds say how long it took, also because others were in its way; its CPU seconds say what it costs.
+Reports show the first, plans are made from the second (HAPI, section 4.3, Table 1).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hapi.clocks import BusyClock
+from hapi.wire.messages import RequestReport, ServerTier
+
+RATE_SECONDS = 0.1
+"""Longest stretch of arrivals that counts as one measurement of the link."""
+RATES_KEPT = 4096
+
+
+@dataclass
+class SplitTraffic:
+    """What the requests of one split cost; sums."""
+
+    requests: int = 0
+    samples: int = 0
+    bytes_received: int = 0
+    receive_cpu_seconds: float = 0.0
+    """CPU seconds of receiving payloads and checking them."""
+    decode_cpu_seconds: float = 0.0
+    """CPU seconds of decoding stored samples on this side (split 0)."""
+    server_cpu_seconds: dict[str, float] = field(default_factory=dict)
+    """The servers' CPU seconds per stage."""
+    server_wall_seconds: dict[str, float] = field(default_factory=dict)
+    timed_samples: int = 0
+    """Samples for which the servers timed every layer."""
+    layer_seconds: list[float] = field(default_factory=list)
+    """Their seconds in layers 1..split."""
+    server_work_seconds: float = 0.0
+    """Seconds of work that the servers accounted to all tenants' requests while each of these ran; a sum."""
+    server_process_seconds: float = 0.0
+    """CPU seconds of the whole server processes meanwhile; a sum."""
+    server_clock_seconds: float = 0.0
+    """How long these requests ran, by the servers' clocks; a sum."""
+    cos_batch: int = 0
+    tier: ServerTier | None = None
+    """What the last server that answered runs on."""
+
+    def add(self, samples: int, report: RequestReport) -> None:
+        """Take in one answered request of ``samples``."""
+        self.requests += 1
+        self.samples += samples
+        for sums, seconds in (
+            (self.server_cpu_seconds, report.cpu),
+            (self.server_wall_seconds, report.seconds),
+        ):
+            for stage, value in seconds.items():
+                sums[stage] = sums.get(stage, 0.0) + value
+        if report.layers:
+            self.timed_samples += samples
+            before = self.layer_seconds or [0.0] * len(report.layers)
+            self.layer_seconds = [a + b for a, b in zip(before, report.layers, strict=False)]
+        self.server_work_seconds += max(0.0, report.work[1] - report.work[0])
+        self.server_process_seconds += max(0.0, report.process[1] - report.process[0])
+        self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
+        self.cos_batch = max(self.cos_batch, report.cos_batch)
+        self.tier = report.tier
+
+
+class LinkMeter:
+    """The link's rate, measured on what arrives anyway. Thread-safe.
+
+    From the beginning of a payload to its end the link is at work. What arrives meanwhile is asked of the kernel
+    (``arrived``: bytes received so far on all connections), since a payload that waits in its buffers for a busy
+    reader would look faster than the link, and another connection's bytes share the link with it. Where the kernel
+    does not tell, the bytes that were read count.
+    """
+
+    def __init__(self, arrived: Callable[[], int | None]) -> None:
+        self._arrived = arrived
+        self._lock = threading.Lock()
+        self._active = 0
+        self._read = 0
+        self._since = 0.0
+        self._before = 0
+        self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
+
+    def begin(self) -> None:
+        """A payload begins to arrive."""
+        with self._lock:
+            self._active += 1
+            if self._active == 1:
+                self._open()
+
+    def end(self, nbytes: int) -> None:
+        """It has arrived, or never will; ``nbytes`` of it were read."""
+        with self._lock:
+            self._active -= 1
+            self._read += nbytes
+            now = time.monotonic()
+            if self._active == 0 or now - self._since >= RATE_SECONDS:
+                count = self._count() - self._before
+                if count > 0 and now > self._since:
+                    self._rates.append((now, count, now - self._since))
+                if self._active:
+                    self._open()
+
+    def rates(self, since: float = 0.0) -> list[tuple[int, float]]:
+        """(bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
+        with self._lock:
+            return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
+
+    def _open(self) -> None:
+        self._since, self._before = time.monotonic(), self._count()
+
+    def _count(self) -> int:
+        arrived = self._arrived()
+        return self._read if arrived is None else arrived
+
+
+class Arrival:
+    """One frame's payload on its way; made by :meth:`Traffic.arrival`. Not begun when no payload came."""
+
+    def __init__(self, traffic: Traffic, split: int) -> None:
+        self._traffic = traffic
+        self._split = split
+        self._cpu = 0.0
+        self.started: float | None = None
+        """When its payload began to arrive, in ``time.monotonic`` seconds."""
+
+    def begin(self) -> None:
+        """Its header has arrived."""
+        self.started, self._cpu = time.monotonic(), time.thread_time()
+        self._traffic.network.begin()
+        self._traffic.link.begin()
+
+    def end(self, nbytes: int) -> None:
+        """``nbytes`` in all were read for it."""
+        cpu = 0.0
+        if self.started is not None:
+            self._traffic.link.end(nbytes)
+            self._traffic.network.end()
+            cpu = time.thread_time() - self._cpu
+        self._traffic.received(self._split, nbytes, cpu)
+
+
+class Traffic:
+    """What a pass counted since it was made. Thread-safe."""
+
+    def __init__(self, arrived: Callable[[], int | None] = lambda: None) -> None:
+        self.network = BusyClock()
+        """Seconds in which at least one frame's payload was arriving."""
+        self.decode = BusyClock()
+        """Seconds in which stored samples were decoded on this side (split 0)."""
+        self.in_flight = BusyClock()
+        """Seconds in which at least one request was under way."""
+        self.link = LinkMeter(arrived)
+        self.splits: dict[int, SplitTraffic] = {}
+        self._lock = threading.Lock()
+        self._busy: dict[str, tuple[float, float]] = {}
+
+    def arrival(self, split: int) -> Arrival:
+        """For the next frame of an answer at ``split``."""
+        return Arrival(self, split)
+
+    @contextmanager
+    def decoding(self, split: int) -> Iterator[None]:
+        """Around the decoding of stored samples."""
+        started = time.thread_time()
+        with self.decode.running():
+            yield
+        with self._lock:
+            self._of(split).decode_cpu_seconds += time.thread_time() - started
+
+    def received(self, split: int, nbytes: int, cpu_seconds: float) -> None:
+        """A frame of ``nbytes`` was read."""
+        with self._lock:
+            share = self._of(split)
+            share.bytes_received += nbytes
+            share.receive_cpu_seconds += cpu_seconds
+
+    def answered(self, split: int, samples: int, report: RequestReport) -> None:
+        """A request was answered whole."""
+        with self._lock:
+            self._of(split).add(samples, report)
+            start, end = self._busy.get(report.server, report.busy)
+            self._busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))
+
+    def _of(self, split: int) -> SplitTraffic:
+        return self.splits.setdefault(split, SplitTraffic())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of all answers."""
+        with self._lock:
+            return sum(share.bytes_received for share in self.splits.values())
+
+    @property
+    def requests(self) -> int:
+        """Requests answered whole."""
+        with self._lock:
+            return sum(share.requests for share in self.splits.values())
+
+    @property
+    def cos_batch(self) -> int:
+        """Largest batch that a server ran on its device."""
+        with self._lock:
+            return max((share.cos_batch for share in self.splits.values()), default=0)
+
+    def stages(self) -> dict[str, float]:
+        """The servers' wall seconds per stage, summed over requests."""
+        with self._lock:
+            sums: dict[str, float] = {}
+            for share in self.splits.values():
+                for stage, seconds in share.server_wall_seconds.items():
+                    sums[stage] = sums.get(stage, 0.0) + seconds
+            return sums
+
+    def server_seconds(self) -> float:
+        """Seconds that the busiest server worked (for anyone) while this pass's requests ran."""
+        with self._lock:
+            return max((end - start for start, end in self._busy.values()), default=0.0)
