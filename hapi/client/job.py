@@ -31,6 +31,8 @@ class ExtractionJob:
     shape: tuple[int, ...]
     """Shape of one sample as the window delivers it: layer ``split``'s output, or the model's input."""
     dtype: torch.dtype
+    id: str = ""
+    """Of the training run, by which a server tells its work from that of others."""
     time_layers: bool = False
     """Whether the server times each layer for one request of every batch."""
 
@@ -42,7 +44,7 @@ class ExtractionJob:
     def request(self, ids: messages.IdArray, *, first: bool = False) -> dict[str, Any]:
         """The document that asks for ``ids``; ``first``: it is the first of its batch."""
         if self.model is None:
-            return messages.SamplesRequest(dataset=self.dataset, ids=ids).to_json()
+            return messages.SamplesRequest(dataset=self.dataset, ids=ids, job=self.id).to_json()
         return messages.ExtractRequest(
             dataset=self.dataset,
             model=self.model,
@@ -51,6 +53,7 @@ class ExtractionJob:
             ids=ids,
             transform=self.transform,
             time_layers=self.time_layers and first,
+            job=self.id,
         ).to_json()
 
     def sample_bytes(self) -> int:

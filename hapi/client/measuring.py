@@ -19,9 +19,11 @@ Counts = dict[str, float]
 Snapshot = Mapping[int, Counts]
 """Counts by split."""
 
-_OWN = frozenset(("batches", "handed_out", "process_cpu", "main_cpu", "rest", "step", "client_timed"))
+_OWN = frozenset(
+    ("batches", "handed_out", "process_cpu", "main_cpu", "rest", "rested", "timed", "step", "client_timed")
+)
 QUIET = 0.1
-"""Utilisation of a server by others below which it counts as ours alone: bookkeeping is not exact."""
+"""Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
 """Of a server's device, what is left to us at least when others take all they can get."""
 
@@ -60,7 +62,7 @@ class Meter:
 
     @contextmanager
     def working(self, split: int, name: str) -> Iterator[None]:
-        """The main thread works on a batch of ``split``: ``rest`` (frozen layers) or ``step`` (training)."""
+        """The main thread works on a batch: ``rest`` (frozen layers), ``timed`` (them one by one) or ``step``."""
         start, cpu = self._clock(), time.thread_time()
         try:
             yield
@@ -69,8 +71,12 @@ class Meter:
             counts[name] += self._clock() - start
             counts["main_cpu"] += time.thread_time() - cpu
 
+    def rested(self, split: int, samples: int) -> None:
+        """``samples`` went through the frozen layers after ``split`` in one piece."""
+        self._own[split]["rested"] += samples
+
     def layers(self, split: int, samples: int, seconds: list[float]) -> None:
-        """The layers after ``split`` were timed on ``samples``."""
+        """They went through one by one, and each was timed."""
         counts = self._own[split]
         counts["client_timed"] += samples
         for i, value in enumerate(seconds):
@@ -103,8 +109,6 @@ def _of_traffic(traffic: Traffic | None) -> dict[int, Counts]:
     if traffic is None:
         return {}
     found: dict[int, Counts] = {}
-    in_flight = traffic.in_flight.seconds
-    total = sum(s.requests for s in list(traffic.splits.values())) or 1
     for split, share in list(traffic.splits.items()):
         counts = found[split] = {
             "requests": share.requests,
@@ -116,7 +120,7 @@ def _of_traffic(traffic: Traffic | None) -> dict[int, Counts]:
             "work": share.server_work_seconds,
             "process": share.server_process_seconds,
             "clock": share.server_clock_seconds,
-            "in_flight": in_flight * share.requests / total,
+            "others": share.server_others_seconds,
         }
         for kind, values in (("cpu", share.server_cpu_seconds), ("wall", share.server_wall_seconds)):
             counts.update({f"{kind}:{stage}": value for stage, value in list(values.items())})
@@ -168,7 +172,7 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         samples=round(d["samples"]),
         bytes_received=round(d["bytes"]),
         requests=round(d["requests"]),
-        rest_seconds=d.get("rest", 0.0) * ahead,
+        rest_seconds=_rest(d) * ahead,
         step_seconds=d.get("step", 0.0) * ahead,
         client_layers=_listed(d, "client_layer"),
         client_timed=round(d.get("client_timed", 0)),
@@ -180,10 +184,17 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         server_layers=_listed(d, "server_layer"),
         server_timed=round(d["server_timed"]),
         server_factor=max(1.0, d["process"] / d["work"]) if d["work"] > 0 and d["process"] > 0 else 1.0,
-        share=_share(d, sum(cpu.values()), server),
+        share=_share(d, server),
         cos_batch=round(d["cos_batch"]),
         server=server,
     )
+
+
+def _rest(d: Counts) -> float:
+    """Seconds in the frozen layers of all that was handed out; timing each layer takes longer and counts at need."""
+    if d.get("rested", 0.0) > 0:
+        return d["rest"] / d["rested"] * d["handed_out"]
+    return d.get("timed", 0.0)
 
 
 def _listed(d: Counts, name: str) -> tuple[float, ...]:
@@ -191,11 +202,10 @@ def _listed(d: Counts, name: str) -> tuple[float, ...]:
     return tuple(d[f"{name}:{i}"] for i in range(count))
 
 
-def _share(d: Counts, own_cpu: float, server: Tier) -> float:
-    """What others leave of the server, from its own account of all work and ours."""
-    if d["clock"] <= 0 or d["in_flight"] <= 0:
+def _share(d: Counts, server: Tier) -> float:
+    """What others leave of the server, from its own account of work."""
+    if d["clock"] <= 0:
         return 1.0
-    own = own_cpu if server.device == "cpu" else d.get("wall:forward", 0.0)
     workers = server.processors if server.device == "cpu" else 1
-    others = d["work"] / d["clock"] / workers - own / d["in_flight"] / workers
+    others = d["others"] / d["clock"] / workers
     return 1.0 if others < QUIET else max(FAIR_SHARE, 1.0 - others)

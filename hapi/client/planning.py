@@ -96,8 +96,8 @@ class Planning:
         self._lock = threading.Lock()
         self._earliest = self._earliest_that_fits()
         self._split = sizes.freeze
-        self._schedule: list[int] = []
-        """Splits of the profiling batches that have not opened yet."""
+        self._schedule: list[tuple[int, bool]] = []
+        """(split, whether its layers are timed) of the profiling batches that have not opened yet."""
         self._awaited = 0
         """Profiling batches that are not done yet."""
         self._before: Snapshot = {}
@@ -119,7 +119,8 @@ class Planning:
         with self._lock:
             self._opened = (epoch, batch)
             if self._schedule:
-                return max(self._schedule.pop(0), self._earliest), True
+                split, timed = self._schedule.pop(0)
+                return max(split, self._earliest), timed
             return self._split, False
 
     # -- told by the training loop -----------------------------------------------------------------------
@@ -149,15 +150,15 @@ class Planning:
         if self._watch is not None:
             self._watch.restart()
 
-    def _new_schedule(self, batches: int) -> list[int]:
-        if self.strategy == ORACLE:
-            return [
-                s for s in range(self._earliest, self.sizes.last_split + 1) for _ in range(ORACLE_BATCHES)
-            ]
+    def _new_schedule(self, batches: int) -> list[tuple[int, bool]]:
+        """The first batch at a split warms up, the second is timed layer by layer, the others as they will run."""
         limit = self._profile_batches
         first = max(1, batches // 2) if limit is None else limit
         second = max(1, batches - first) if limit is None else limit
-        return [self.sizes.freeze] * first + [self._earliest] * second
+        parts = [(self.sizes.freeze, first), (self._earliest, second)]
+        if self.strategy == ORACLE:
+            parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self.sizes.last_split + 1)]
+        return [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: list[tuple[int, float]]) -> None:
         """A batch was trained; ``rates``: what the link showed since the last one."""
@@ -170,7 +171,7 @@ class Planning:
             if not self._awaited:
                 self._decide(epoch, batch)
         elif self._watch is not None and self._replan:
-            found = self._watch.batch_done(split, seconds, rates)
+            found = self._watch.batch_done(split, rates)
             if found is not None:
                 self._plan_anew(*found)
 
@@ -248,7 +249,7 @@ class Planning:
         with self._lock:
             self._schedule.clear()
             self._change(epoch, batch, max(split, min(self._earliest, self.sizes.freeze)), why)
-        self._watch = Watch(self._meter, self.sizes.client, profile, self.job)
+        self._watch = Watch(self._meter, self.sizes.client, profile)
 
     def _plan_anew(self, profile: Profile, why: str) -> None:
         """The watch's new profile; the split changes only for a gain beyond the hysteresis."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,11 +68,12 @@ class Prepared:
 
     def make_jobs(self) -> None:
         """The jobs of every split that can come up; they name the fronts by digest, so the weights must be here."""
-        splits = self.pushable if self.strategy else (self.split,)
+        splits, run = self.pushable if self.strategy else (self.split,), uuid.uuid4().hex
         both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
         for validation, (description, transform) in enumerate(both):
             for split in splits:
-                self._jobs[split, bool(validation)] = _job(description, self.client_model, split, transform)
+                job = _job(description, self.client_model, split, transform)
+                self._jobs[split, bool(validation)] = replace(job, id=run)
 
     def close(self) -> None:
         """End the embedded server, if there is one."""

@@ -239,11 +239,13 @@ class Session:
             return to_device(batch.features, self.device), labels
         rest = self._rest(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
-        with self.meter.working(split, "rest"):
+        with self.meter.working(split, "rest" if timed is None else "timed"):
             features = rest(batch.features, timed)
             if self.planning is not None:
                 finish(self.device)  # so that these seconds are not counted as the step's
-        if timed is not None:
+        if timed is None:
+            self.meter.rested(split, len(batch.ids))
+        else:
             self.meter.layers(split, len(batch.ids), timed.seconds)
         return features, labels
 

@@ -43,6 +43,8 @@ class SplitTraffic:
     """Seconds of work that the servers accounted to all tenants' requests while each of these ran; a sum."""
     server_process_seconds: float = 0.0
     """CPU seconds of the whole server processes meanwhile; a sum."""
+    server_others_seconds: float = 0.0
+    """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
     """How long these requests ran, by the servers' clocks; a sum."""
     cos_batch: int = 0
@@ -64,6 +66,7 @@ class SplitTraffic:
             before = self.layer_seconds or [0.0] * len(report.layers)
             self.layer_seconds = [a + b for a, b in zip(before, report.layers, strict=False)]
         self.server_work_seconds += max(0.0, report.work[1] - report.work[0])
+        self.server_others_seconds += max(0.0, report.others[1] - report.others[0])
         self.server_process_seconds += max(0.0, report.process[1] - report.process[0])
         self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
         self.cos_batch = max(self.cos_batch, report.cos_batch)
@@ -155,8 +158,6 @@ class Traffic:
         """Seconds in which at least one frame's payload was arriving."""
         self.decode = BusyClock()
         """Seconds in which stored samples were decoded on this side (split 0)."""
-        self.in_flight = BusyClock()
-        """Seconds in which at least one request was under way."""
         self.link = LinkMeter(arrived)
         self.splits: dict[int, SplitTraffic] = {}
         self._lock = threading.Lock()

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 from hapi.client.measuring import Meter, Snapshot, observed_between
 from hapi.profiler.observe import Observed, Tier, link_rate
-from hapi.profiler.profile import Job, Profile
+from hapi.profiler.profile import Profile
+from hapi.units import format_bandwidth
+
+STAGES = ("network", "share", "server", "client")
 
 
 class Watch:
@@ -24,46 +27,37 @@ class Watch:
     HYSTERESIS = 0.05
     """Share of an epoch's seconds that another split must gain before the split changes."""
 
-    def __init__(self, meter: Meter, client: Tier, profile: Profile, job: Job) -> None:
+    def __init__(self, meter: Meter, client: Tier, profile: Profile) -> None:
         self._meter = meter
         self._client = client
         self._profile = profile
-        self._job = job
         self._split: int | None = None
         self._before: Snapshot = {}
         self._seen: dict[str, deque[float]] = {}
 
     def restart(self) -> None:
-        """What comes next is not the continuation of what was."""
+        """A pass begins: its first batches show how the pipeline fills."""
         self._split = None
-        self._seen.clear()
 
-    def batch_done(
-        self, split: int, seconds: float, rates: list[tuple[int, float]]
-    ) -> tuple[Profile, str] | None:
-        """(the profile as it is now, why) when a stage has left its estimate."""
+    def batch_done(self, split: int, rates: list[tuple[int, float]]) -> tuple[Profile, str] | None:
+        """(the profile as it is now, why) when a stage has left its estimate; ``rates``: the link's since the last."""
         now = self._meter.snapshot()
         before, self._before = self._before, now
-        if split != self._split:  # the first batch at a split shows the change, not the split
-            self._split = split
-            self._seen.clear()
-            return None
-        observed = observed_between(before, now, self._meter.servers, self._client).get(split)
-        ratios = self._ratios(observed, rates)
-        for stage in ("network", "server", "client"):
-            if stage not in ratios:
-                self._seen.pop(stage, None)
-            else:
-                self._seen.setdefault(stage, deque(maxlen=self.EVIDENCE)).append(ratios[stage])
-        left = {stage: self._agreed(stage) for stage in ratios}
+        observed = None
+        if split == self._split:  # else the sums since the last batch are of another split, or of none
+            observed = observed_between(before, now, self._meter.servers, self._client).get(split)
+        self._split = split
+        for stage, ratio in self._ratios(observed, rates).items():
+            self._seen.setdefault(stage, deque(maxlen=self.EVIDENCE)).append(ratio)
+        left = {stage: self._agreed(stage) for stage in STAGES}
         changed = {stage: ratio for stage, ratio in left.items() if ratio is not None}
         if not changed:
             return None
+        for stage in changed:
+            self._seen[stage].clear()
+        why = ", ".join(_in_words(stage, ratio, self._profile) for stage, ratio in changed.items())
         self._profile = _scaled(self._profile, changed)
-        self._seen.clear()
-        return self._profile, ", ".join(
-            _in_words(stage, ratio, self._profile) for stage, ratio in changed.items()
-        )
+        return self._profile, why
 
     def _agreed(self, stage: str) -> float | None:
         """The mean of the last ratios if all of them are beyond the margin on the same side."""
@@ -75,37 +69,42 @@ class Watch:
         return sum(seen) / len(seen) if high or low else None
 
     def _ratios(self, observed: Observed | None, rates: list[tuple[int, float]]) -> dict[str, float]:
-        """Measured over estimated: the link's bits per second, the tiers' seconds a sample."""
+        """Measured over estimated: the link's bits per second, the server's share, the tiers' seconds a sample."""
         found: dict[str, float] = {}
         link = link_rate(rates)
         if link is not None:
             found["network"] = link[0] / self._profile.link.bits_per_second
         if observed is None:
             return found
+        found["share"] = observed.share / self._profile.server.share
         server = self._server_estimate(observed.split)
-        if observed.server_cpu and server > 0:
-            cost = sum(observed.server_cpu.values()) * observed.server_factor
-            if observed.server.device != "cpu":
-                cost = observed.server_wall.get("forward", 0.0)
-            found["server"] = cost / observed.samples / observed.share / server
+        cost = _server_cost(observed)
+        if cost > 0 and server > 0:
+            found["server"] = cost / server
         client = self._client_estimate(observed.split)
         if client > 0:
             found["client"] = (observed.rest_seconds + observed.step_seconds) / observed.samples / client
         return found
 
     def _server_estimate(self, split: int) -> float:
-        profile = self._profile
+        """Seconds a sample of its own work there, whoever else is served."""
+        profile, tier = self._profile, self._profile.server_tier
         forward = sum(layer.server_seconds for layer in profile.layers[:split])
-        if profile.server_tier.device != "cpu":
-            return forward / profile.server.share
-        tier = profile.server_tier
+        if tier.device != "cpu":
+            return forward
         decode = tier.decode_seconds if split and profile.samples.encoded else 0.0
         sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
-        return (forward + decode + sent + tier.overhead_seconds) / profile.server.share
+        return forward + decode + sent + tier.overhead_seconds
 
     def _client_estimate(self, split: int) -> float:
         layers = self._profile.layers[split : self._profile.last_split]
         return sum(layer.client_seconds for layer in layers) + self._profile.step_seconds
+
+
+def _server_cost(observed: Observed) -> float:
+    if observed.server.device != "cpu":
+        return observed.server_wall.get("forward", 0.0) / observed.samples
+    return sum(observed.server_cpu.values()) * observed.server_factor / observed.samples
 
 
 def _scaled(profile: Profile, ratios: dict[str, float]) -> Profile:
@@ -113,17 +112,22 @@ def _scaled(profile: Profile, ratios: dict[str, float]) -> Profile:
     if "network" in ratios:
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
         profile = replace(profile, link=link)
-    if "server" in ratios:
-        share = min(1.0, max(1e-3, profile.server.share / ratios["server"]))
+    if "share" in ratios:
+        share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
         profile = replace(profile, server=replace(profile.server, share=share))
-    if "client" in ratios:
-        k = ratios["client"]
-        layers = tuple(replace(layer, client_seconds=layer.client_seconds * k) for layer in profile.layers)
-        profile = replace(profile, layers=layers, step_seconds=profile.step_seconds * k)
-    return profile
+    server, client = ratios.get("server", 1.0), ratios.get("client", 1.0)
+    layers = tuple(
+        replace(x, server_seconds=x.server_seconds * server, client_seconds=x.client_seconds * client)
+        for x in profile.layers
+    )
+    return replace(profile, layers=layers, step_seconds=profile.step_seconds * client)
 
 
-def _in_words(stage: str, ratio: float, profile: Profile) -> str:
+def _in_words(stage: str, ratio: float, before: Profile) -> str:
     if stage == "network":
-        return f"bandwidth is {profile.link.bits_per_second / 1e6:.4g} Mbit/s, {ratio:.2g} times the plan's"
+        old = before.link.bits_per_second
+        return f"bandwidth is {format_bandwidth(old * ratio)}, the plan had {format_bandwidth(old)}"
+    if stage == "share":
+        old = before.server.share
+        return f"other jobs leave {old * ratio:.0%} of the server, in the plan {old:.0%}"
     return f"the {stage} needs {ratio:.2g} times the plan's seconds"

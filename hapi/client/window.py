@@ -249,10 +249,7 @@ class Window:
         batch, job = piece.batch, piece.batch.job
         ids = batch.ids[piece.next : piece.stop]
         receive = self._receive_features if job.split else self._receive_stored
-        with (
-            self.traffic.in_flight.running(),
-            self._tracer.span("request", "network", batch=batch.number, samples=len(ids)),
-        ):
+        with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
             request = job.request(ids, first=piece.next == 0)
             end = transport.stream(job.path, request, lambda reader: receive(reader, piece))
         if piece.next != piece.stop:

@@ -7,7 +7,9 @@ beside, all tenants' what is left for this one (HAPI, section 4.3: the server wo
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +18,17 @@ from hapi.clocks import BusyClock, StageClock
 from hapi.wire.messages import STAGES, RequestReport, ServerTier
 
 
+JOBS_KEPT = 1024
+"""Jobs whose work is told apart; of more, the one that asked longest ago is forgotten."""
+
+
 @dataclass(frozen=True)
 class Marks:
     """Where the account stood when a request began."""
 
     busy: float
     work: float
+    others: float
     process: float
     clock: float
 
@@ -37,26 +44,40 @@ class Account:
         self._running = running
         self._reuse = reuse
         self._total = StageClock(STAGES)
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, StageClock] = OrderedDict()
 
-    def clock(self) -> StageClock:
-        """For one request; what it counts is in the total too."""
-        return StageClock(STAGES, self._total)
+    def clock(self, job: str) -> StageClock:
+        """For one request of ``job`` (empty: of nobody known); what it counts is in the job's and the total too."""
+        if not job:
+            return StageClock(STAGES, self._total)
+        with self._lock:
+            of_job = self._jobs.setdefault(job, StageClock(STAGES, self._total))
+            self._jobs.move_to_end(job)
+            while len(self._jobs) > JOBS_KEPT:
+                self._jobs.popitem(last=False)
+        return StageClock(STAGES, of_job)
 
-    def marks(self) -> Marks:
-        """The account as it stands."""
-        return Marks(self.busy.seconds, self._work(), self._process(), time.monotonic())
+    def marks(self, job: str) -> Marks:
+        """The account as it stands, seen by ``job``."""
+        work = self._work(self._total)
+        with self._lock:
+            own = self._jobs.get(job)
+        others = work - (self._work(own) if own is not None else 0.0)
+        return Marks(self.busy.seconds, work, others, self._process(), time.monotonic())
 
     def report(
-        self, begun: Marks, clock: StageClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
+        self, job: str, begun: Marks, clock: StageClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
     ) -> RequestReport:
-        """What a request that began at ``begun`` has cost."""
-        now = self.marks()
+        """What a request of ``job`` that began at ``begun`` has cost."""
+        now = self.marks(job)
         return RequestReport(
             server=self._server,
             seconds=clock.seconds(),
             cpu=clock.cpu_seconds(),
             busy=(begun.busy, now.busy),
             work=(begun.work, now.work),
+            others=(begun.others, now.others),
             process=(begun.process, now.process),
             clock=(begun.clock, now.clock),
             cos_batch=cos_batch,
@@ -64,11 +85,11 @@ class Account:
             tier=self._tier(),
         )
 
-    def _work(self) -> float:
+    def _work(self, clock: StageClock) -> float:
         """On a CPU all stages compete for it, on a GPU the forward passes."""
         if self._device == "cpu":
-            return sum(self._total.cpu_seconds().values())
-        return self._total.seconds()["forward"]
+            return sum(clock.cpu_seconds().values())
+        return clock.seconds()["forward"]
 
     def _process(self) -> float:
         return time.process_time() if self._device == "cpu" else 0.0

@@ -132,20 +132,26 @@ class Service:
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds`` goes into its report.
         """
-        clock = self.account.clock()
-        clock.add("queue", queue_seconds)
         cancelled = cancelled or threading.Event()
         document = messages.parse_body(body)
         if path == messages.EXTRACT_PATH:
             request = messages.ExtractRequest.from_json(document)
+            clock = self._clock(request.job, queue_seconds)
             return self._start(self._extract(request, clock, cancelled), clock, len(request.ids))
         if path == messages.SAMPLES_PATH:
             stored = messages.SamplesRequest.from_json(document)
+            clock = self._clock(stored.job, queue_seconds)
             return self._start(self._stored(stored, clock, cancelled), clock, len(stored.ids))
         if path == messages.TENSORS_PATH:
             weights = messages.TensorsRequest.from_json(document)
+            clock = self._clock("", queue_seconds)
             return self._start(self._tensors(weights, clock, cancelled), clock, 0)
         raise NotFoundError(f"no such path: {path[:200]!r}")
+
+    def _clock(self, job: str, queue_seconds: float) -> StageClock:
+        clock = self.account.clock(job)
+        clock.add("queue", queue_seconds)
+        return clock
 
     def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
         """Run ``parts`` to its first yield, which is the length of the answer."""
@@ -176,7 +182,7 @@ class Service:
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
         key = _front_key(request)
-        begun = self.account.marks()
+        begun = self.account.marks(request.job)
         with self.account.busy.running(), clock.stage("model"):
             resident = self.cache.front(key, lambda: self._load_front(request))
             front = resident.__enter__()
@@ -207,7 +213,7 @@ class Service:
                     )
                 largest = max(largest, fitted)
                 yield data_frame(header, [_tensor_bytes(output), byte_view(samples.labels)])
-            yield self._end(len(chunks), len(request.ids), clock, begun, largest, timed)
+            yield self._end(request.job, len(chunks), len(request.ids), clock, begun, largest, timed)
         finally:
             resident.__exit__(None, None, None)
 
@@ -295,7 +301,7 @@ class Service:
         self, request: messages.SamplesRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
-        begun = self.account.marks()
+        begun = self.account.marks(request.job)
         lengths = dataset.lengths(request.ids)
         chunks = _by_bytes(request.ids, lengths, STORED_FRAME_BYTES)
         totals = [int(part.sum()) for part in np.split(lengths, np.cumsum([len(c) for c in chunks])[:-1])]
@@ -310,13 +316,13 @@ class Service:
             yield data_frame(
                 header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
             )
-        yield self._end(len(chunks), len(request.ids), clock, begun)
+        yield self._end(request.job, len(chunks), len(request.ids), clock, begun)
 
     def _tensors(
         self, request: messages.TensorsRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
-        begun = self.account.marks()
+        begun = self.account.marks("")
         headers = [FrameHeader((), (model.tensor_spec(name),)) for name in request.names]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
@@ -326,10 +332,11 @@ class Service:
 
         for header, raw in zip(headers, self._ahead(load, request.names, cancelled), strict=True):
             yield data_frame(header, [raw])
-        yield self._end(len(headers), 0, clock, begun)
+        yield self._end("", len(headers), 0, clock, begun)
 
     def _end(
         self,
+        job: str,
         frames: int,
         samples: int,
         clock: StageClock,
@@ -338,7 +345,7 @@ class Service:
         timed: TimedLayers | None = None,
     ) -> list[bytes]:
         layers = () if timed is None else tuple(timed.seconds)
-        report = self.account.report(begun, clock, cos_batch, layers)
+        report = self.account.report(job, begun, clock, cos_batch, layers)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 
 

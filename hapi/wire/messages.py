@@ -95,11 +95,14 @@ class ExtractRequest:
     transform: TransformSpec | None
     time_layers: bool = False
     """Run layer by layer and report the seconds of each: for a profile, slower."""
+    job: str = ""
+    """Any id of the training run, so that its report can tell its own work from that of others."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
-        d = strict_fields(document, {**dict.fromkeys(names, True), "time_layers": False}, "request")
+        optional = {"time_layers": False, "job": False}
+        d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
             raise BadRequestError("time_layers: expected true or false")
@@ -113,11 +116,13 @@ class ExtractRequest:
             ids=_ids(d["ids"]),
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             time_layers=time_layers,
+            job=_job(d),
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
             **({"time_layers": True} if self.time_layers else {}),
+            **({"job": self.job} if self.job else {}),
             "dataset": self.dataset.to_json(),
             "model": self.model.to_json(),
             "split": self.split,
@@ -133,14 +138,17 @@ class SamplesRequest:
 
     dataset: DatasetReference
     ids: IdArray
+    job: str = ""
+    """As in :class:`ExtractRequest`."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        d = strict_fields(document, {"dataset": True, "ids": True}, "request")
-        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=_ids(d["ids"]))
+        d = strict_fields(document, {"dataset": True, "ids": True, "job": False}, "request")
+        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=_ids(d["ids"]), job=_job(d))
 
     def to_json(self) -> dict[str, Any]:
-        return {"dataset": self.dataset.to_json(), "ids": self.ids.tolist()}
+        job = {"job": self.job} if self.job else {}
+        return {**job, "dataset": self.dataset.to_json(), "ids": self.ids.tolist()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +210,8 @@ class RequestReport:
     work: tuple[float, float]
     """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their stages,
     or on a GPU the forward passes'."""
+    others: tuple[float, float]
+    """The part of it that was for other jobs."""
     process: tuple[float, float]
     """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
     clock: tuple[float, float]
@@ -223,6 +233,7 @@ class RequestReport:
                 cpu={str(k): float(v) for k, v in dict(document["cpu"]).items()},
                 busy=_pair(document["busy"]),
                 work=_pair(document["work"]),
+                others=_pair(document["others"]),
                 process=_pair(document["process"]),
                 clock=_pair(document["clock"]),
                 cos_batch=int(document["cos_batch"]),
@@ -245,12 +256,20 @@ class RequestReport:
             "cpu": {k: round(v, 6) for k, v in self.cpu.items()},
             "busy": [round(v, 6) for v in self.busy],
             "work": [round(v, 6) for v in self.work],
+            "others": [round(v, 6) for v in self.others],
             "process": [round(v, 6) for v in self.process],
             "clock": [round(v, 6) for v in self.clock],
             "cos_batch": self.cos_batch,
             "layers": [round(v, 9) for v in self.layers],
             "tier": vars(self.tier),
         }
+
+
+def _job(document: dict[str, Any]) -> str:
+    job = document.get("job", "")
+    if not isinstance(job, str) or len(job) > 64 or not (job.isalnum() or not job) or not job.isascii():
+        raise BadRequestError("job: expected at most 64 ASCII letters and digits")
+    return job
 
 
 def _pair(value: Any) -> tuple[float, float]:

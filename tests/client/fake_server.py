@@ -95,6 +95,7 @@ class FakeServer:
                 cpu=dict.fromkeys(STAGES, 0.005),
                 busy=(1.0, 2.0),
                 work=(0.5, 1.0),
+                others=(0.0, 0.0),
                 process=(0.5, 1.5),
                 clock=(10.0, 12.0),
                 cos_batch=5,

@@ -191,6 +191,7 @@ def test_report_round_trip() -> None:
         cpu={"forward": 0.125},
         busy=(1.0, 2.5),
         work=(0.5, 0.75),
+        others=(0.25, 0.25),
         process=(3.0, 3.5),
         clock=(100.0, 101.0),
         cos_batch=16,
