@@ -18,7 +18,7 @@ import torch
 from hapi.bench.conditions import Spread, conditions
 from hapi.bench.gpu_wire import measure_features
 from hapi.client.buffers import BufferPool
-from hapi.client.memory import FrozenRest
+from hapi.client.memory import FrozenRest, MicroBatch
 from hapi.clocks import StageClock
 from hapi.models.devices import finish, resolve_device
 from hapi.models.families import PAPER_FREEZE
@@ -197,7 +197,7 @@ def _front_rate(model: LayeredModel, freeze: int, batch: int, device: torch.devi
         clock = StageClock(STAGES)
 
         def work() -> int:
-            server.forward(layers, inputs, output, key=freeze, clock=clock)
+            server.begin(layers, inputs, output, key=freeze, clock=clock).result()
             return batch
 
         return Spread.of(_timed(work, seconds, device))
@@ -209,7 +209,9 @@ def _rest_rate(
     model: LayeredModel, split: int, freeze: int, micro_batch: int, device: torch.device, seconds: float
 ) -> Spread:
     shape, dtype = model.output_shapes()[freeze], model.output_dtypes()[freeze]
-    rest = FrozenRest(model.segment(split, freeze, frozen=True), shape, dtype, micro_batch, device)
+    rest = FrozenRest(
+        model.segment(split, freeze, frozen=True), shape, dtype, MicroBatch(micro_batch), device
+    )
     pool = BufferPool(pinned=device.type == "cuda")
     features = pool.tensor((4 * micro_batch, *model.output_shapes()[split]), model.output_dtypes()[split])
     features.normal_()

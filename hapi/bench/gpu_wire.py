@@ -51,7 +51,7 @@ class DeviceFeatures(ResidentFeatures):
         for chunk, header in zip(self.chunks, self.headers, strict=True):
             rows = self.device.pinned(torch.arange(chunk.start, chunk.stop))
             output = self.device.host_buffer((len(rows), *FEATURE_SHAPE), torch.float32)
-            self.device.forward(self._pick, rows, output, key="resident", clock=clock)
+            self.device.begin(self._pick, rows, output, key="resident", clock=clock).result()
             yield data_frame(header, [byte_view(output.numpy()), byte_view(self.labels[chunk])])
         yield [end_frame(StreamEnd(len(self.chunks), len(self.labels)))]
 

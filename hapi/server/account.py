@@ -17,7 +17,6 @@ import torch
 from hapi.clocks import BusyClock, StageClock
 from hapi.wire.messages import STAGES, RequestReport, ServerTier
 
-
 JOBS_KEPT = 1024
 """Jobs whose work is told apart; of more, the one that asked longest ago is forgotten."""
 

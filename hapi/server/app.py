@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from aiohttp import web
 
 from hapi import __version__
 from hapi.errors import BusyError, DrainingError, HapiError, UnauthorizedError
 from hapi.server.admission import Admission
+from hapi.server.answers import GONE, REQUEST_ID, STATUS, Answer, abort, finished
 from hapi.server.metrics import Metrics
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
-from hapi.server.sending import BodySender
-from hapi.server.service import Frame, FrameStream, Service
+from hapi.server.service import FrameStream, Service
 from hapi.wire import messages
-from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION, error_frame, joined
+from hapi.wire.frames import WIRE_VERSION
 
 log = logging.getLogger("hapi.server")
 
-T = TypeVar("T")
+LOGGED = web.RequestKey("logged", dict)
+"""What the request's line in the log says beside."""
 
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
 MAX_BODIES = 256
 """Most request bodies that may be arriving at a time: each may be as long as ``MAX_REQUEST_BYTES``."""
-GONE = 499
-"""Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -90,7 +87,11 @@ class Application:
         gauge(
             "hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught
         )
-        gauge("hapi_busy_seconds", "Seconds with at least one request at work.", lambda: service.account.busy.seconds)
+        gauge(
+            "hapi_busy_seconds",
+            "Seconds with at least one request at work.",
+            lambda: service.account.busy.seconds,
+        )
 
     # -- middleware --------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class Application:
         """Authorise, time, log, count, and turn every error into problem details."""
         started = time.monotonic()
         request_id = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
-        request["id"] = request_id if request_id.isalnum() else "-"
+        request[REQUEST_ID] = request_id if request_id.isalnum() else "-"
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "other"
         status = GONE
@@ -108,18 +109,18 @@ class Application:
             status = response.status
             return response
         finally:
-            status = request.get("status", status)
+            status = request.get(STATUS, status)
             if status == GONE:
                 self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
             level = logging.DEBUG if name in (messages.HEALTH_PATH, messages.READY_PATH) else logging.INFO
             extra = {
-                "request_id": request["id"],
+                "request_id": request[REQUEST_ID],
                 "method": request.method,
                 "path": request.path[:200],
                 "status": status,
                 "seconds": round(time.monotonic() - started, 4),
-                **request.get("log", {}),
+                **request.get(LOGGED, {}),
             }
             log.log(level, "request", extra=extra)
 
@@ -131,7 +132,7 @@ class Application:
         except Exception as error:
             problem = as_hapi_error(error)
             if type(problem) is HapiError:
-                log.exception("unexpected error", extra={"request_id": request["id"]})
+                log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
             response = problem_response(problem)
         if not response.prepared:
             try:
@@ -139,8 +140,8 @@ class Application:
                     await response.prepare(request)
                     await response.write_eof()
             except (TimeoutError, ConnectionError):  # nobody reads
-                request["status"] = GONE
-                _abort(request)
+                request[STATUS] = GONE
+                abort(request)
         return response
 
     def _authorise(self, request: web.Request) -> None:
@@ -171,7 +172,7 @@ class Application:
     async def _document(self, request: web.Request) -> web.Response:
         async with self.documents.slot(self.service.settings.max_request_seconds):
             reading = self._documents.submit(self.service.document, request.path)
-            return web.json_response(await _finished(reading, lambda document: None))
+            return web.json_response(await finished(reading, lambda document: None))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
@@ -183,9 +184,10 @@ class Application:
         try:
             async with self.admission.slot(settings.max_request_seconds) as waited:
                 opening = self._workers.submit(self.service.stream, request.path, body, cancelled, waited)
-                stream = await _finished(opening, FrameStream.close)
+                stream = await finished(opening, FrameStream.close)
                 try:
-                    return await self._send(
+                    answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)
+                    return await answer.send(
                         request, stream, cancelled, started + settings.max_request_seconds
                     )
                 finally:
@@ -206,117 +208,14 @@ class Application:
         finally:
             self.bodies -= 1
 
-    async def _send(
-        self, request: web.Request, stream: FrameStream, cancelled: threading.Event, deadline: float
-    ) -> web.StreamResponse:
-        """Send frame after frame while the next one is made. The first is awaited before the status line."""
-        loop = asyncio.get_running_loop()
-
-        def following() -> asyncio.Future[Frame | None]:
-            return loop.run_in_executor(self._workers, next, stream.frames, None)
-
-        pending = following()
-        response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
-        response.content_length = stream.content_length
-        sender = BodySender(request, response)
-        unsent = stream.content_length
-        try:
-            frame = await asyncio.shield(pending)
-            await response.prepare(request)
-            while frame is not None:
-                pending = following()
-                unsent -= await self._write(sender, frame, deadline)
-                if not unsent:
-                    request["status"] = response.status  # the client has all of it and may leave now
-                frame = await asyncio.shield(pending)
-            await response.write_eof()
-            return response
-        except Exception as error:
-            if not response.prepared:
-                raise
-            gone = isinstance(error, ConnectionError | TimeoutError)
-            request.setdefault("status", GONE if gone else as_hapi_error(error).status)
-            return await self._fail_midway(request, response, sender, error)
-        finally:
-            cancelled.set()
-            sender.close()
-            await _done(pending)  # a generator that is at work cannot be closed
-            closing = loop.run_in_executor(self._workers, stream.close)
-            await _done(closing)
-            closing.result()
-
-    async def _write(self, sender: BodySender, frame: Frame, deadline: float) -> int:
-        """Send one frame; returns its bytes."""
-        sent = 0
-        loop, patience = asyncio.get_running_loop(), self.service.settings.send_timeout
-        latest = loop.time() + deadline - time.monotonic()
-        async with asyncio.timeout(
-            None
-        ) as limit:  # one for the frame: one for each piece cost a tenth of the rate
-            for piece in joined(frame):
-                limit.reschedule(min(loop.time() + patience, latest))
-                await sender.send(piece)
-                sent += len(piece)
-        self.metrics.bytes_sent.inc(sent)
-        return sent
-
-    async def _fail_midway(
-        self, request: web.Request, response: web.StreamResponse, sender: BodySender, error: Exception
-    ) -> web.StreamResponse:
-        """After the status line only an error frame can tell; then the connection is of no more use."""
-        if isinstance(error, ConnectionError | TimeoutError):
-            _abort(request)  # closing would wait for the reader that has just been given up
-        else:
-            problem = as_hapi_error(error)
-            if type(problem) is HapiError:
-                log.exception("unexpected error in a stream", extra={"request_id": request["id"]})
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(5):
-                    await sender.send(error_frame(problem))
-        response.force_close()
-        if request.transport is not None:
-            request.transport.close()
-        return response
-
     def _account(self, request: web.Request, stream: FrameStream, seconds: float) -> None:
         stages = stream.clock.seconds()
         for stage, value in stages.items():
             self.metrics.stage_seconds[stage].inc(value)
         self.metrics.samples.inc(stream.samples)
         self.metrics.seconds.labels(request.path).observe(seconds)
-        request["log"] = {
+        request[LOGGED] = {
             "samples": stream.samples,
             "bytes": stream.content_length,
             "stages": {k: round(v, 4) for k, v in stages.items() if v},
         }
-
-
-async def _done(future: asyncio.Future[Any]) -> None:
-    """Wait for what runs in a thread, whoever cancels: a connection that is dropped cancels its handler."""
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([future])
-    future.exception()  # looked at, so that asyncio does not complain; whoever waits for it has raised it
-
-
-async def _finished(future: Future[T], discard: Callable[[T], None]) -> T:
-    """The result of work in a thread.
-
-    A waiter that is cancelled stays until the thread is free, so that its slot is not given away too early and
-    work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
-    """
-    result = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(result)
-    except asyncio.CancelledError:
-        if not future.cancel():
-            await _done(result)
-            if result.exception() is None:
-                discard(result.result())
-        raise
-
-
-def _abort(request: web.Request) -> None:
-    """Drop the connection with all that waits to be sent."""
-    if isinstance(request.transport, asyncio.WriteTransport):
-        request.transport.abort()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,25 @@ import torch
 from hapi.clocks import StageClock
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_memory
+
+
+@dataclass(frozen=True)
+class Running:
+    """A forward pass that was begun."""
+
+    _future: Future[tuple[int, torch.cuda.Event | None]]
+    _clock: StageClock
+
+    def result(self) -> int:
+        """Wait until the output is there; the batch size that fitted.
+
+        Raises :class:`DeviceMemoryError` when even one sample does not fit.
+        """
+        batch, ready = self._future.result()
+        if ready is not None:
+            with self._clock.stage("copy_out"):
+                ready.synchronize()
+        return batch
 
 
 class Device:
@@ -36,7 +56,7 @@ class Device:
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ceilings: dict[Any, int] = {}
 
-    def forward(
+    def begin(
         self,
         layers: Callable[[torch.Tensor], torch.Tensor],
         inputs: torch.Tensor,
@@ -44,19 +64,13 @@ class Device:
         *,
         key: Any,
         clock: StageClock,
-    ) -> int:
-        """Write ``layers(inputs)`` into ``output`` (host memory, batch first); returns the batch size that fitted.
+    ) -> Running:
+        """Begin to write ``layers(inputs)`` into ``output`` (host memory, batch first).
 
-        ``key`` identifies layers and input shape for what is remembered about memory. Raises
-        :class:`DeviceMemoryError` when even one sample does not fit.
+        ``key`` identifies layers and input shape for what is remembered about memory.
         """
         asked = time.monotonic()
-        future = self._pool.submit(self._forward, layers, inputs, output, key, asked, clock)
-        batch, ready = future.result()
-        if ready is not None:
-            with clock.stage("copy_out"):
-                ready.synchronize()
-        return batch
+        return Running(self._pool.submit(self._forward, layers, inputs, output, key, asked, clock), clock)
 
     def _forward(
         self,

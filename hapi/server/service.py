@@ -7,37 +7,31 @@ memory: the one being sent and the one being made.
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import (
-    BadRequestError,
-    DeviceMemoryError,
     NotFoundError,
     TooLargeError,
-    UnprocessableError,
 )
-from hapi.models.devices import is_out_of_memory, resolve_device
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import list_models, materialise, open_model
-from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.models.devices import resolve_device
+from hapi.models.repository import list_models, open_model
 from hapi.server.account import Account, Marks
+from hapi.server.ahead import Ahead
 from hapi.server.device import Device
-from hapi.server.model_cache import Front, ModelCache
+from hapi.server.extraction import Extraction
+from hapi.server.model_cache import ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
-from hapi.storage.transform import input_batch, input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
@@ -90,6 +84,7 @@ class Service:
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-load")
+        self.extraction = Extraction(settings, store, self.device, self.cache, self.account, self._loaders)
 
     def close(self) -> None:
         """Stop the threads; streams under way end with an error."""
@@ -137,7 +132,9 @@ class Service:
         if path == messages.EXTRACT_PATH:
             request = messages.ExtractRequest.from_json(document)
             clock = self._clock(request.job, queue_seconds)
-            return self._start(self._extract(request, clock, cancelled), clock, len(request.ids))
+            dataset = self._dataset(request.dataset)
+            parts = self.extraction.frames(dataset, request, clock, cancelled)
+            return self._start(parts, clock, len(request.ids))
         if path == messages.SAMPLES_PATH:
             stored = messages.SamplesRequest.from_json(document)
             clock = self._clock(stored.job, queue_seconds)
@@ -175,128 +172,6 @@ class Service:
                 self._datasets[reference.name] = dataset
             return dataset
 
-    def _extract(
-        self, request: messages.ExtractRequest, clock: StageClock, cancelled: threading.Event
-    ) -> Iterator[Any]:
-        dataset = self._dataset(request.dataset)
-        dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
-        _check_input(dataset, request)
-        key = _front_key(request)
-        begun = self.account.marks(request.job)
-        with self.account.busy.running(), clock.stage("model"):
-            resident = self.cache.front(key, lambda: self._load_front(request))
-            front = resident.__enter__()
-        try:
-            input_bytes = int(np.prod(request.model.input_shape)) * 4
-            element = torch.empty(0, dtype=front.output_dtype).element_size()
-            output_bytes = int(np.prod(front.output_shape)) * element
-            batch = self._cos_batch(max(input_bytes, output_bytes), front.widest_bytes)
-            chunks = [request.ids[i : i + batch] for i in range(0, len(request.ids), batch)]
-            headers = [_features_header(chunk, front) for chunk in chunks]
-            yield sum(frame_bytes(h) for h in headers) + END_BYTES
-
-            def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
-                with self.account.busy.running():
-                    return self._load(dataset, chunk, request, clock)
-
-            largest = 0
-            timed = TimedLayers(front.layers(), self.device.device) if request.time_layers else None
-            for header, (inputs, samples) in zip(headers, self._ahead(load, chunks, cancelled), strict=True):
-                output = self.device.host_buffer((len(samples.ids), *front.output_shape), front.output_dtype)
-                with self.account.busy.running():
-                    fitted = self.device.forward(
-                        timed or front.segment,
-                        self.device.pinned(inputs),
-                        output,
-                        key=(key, inputs.shape[1:]),
-                        clock=clock,
-                    )
-                largest = max(largest, fitted)
-                yield data_frame(header, [_tensor_bytes(output), byte_view(samples.labels)])
-            yield self._end(request.job, len(chunks), len(request.ids), clock, begun, largest, timed)
-        finally:
-            resident.__exit__(None, None, None)
-
-    def _load(
-        self, dataset: Dataset, chunk: messages.IdArray, request: messages.ExtractRequest, clock: StageClock
-    ) -> tuple[torch.Tensor, Samples]:
-        with clock.stage("read"):
-            samples = dataset.read(chunk)
-        with clock.stage("decode"):
-            inputs = input_batch(samples, dataset.layout, request.transform, self.settings.decode_threads)
-        return inputs, samples
-
-    def _load_front(self, request: messages.ExtractRequest) -> Front:
-        model = materialise(
-            request.model,
-            request.split,
-            self.store,
-            self.settings.allow_models,
-            self.settings.max_model_bytes,
-        )
-        _check_split(model, request.split, request.split_name)
-        self._place(model, request.split)
-        segment = model.segment(0, request.split, frozen=True)
-        nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
-        shapes, dtypes = model.output_shapes(), model.output_dtypes()
-        widest = max(model.output_bytes()[: request.split + 1])
-        return Front(
-            segment,
-            tuple(shapes[request.split]),
-            dtypes[request.split],
-            nbytes,
-            widest,
-            lambda: layer_segments(model, 0, request.split),
-        )
-
-    def _place(self, model: LayeredModel, split: int) -> None:
-        """Move the model to the device; when it does not fit, once more without the idle fronts."""
-        for attempt in range(2):
-            try:
-                model.to(self.device.device)
-                return
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            if attempt or not self.cache.drop_idle():
-                break
-        raise DeviceMemoryError(
-            f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
-            f"{self.device.device} beside what runs there; choose an earlier split, or try later"
-        )
-
-    def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
-        """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
-        settings = self.settings
-        for what, need, limit in (
-            ("a frame", sample_bytes, settings.max_frame_bytes),
-            ("a layer's output", widest_bytes, settings.max_layer_bytes),
-        ):
-            if need > limit:
-                raise TooLargeError(
-                    f"one sample needs {need} bytes in {what}, at most {limit} are allowed; "
-                    "choose another split or a smaller input (--image-size)"
-                )
-        return min(
-            settings.cos_batch,
-            settings.max_frame_bytes // max(1, sample_bytes),
-            settings.max_layer_bytes // max(1, widest_bytes),
-        )
-
-    def _ahead(self, load: Any, chunks: Sequence[T], cancelled: threading.Event) -> Iterator[Any]:
-        """``load`` of each chunk in order, the next one under way while the caller works on this one."""
-        pending: Future[Any] = self._loaders.submit(load, chunks[0])
-        try:
-            for following in [*chunks[1:], None]:
-                loaded = pending.result()
-                if cancelled.is_set():
-                    raise BadRequestError("the client went away")
-                if following is not None:
-                    pending = self._loaders.submit(load, following)
-                yield loaded
-        finally:
-            pending.cancel()
-
     def _stored(
         self, request: messages.SamplesRequest, clock: StageClock, cancelled: threading.Event
     ) -> Iterator[Any]:
@@ -312,10 +187,11 @@ class Service:
             with self.account.busy.running(), clock.stage("read"):
                 return dataset.read(chunk)
 
-        for header, samples in zip(headers, self._ahead(load, chunks, cancelled), strict=True):
-            yield data_frame(
-                header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
-            )
+        with Ahead(self._loaders, load, chunks, cancelled) as loaded:
+            for header, samples in zip(headers, loaded, strict=True):
+                yield data_frame(
+                    header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
+                )
         yield self._end(request.job, len(chunks), len(request.ids), clock, begun)
 
     def _tensors(
@@ -330,60 +206,14 @@ class Service:
             with self.account.busy.running(), clock.stage("read"):
                 return model.read_tensor(name)
 
-        for header, raw in zip(headers, self._ahead(load, request.names, cancelled), strict=True):
-            yield data_frame(header, [raw])
+        with Ahead(self._loaders, load, request.names, cancelled) as loaded:
+            for header, raw in zip(headers, loaded, strict=True):
+                yield data_frame(header, [raw])
         yield self._end("", len(headers), 0, clock, begun)
 
-    def _end(
-        self,
-        job: str,
-        frames: int,
-        samples: int,
-        clock: StageClock,
-        begun: Marks,
-        cos_batch: int = 0,
-        timed: TimedLayers | None = None,
-    ) -> list[bytes]:
-        layers = () if timed is None else tuple(timed.seconds)
-        report = self.account.report(job, begun, clock, cos_batch, layers)
+    def _end(self, job: str, frames: int, samples: int, clock: StageClock, begun: Marks) -> list[bytes]:
+        report = self.account.report(job, begun, clock)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
-
-
-def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
-    """Refuse what does not fit before anything of that size is loaded, decoded or allocated."""
-    shape = input_shape(dataset.layout, request.transform)
-    if shape != request.model.input_shape:
-        raise UnprocessableError(
-            f"samples of {dataset.name!r} come out as {shape}, the model was cut for "
-            f"{request.model.input_shape}; choose a transform (--image-size) that fits"
-        )
-
-
-def _front_key(request: messages.ExtractRequest) -> str:
-    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
-    return json.dumps([request.model.to_json(), request.split, request.split_name])
-
-
-def _check_split(model: LayeredModel, split: int, name: str) -> None:
-    if not 1 <= split <= len(model.layers):
-        raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
-    if model.layers[split - 1].name != name:
-        raise UnprocessableError(
-            f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "
-            "use the same versions of hapi and of the model's library on both sides"
-        )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _features_header(chunk: messages.IdArray, front: Front) -> FrameHeader:
-    features = TensorSpec(
-        messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
-    )
-    labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
-    return FrameHeader(tuple(chunk.tolist()), (features, labels))
 
 
 def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
@@ -395,11 +225,6 @@ def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
             TensorSpec(messages.LABELS, "int64", (len(chunk),)),
         ),
     )
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The raw bytes of a contiguous host tensor of any dtype (numpy knows no bfloat16)."""
-    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _by_bytes(ids: messages.IdArray, lengths: messages.IdArray, limit: int) -> list[messages.IdArray]:

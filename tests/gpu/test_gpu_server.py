@@ -38,7 +38,7 @@ def job_of(service: Service, split: int, f: Family = LARGE) -> ExtractionJob:
 
 def forward(device: Device, layers: object, inputs: torch.Tensor, output: torch.Tensor) -> int:
     clock = StageClock(STAGES)
-    return device.forward(layers, inputs, output, key="k", clock=clock)  # type: ignore[arg-type]
+    return device.begin(layers, inputs, output, key="k", clock=clock).result()  # type: ignore[arg-type]
 
 
 # -- pinned memory and streams ---------------------------------------------------------------------------------
@@ -79,10 +79,10 @@ def test_copy_out_runs_under_the_next_forward(cuda: torch.device, note: Callable
     device = Device(cuda)
     inputs = device.pinned(torch.zeros(rows, 1))
     clock = StageClock(STAGES)
-    device.forward(lambda x: answer, inputs, outputs[0], key="k", clock=clock)
+    device.begin(lambda x: answer, inputs, outputs[0], key="k", clock=clock).result()
     start = time.monotonic()
     for _ in range(3):
-        device.forward(lambda x: answer, inputs, outputs[0], key="k", clock=clock)
+        device.begin(lambda x: answer, inputs, outputs[0], key="k", clock=clock).result()
     cycles = cycles_of((time.monotonic() - start) / 3)  # a forward as long as its copy
 
     def slow(x: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ def test_copy_out_runs_under_the_next_forward(cuda: torch.device, note: Callable
 
     def request(number: int) -> None:
         for _ in range(4):
-            device.forward(slow, inputs, outputs[number], key="k", clock=clock)
+            device.begin(slow, inputs, outputs[number], key="k", clock=clock).result()
 
     start = time.monotonic()
     request(0)

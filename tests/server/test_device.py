@@ -30,7 +30,7 @@ class Hungry:
 def run(device: Device, layers: object, count: int, key: str = "k") -> tuple[int, torch.Tensor]:
     x = torch.arange(count * 3, dtype=torch.float32).reshape(count, 3)
     out = torch.empty_like(x)
-    fitted = device.forward(layers, x, out, key=key, clock=StageClock(STAGES))  # type: ignore[arg-type]
+    fitted = device.begin(layers, x, out, key=key, clock=StageClock(STAGES)).result()  # type: ignore[arg-type]
     assert torch.equal(out, x * 2)
     return fitted, out
 

@@ -54,13 +54,13 @@ def server(folder: Path, known: Known) -> Iterator[ServedApplication]:
 def counted_forwards(server: ServedApplication, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one with every forward pass."""
     done: list[int] = []
-    forward = server.service.device.forward
+    begin = server.service.device.begin
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         done.append(1)
-        return forward(*args, **kwargs)
+        return begin(*args, **kwargs)
 
-    monkeypatch.setattr(server.service.device, "forward", counting)
+    monkeypatch.setattr(server.service.device, "begin", counting)
     return done
 
 
@@ -142,14 +142,14 @@ def test_a_client_that_leaves_while_its_model_loads(
     """Its slot is not given away before the thread is free, and nothing piles up behind it."""
     release, begun = threading.Event(), []
     with served(folder, max_running=1, max_queued=50) as slow:
-        load = slow.service._load_front
+        load = slow.service.extraction._load_front
 
         def held(request: Any) -> Any:
             begun.append(1)
             release.wait(20)
             return load(request)
 
-        monkeypatch.setattr(slow.service, "_load_front", held)
+        monkeypatch.setattr(slow.service.extraction, "_load_front", held)
         first = opened(slow.port, long_request(known, 8))
         until(lambda: begun, 10, "the load")
         reset(first)

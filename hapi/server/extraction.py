@@ -1,0 +1,236 @@
+"""Layers 1..split over the samples of a request: read, decode, forward, one frame for each COS batch."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from hapi.clocks import StageClock
+from hapi.errors import DeviceMemoryError, TooLargeError, UnprocessableError
+from hapi.models.devices import is_out_of_memory
+from hapi.models.layers import LayeredModel
+from hapi.models.repository import materialise
+from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.server.account import Account
+from hapi.server.ahead import Ahead
+from hapi.server.device import Device
+from hapi.server.model_cache import Front, ModelCache
+from hapi.server.settings import ServerSettings
+from hapi.storage.dataset import Dataset, Samples
+from hapi.storage.objects import ObjectStore
+from hapi.storage.transform import input_batch, input_shape
+from hapi.wire import messages
+from hapi.wire.frames import (
+    END_BYTES,
+    Buffer,
+    FrameHeader,
+    StreamEnd,
+    TensorSpec,
+    byte_view,
+    data_frame,
+    end_frame,
+    frame_bytes,
+)
+
+Frame = Iterable[Buffer]
+
+
+class Extraction:
+    """Answers extract requests on one device; thread-safe.
+
+    Of a request at most two COS batches of outputs are in memory, the one being sent and the one being made, and
+    one of inputs that is read and decoded ahead.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        store: ObjectStore,
+        device: Device,
+        cache: ModelCache,
+        account: Account,
+        loaders: ThreadPoolExecutor,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._device = device
+        self._cache = cache
+        self._account = account
+        self._loaders = loaders
+
+    def frames(
+        self,
+        dataset: Dataset,
+        request: messages.ExtractRequest,
+        clock: StageClock,
+        cancelled: threading.Event,
+    ) -> Iterator[Any]:
+        """First the answer's length in bytes, then its frames."""
+        dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
+        _check_input(dataset, request)
+        key = _front_key(request)
+        begun = self._account.marks(request.job)
+        with self._account.busy.running(), clock.stage("model"):
+            resident = self._cache.front(key, lambda: self._load_front(request))
+            front = resident.__enter__()
+        try:
+            input_bytes = int(np.prod(request.model.input_shape)) * 4
+            element = torch.empty(0, dtype=front.output_dtype).element_size()
+            output_bytes = int(np.prod(front.output_shape)) * element
+            batch = self._cos_batch(max(input_bytes, output_bytes), front.widest_bytes)
+            chunks = [request.ids[i : i + batch] for i in range(0, len(request.ids), batch)]
+            headers = [_features_header(chunk, front) for chunk in chunks]
+            yield sum(frame_bytes(h) for h in headers) + END_BYTES
+
+            def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
+                with self._account.busy.running():
+                    return self._load(dataset, chunk, request, clock)
+
+            timed = TimedLayers(front.layers(), self._device.device) if request.time_layers else None
+            largest = 0
+            with Ahead(self._loaders, load, chunks, cancelled) as loaded:
+                frame: Frame | None = None
+                for header in headers:
+                    # A frame that is made is sent under the next forward pass, and does not wait for decoding.
+                    if frame is not None and not loaded.ready():
+                        yield frame
+                        frame = None
+                    inputs, samples = loaded.next()
+                    shape = (len(samples.ids), *front.output_shape)
+                    output = self._device.host_buffer(shape, front.output_dtype)
+                    with self._account.busy.running():
+                        running = self._device.begin(
+                            timed or front.segment,
+                            self._device.pinned(inputs),
+                            output,
+                            key=(key, inputs.shape[1:]),
+                            clock=clock,
+                        )
+                    try:
+                        if frame is not None:
+                            yield frame
+                    finally:
+                        with self._account.busy.running():
+                            largest = max(largest, running.result())  # until then it writes into ``output``
+                    frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
+                if frame is not None:
+                    yield frame
+            layers = () if timed is None else tuple(timed.seconds)
+            report = self._account.report(request.job, begun, clock, largest, layers)
+            yield [end_frame(StreamEnd(len(chunks), len(request.ids), report.to_json()))]
+        finally:
+            resident.__exit__(None, None, None)
+
+    def _load(
+        self, dataset: Dataset, chunk: messages.IdArray, request: messages.ExtractRequest, clock: StageClock
+    ) -> tuple[torch.Tensor, Samples]:
+        with clock.stage("read"):
+            samples = dataset.read(chunk)
+        with clock.stage("decode"):
+            inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
+        return inputs, samples
+
+    def _load_front(self, request: messages.ExtractRequest) -> Front:
+        model = materialise(
+            request.model,
+            request.split,
+            self._store,
+            self._settings.allow_models,
+            self._settings.max_model_bytes,
+        )
+        _check_split(model, request.split, request.split_name)
+        self._place(model, request.split)
+        segment = model.segment(0, request.split, frozen=True)
+        nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
+        shapes, dtypes = model.output_shapes(), model.output_dtypes()
+        widest = max(model.output_bytes()[: request.split + 1])
+        return Front(
+            segment,
+            tuple(shapes[request.split]),
+            dtypes[request.split],
+            nbytes,
+            widest,
+            lambda: layer_segments(model, 0, request.split),
+        )
+
+    def _place(self, model: LayeredModel, split: int) -> None:
+        """Move the model to the device; when it does not fit, once more without the idle fronts."""
+        for attempt in range(2):
+            try:
+                model.to(self._device.device)
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            if attempt or not self._cache.drop_idle():
+                break
+        raise DeviceMemoryError(
+            f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
+            f"{self._device.device} beside what runs there; choose an earlier split, or try later"
+        )
+
+    def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
+        """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
+        settings = self._settings
+        for what, need, limit in (
+            ("a frame", sample_bytes, settings.max_frame_bytes),
+            ("a layer's output", widest_bytes, settings.max_layer_bytes),
+        ):
+            if need > limit:
+                raise TooLargeError(
+                    f"one sample needs {need} bytes in {what}, at most {limit} are allowed; "
+                    "choose another split or a smaller input (--image-size)"
+                )
+        return min(
+            settings.cos_batch,
+            settings.max_frame_bytes // max(1, sample_bytes),
+            settings.max_layer_bytes // max(1, widest_bytes),
+        )
+
+
+def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
+    """Refuse what does not fit before anything of that size is loaded, decoded or allocated."""
+    shape = input_shape(dataset.layout, request.transform)
+    if shape != request.model.input_shape:
+        raise UnprocessableError(
+            f"samples of {dataset.name!r} come out as {shape}, the model was cut for "
+            f"{request.model.input_shape}; choose a transform (--image-size) that fits"
+        )
+
+
+def _front_key(request: messages.ExtractRequest) -> str:
+    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
+    return json.dumps([request.model.to_json(), request.split, request.split_name])
+
+
+def _check_split(model: LayeredModel, split: int, name: str) -> None:
+    if not 1 <= split <= len(model.layers):
+        raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
+    if model.layers[split - 1].name != name:
+        raise UnprocessableError(
+            f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "
+            "use the same versions of hapi and of the model's library on both sides"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _features_header(chunk: messages.IdArray, front: Front) -> FrameHeader:
+    features = TensorSpec(
+        messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
+    )
+    labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
+    return FrameHeader(tuple(chunk.tolist()), (features, labels))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The raw bytes of a contiguous host tensor of any dtype (numpy knows no bfloat16)."""
+    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
