@@ -27,13 +27,13 @@ from hapi.storage.objects import ObjectStore
 from hapi.storage.transform import input_batch, input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
-    END_BYTES,
     Buffer,
     FrameHeader,
     StreamEnd,
     TensorSpec,
     byte_view,
     data_frame,
+    end_bytes,
     end_frame,
     frame_bytes,
 )
@@ -86,7 +86,8 @@ class Extraction:
             batch = self._cos_batch(max(input_bytes, output_bytes), front.widest_bytes)
             chunks = [request.ids[i : i + batch] for i in range(0, len(request.ids), batch)]
             headers = [_features_header(chunk, front) for chunk in chunks]
-            yield sum(frame_bytes(h) for h in headers) + END_BYTES
+            timed_layers = request.split if request.time_layers else 0
+            yield sum(frame_bytes(h) for h in headers) + end_bytes(timed_layers)
 
             def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
                 with self._account.busy.running():
@@ -123,7 +124,7 @@ class Extraction:
                     yield frame
             layers = () if timed is None else tuple(timed.seconds)
             report = self._account.report(request.job, begun, clock, largest, layers)
-            yield [end_frame(StreamEnd(len(chunks), len(request.ids), report.to_json()))]
+            yield [end_frame(StreamEnd(len(chunks), len(request.ids), report.to_json()), timed_layers)]
         finally:
             resident.__exit__(None, None, None)
 

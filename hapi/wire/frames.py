@@ -160,7 +160,14 @@ def frame_bytes(header: FrameHeader) -> int:
 
 
 END_BYTES = 2048 + _TRAILER.size
-"""Length on the wire of every end frame."""
+"""Length on the wire of an end frame whose report lists no layers."""
+_LAYER_BYTES = 16
+"""Most bytes that a layer's seconds take in a report."""
+
+
+def end_bytes(layers: int) -> int:
+    """Length on the wire of an end frame whose report lists the seconds of ``layers`` layers."""
+    return END_BYTES + _LAYER_BYTES * layers
 
 
 def data_frame(header: FrameHeader, buffers: Sequence[Buffer]) -> Iterator[Buffer]:
@@ -206,11 +213,11 @@ def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         yield bytes(small)
 
 
-def end_frame(end: StreamEnd) -> bytes:
-    """The whole end frame, always :data:`END_BYTES` long (ValueError if the report does not fit)."""
+def end_frame(end: StreamEnd, layers: int = 0) -> bytes:
+    """The whole end frame, :func:`end_bytes` of ``layers`` long (ValueError if the report does not fit)."""
     document = {"frames": end.frames, "samples": end.samples, "report": end.report}
-    head = _head(FrameKind.END, document, 0, pad_to=END_BYTES - _TRAILER.size)
-    if len(head) + _TRAILER.size != END_BYTES:
+    head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - _TRAILER.size)
+    if len(head) + _TRAILER.size != end_bytes(layers):
         raise ValueError("the report does not fit an end frame")
     return head + _TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
