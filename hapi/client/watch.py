@@ -71,7 +71,7 @@ class Watch:
     def _ratios(self, observed: Observed | None, rates: list[tuple[int, float]]) -> dict[str, float]:
         """Measured over estimated: the link's bits per second, the server's share, the tiers' seconds a sample."""
         found: dict[str, float] = {}
-        link = link_rate(rates)
+        link = link_rate(rates, sound=True)
         if link is not None:
             found["network"] = link[0] / self._profile.link.bits_per_second
         if observed is None:
@@ -79,7 +79,7 @@ class Watch:
         found["share"] = observed.share / self._profile.server.share
         server = self._server_estimate(observed.split)
         cost = _server_cost(observed)
-        if cost > 0 and server > 0:
+        if cost > 0 and server > 0 and observed.server.device == self._profile.server_tier.device:
             found["server"] = cost / server
         client = self._client_estimate(observed.split)
         if client > 0:
@@ -120,7 +120,15 @@ def _scaled(profile: Profile, ratios: dict[str, float]) -> Profile:
         replace(x, server_seconds=x.server_seconds * server, client_seconds=x.client_seconds * client)
         for x in profile.layers
     )
-    return replace(profile, layers=layers, step_seconds=profile.step_seconds * client)
+    tier = profile.server_tier
+    if tier.device == "cpu":  # all of what _server_estimate adds up; else it would never agree again
+        tier = replace(
+            tier,
+            decode_seconds=tier.decode_seconds * server,
+            codec_seconds_per_byte=tier.codec_seconds_per_byte * server,
+            overhead_seconds=tier.overhead_seconds * server,
+        )
+    return replace(profile, layers=layers, server_tier=tier, step_seconds=profile.step_seconds * client)
 
 
 def _in_words(stage: str, ratio: float, before: Profile) -> str:

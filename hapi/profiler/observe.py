@@ -84,14 +84,16 @@ class Sizes:
     optimizer_bytes_per_parameter_byte: float = 1.0
 
 
-def link_rate(rates: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+def link_rate(rates: Sequence[tuple[int, float]], *, sound: bool = False) -> tuple[float, float] | None:
     """(bits per second, standard deviation over mean) of a link from (bytes, seconds) of arrivals; None without any.
 
-    The upper quartile by bytes: an arrival may be slowed down by a busy sender or reader, never hurried.
+    The upper quartile by bytes: an arrival may be slowed down by a busy sender or reader, never hurried. Stretches
+    that are too short for that count only when there are no others, and with ``sound`` never.
     """
     known = [(nbytes, seconds) for nbytes, seconds in rates if nbytes > 0 and seconds > 0]
-    sound = [(n, s) for n, s in known if n >= ENOUGH_BYTES or s >= ENOUGH_SECONDS]
-    chosen = sorted(((n, n * 8 / s) for n, s in sound or known), key=lambda pair: pair[1])
+    long = [(n, s) for n, s in known if n >= ENOUGH_BYTES or s >= ENOUGH_SECONDS]
+    counted = long if long or sound else known
+    chosen = sorted(((n, n * 8 / s) for n, s in counted), key=lambda pair: pair[1])
     if not chosen:
         return None
     total = sum(nbytes for nbytes, _ in chosen)
@@ -134,7 +136,9 @@ def profile_of(
             read_seconds=_mean(
                 observed, lambda o: o.server_wall.get("read", 0.0) - o.server_cpu.get("read", 0.0)
             ),
-            model_load_seconds=0.0 if tier.reuse else _ratio(most.server_wall.get("model", 0.0), most.requests),
+            model_load_seconds=0.0
+            if tier.reuse
+            else _ratio(most.server_wall.get("model", 0.0), most.requests),
             concurrency=tier.running,
             waiting_seconds=_ratio(least.server_wall.get("queue", 0.0), least.requests),
             cos_batch=max(1, most.cos_batch),
