@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hapi.client.traffic import Traffic
+from hapi.client.traffic import SplitTraffic, Traffic
 from hapi.profiler.observe import Observed, Tier
 from hapi.profiler.timing import work_clock
 
@@ -22,6 +22,10 @@ Snapshot = Mapping[int, Counts]
 _OWN = frozenset(
     ("batches", "handed_out", "process_cpu", "main_cpu", "rest", "rested", "timed", "step", "client_timed")
 )
+_LARGEST = "cos_batch"
+"""The one count that is no sum."""
+MOST_BESIDE = 8.0
+"""Largest factor of a server process's CPU seconds over its requests' that is taken for the price of serving them."""
 QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
@@ -54,9 +58,7 @@ class Meter:
 
     def follow(self, traffic: Traffic) -> None:
         """A pass begins; the one before is over."""
-        for split, counts in _of_traffic(self._traffic).items():
-            for name, value in counts.items():
-                self._past[split][name] += value
+        _add(self._past, self._of_traffic())
         self._traffic = traffic
         self._cpu = time.process_time()
 
@@ -93,23 +95,28 @@ class Meter:
     def snapshot(self) -> Snapshot:
         """All sums so far, by split."""
         sums: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
-        for part in (self._own, self._past, _of_traffic(self._traffic)):
-            for split, counts in part.items():
-                for name, value in counts.items():
-                    sums[split][name] += value
-        if self._traffic is not None:
-            for split, share in self._traffic.splits.items():
-                if share.tier is not None:
-                    t = share.tier
-                    self.servers[split] = Tier(**vars(t))
+        for part in (self._own, self._past, self._of_traffic()):
+            _add(sums, part)
         return {split: dict(counts) for split, counts in sums.items()}
 
+    def _of_traffic(self) -> dict[int, Counts]:
+        shares = {} if self._traffic is None else self._traffic.shares()
+        for split, share in shares.items():
+            if share.tier is not None:
+                self.servers[split] = Tier(**vars(share.tier))
+        return _counted(shares)
 
-def _of_traffic(traffic: Traffic | None) -> dict[int, Counts]:
-    if traffic is None:
-        return {}
+
+def _add(sums: dict[int, Counts], part: Mapping[int, Counts]) -> None:
+    for split, counts in part.items():
+        into = sums[split]
+        for name, value in counts.items():
+            into[name] = max(into[name], value) if name == _LARGEST else into[name] + value
+
+
+def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
     found: dict[int, Counts] = {}
-    for split, share in list(traffic.splits.items()):
+    for split, share in shares.items():
         counts = found[split] = {
             "requests": share.requests,
             "samples": share.samples,
@@ -123,9 +130,9 @@ def _of_traffic(traffic: Traffic | None) -> dict[int, Counts]:
             "others": share.server_others_seconds,
         }
         for kind, values in (("cpu", share.server_cpu_seconds), ("wall", share.server_wall_seconds)):
-            counts.update({f"{kind}:{stage}": value for stage, value in list(values.items())})
+            counts.update({f"{kind}:{stage}": value for stage, value in values.items()})
         counts.update({f"server_layer:{i}": value for i, value in enumerate(share.layer_seconds)})
-        counts["cos_batch"] = share.cos_batch
+        counts[_LARGEST] = share.cos_batch
     return found
 
 
@@ -153,7 +160,7 @@ def observed_between(
         old = before.get(split, {})
         delta = {name: value - old.get(name, 0.0) for name, value in counts.items()}
         if delta.get("handed_out", 0) > 0 and delta.get("samples", 0) > 0:
-            delta["cos_batch"] = counts.get("cos_batch", 0)
+            delta[_LARGEST] = counts.get(_LARGEST, 0.0)
             found[split] = _observed(split, delta, servers.get(split, Tier()), client)
     return found
 
@@ -183,9 +190,9 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         server_wall={name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")},
         server_layers=_listed(d, "server_layer"),
         server_timed=round(d["server_timed"]),
-        server_factor=max(1.0, d["process"] / d["work"]) if d["work"] > 0 and d["process"] > 0 else 1.0,
+        server_factor=min(MOST_BESIDE, max(1.0, d["process"] / d["work"])) if d["work"] > 0 else 1.0,
         share=_share(d, server),
-        cos_batch=round(d["cos_batch"]),
+        cos_batch=round(d[_LARGEST]),
         server=server,
     )
 

@@ -6,6 +6,7 @@ Reports show the first, plans are made from the second (HAPI, section 4.3, Table
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -88,7 +89,7 @@ class LinkMeter:
         self._active = 0
         self._read = 0
         self._since = 0.0
-        self._before = 0
+        self._before: tuple[int | None, int] = (None, 0)
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
 
     def begin(self) -> None:
@@ -105,7 +106,7 @@ class LinkMeter:
             self._read += nbytes
             now = time.monotonic()
             if self._active == 0 or now - self._since >= RATE_SECONDS:
-                count = self._count() - self._before
+                count = self._count()
                 if count > 0 and now > self._since:
                     self._rates.append((now, count, now - self._since))
                 if self._active:
@@ -117,11 +118,12 @@ class LinkMeter:
             return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
 
     def _open(self) -> None:
-        self._since, self._before = time.monotonic(), self._count()
+        self._since, self._before = time.monotonic(), (self._arrived(), self._read)
 
     def _count(self) -> int:
-        arrived = self._arrived()
-        return self._read if arrived is None else arrived
+        """Bytes since :meth:`_open`: the kernel's if it told then and tells now, else those that were read."""
+        (kernel, read), now = self._before, self._arrived()
+        return self._read - read if kernel is None or now is None else now - kernel
 
 
 class Arrival:
@@ -192,6 +194,11 @@ class Traffic:
 
     def _of(self, split: int) -> SplitTraffic:
         return self.splits.setdefault(split, SplitTraffic())
+
+    def shares(self) -> dict[int, SplitTraffic]:
+        """A copy of the sums by split, no request half counted."""
+        with self._lock:
+            return {split: copy.deepcopy(share) for split, share in self.splits.items()}
 
     @property
     def bytes_received(self) -> int:

@@ -11,6 +11,7 @@ A request names everything that it needs, so that any server can answer any requ
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -44,6 +45,8 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
+_MOST_SECONDS = 1e9
+"""Longest time that a report may tell of: 31 years."""
 REQUEST_ID_HEADER = "X-Request-Id"
 
 FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
@@ -224,25 +227,28 @@ class RequestReport:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Lenient about numbers, strict about form: a report never fails a request that arrived whole."""
+        """Strict about form; stages of other names are left away, and seconds that cannot be are drawn in to what can.
+
+        Plans are made from the numbers, so that none may be endless or no number at all, whoever sent it.
+        """
         try:
             tier = document["tier"]
             return cls(
                 server=str(document["server"])[:64],
-                seconds={str(k): float(v) for k, v in dict(document["seconds"]).items()},
-                cpu={str(k): float(v) for k, v in dict(document["cpu"]).items()},
+                seconds=_stage_seconds(document["seconds"]),
+                cpu=_stage_seconds(document["cpu"]),
                 busy=_pair(document["busy"]),
                 work=_pair(document["work"]),
                 others=_pair(document["others"]),
                 process=_pair(document["process"]),
                 clock=_pair(document["clock"]),
-                cos_batch=int(document["cos_batch"]),
-                layers=tuple(float(v) for v in document["layers"]),
+                cos_batch=_count(document["cos_batch"], 0),
+                layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
                 tier=ServerTier(
                     device=str(tier["device"])[:64],
-                    processors=max(1, int(tier["processors"])),
-                    threads=max(1, int(tier["threads"])),
-                    running=max(1, int(tier["running"])),
+                    processors=_count(tier["processors"], 1),
+                    threads=_count(tier["threads"], 1),
+                    running=_count(tier["running"], 1),
                     reuse=bool(tier["reuse"]),
                 ),
             )
@@ -273,8 +279,24 @@ def _job(document: dict[str, Any]) -> str:
 
 
 def _pair(value: Any) -> tuple[float, float]:
-    start, end = (float(v) for v in value)
+    start, end = (_seconds(v) for v in value)
     return start, end
+
+
+def _seconds(value: Any) -> float:
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("seconds that are no number")
+    return min(max(number, 0.0), _MOST_SECONDS)
+
+
+def _stage_seconds(value: Any) -> dict[str, float]:
+    given = dict(value)
+    return {stage: _seconds(given[stage]) for stage in STAGES if stage in given}
+
+
+def _count(value: Any, least: int) -> int:
+    return min(max(int(value), least), MAX_SAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True)

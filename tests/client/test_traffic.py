@@ -1,0 +1,293 @@
+"""What a pass measures at the border: the link's rate from the kernel's counter, and sums per split."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hapi.client import traffic as module
+from hapi.client.traffic import RATES_KEPT, LinkMeter, Traffic
+from hapi.errors import BadRequestError
+from hapi.wire.messages import STAGES, RequestReport, ServerTier
+
+
+class Link:
+    """A clock and a kernel counter that only move when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.arrived: int | None = 5000
+
+    def passes(self, seconds: float, nbytes: int = 0) -> None:
+        self.now += seconds
+        if self.arrived is not None:
+            self.arrived += nbytes
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    made = Link()
+    clock = SimpleNamespace(monotonic=lambda: made.now, thread_time=lambda: made.now / 10)
+    monkeypatch.setattr(module, "time", clock)
+    return made
+
+
+def meter_of(link: Link) -> LinkMeter:
+    return LinkMeter(lambda: link.arrived)
+
+
+def test_one_payload_is_one_stretch(link: Link) -> None:
+    meter = meter_of(link)
+    link.passes(7.0, 999)  # before its beginning
+    meter.begin()
+    link.passes(0.5, 4000)
+    meter.end(1)  # what was read of it does not matter when the kernel tells
+    assert meter.rates() == [(4000, 0.5)]
+    link.passes(9.0, 1_000_000)  # nobody receives
+    assert meter.rates() == [(4000, 0.5)]
+
+
+def test_payloads_at_the_same_time_share_the_link(link: Link) -> None:
+    """Two at once are one stretch while it is short, and the first's end begins another once it is long."""
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.02, 100)
+    meter.begin()
+    link.passes(0.03, 300)
+    meter.end(200)
+    assert meter.rates() == []
+    link.passes(0.01, 100)
+    meter.end(300)
+    assert meter.rates() == [(500, pytest.approx(0.06))]
+    meter.begin()
+    meter.begin()
+    link.passes(0.25, 1000)
+    meter.end(1000)
+    link.passes(0.5, 9000)
+    meter.end(9000)
+    assert meter.rates()[1:] == [(1000, 0.25), (9000, 0.5)]
+
+
+def test_where_the_kernel_does_not_tell_what_was_read_counts(link: Link) -> None:
+    link.arrived = None
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.5)
+    meter.end(800)
+    assert meter.rates() == [(800, 0.5)]
+
+
+@pytest.mark.parametrize("before", [10**12, None])
+def test_a_counter_that_comes_or_goes_in_between_is_not_mixed_with_what_was_read(
+    link: Link, before: int | None
+) -> None:
+    """A connection that is closed just now hides the kernel's count for a moment."""
+    link.arrived = before
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.5)
+    link.arrived = None if before else 10**12
+    meter.end(800)
+    assert meter.rates() == [(800, 0.5)]
+
+
+def test_a_counter_that_falls_is_no_rate(link: Link) -> None:
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.5, -3000)
+    meter.end(800)
+    assert meter.rates() == []
+    meter.begin()
+    link.passes(0.5, 500)
+    meter.end(500)
+    assert meter.rates() == [(500, 0.5)]
+
+
+def test_no_time_or_no_bytes_is_no_rate(link: Link) -> None:
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.0, 500)
+    meter.end(500)
+    meter.begin()
+    link.passes(0.5, 0)
+    meter.end(0)
+    assert meter.rates() == []
+
+
+def test_only_what_ended_since_is_told(link: Link) -> None:
+    meter = meter_of(link)
+    for nbytes in (100, 200, 300):
+        meter.begin()
+        link.passes(0.5, nbytes)
+        meter.end(nbytes)
+    assert meter.rates(1001.0) == [(300, 0.5)]
+    assert meter.rates(1000.5) == [(200, 0.5), (300, 0.5)]
+    assert meter.rates(link.now) == []
+
+
+def test_rates_are_bounded(link: Link) -> None:
+    meter = meter_of(link)
+    for _ in range(RATES_KEPT + 10):
+        meter.begin()
+        link.passes(0.5, 1)
+        meter.end(1)
+    assert len(meter.rates()) == RATES_KEPT
+
+
+def test_many_threads_at_once() -> None:
+    """Every byte is in exactly one stretch, whoever ends when."""
+    lock, total = threading.Lock(), 0
+
+    def arrived() -> int:
+        with lock:
+            return total
+
+    meter = LinkMeter(arrived)
+
+    def receive() -> None:
+        nonlocal total
+        for _ in range(200):
+            meter.begin()
+            with lock:
+                total += 10
+            meter.end(10)
+
+    threads = [threading.Thread(target=receive) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(n for n, _ in meter.rates()) <= 8 * 200 * 10
+    assert all(n > 0 and s > 0 for n, s in meter.rates())
+    meter.begin()
+    with lock:
+        total += 77
+    meter.end(77)
+    assert meter.rates()[-1][0] == 77  # nobody is left half begun
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------
+
+REPORT = RequestReport(
+    server="a",
+    seconds=dict.fromkeys(STAGES, 0.5),
+    cpu=dict.fromkeys(STAGES, 0.25),
+    busy=(1.0, 2.0),
+    work=(10.0, 12.0),
+    others=(4.0, 5.0),
+    process=(20.0, 23.0),
+    clock=(100.0, 104.0),
+    cos_batch=16,
+    layers=(0.5, 0.25),
+    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, reuse=True),
+)
+
+
+def test_requests_add_up_by_split() -> None:
+    traffic = Traffic()
+    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 6, replace(REPORT, layers=(), cos_batch=4))
+    traffic.answered(0, 3, replace(REPORT, layers=(), cos_batch=0, busy=(1.5, 9.0)))
+    share = traffic.shares()[2]
+    assert (share.requests, share.samples, share.timed_samples, share.cos_batch) == (2, 16, 10, 16)
+    assert share.layer_seconds == [0.5, 0.25]
+    assert share.server_cpu_seconds["forward"] == 0.5 and share.server_wall_seconds["read"] == 1.0
+    assert (share.server_work_seconds, share.server_others_seconds) == (4.0, 2.0)
+    assert (share.server_process_seconds, share.server_clock_seconds) == (6.0, 8.0)
+    assert (traffic.requests, traffic.cos_batch, traffic.stages()["send"]) == (3, 16, 1.5)
+    assert traffic.server_seconds() == 8.0  # one server: from its first request's begin to its last one's end
+
+
+def test_clocks_that_a_restart_set_back_count_nothing_below_zero() -> None:
+    traffic = Traffic()
+    back = (50.0, 3.0)
+    traffic.answered(2, 10, replace(REPORT, work=back, others=back, process=back, clock=back))
+    share = traffic.shares()[2]
+    assert share.server_work_seconds == share.server_others_seconds == 0
+    assert share.server_process_seconds == share.server_clock_seconds == 0
+    traffic.answered(2, 10, replace(REPORT, server="b", busy=(0.0, 0.5)))  # the new process
+    assert traffic.server_seconds() == 1.0  # each by its own clock
+
+
+def test_a_copy_of_the_sums_does_not_change() -> None:
+    traffic = Traffic()
+    traffic.answered(2, 10, REPORT)
+    before = traffic.shares()
+    traffic.answered(2, 10, REPORT)
+    traffic.answered(3, 10, REPORT)
+    assert list(before) == [2] and before[2].samples == 10
+    assert before[2].layer_seconds == [0.5, 0.25] and before[2].server_cpu_seconds["forward"] == 0.25
+
+
+def test_layers_of_another_number_than_before_are_no_error() -> None:
+    traffic = Traffic()
+    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0,) * 900))
+    assert len(traffic.shares()[2].layer_seconds) == 2
+
+
+def test_frames_arrive(link: Link) -> None:
+    traffic = Traffic(lambda: link.arrived)
+    arrival = traffic.arrival(3)
+    arrival.begin()
+    link.passes(0.5, 700)
+    arrival.end(700)
+    refused = traffic.arrival(3)
+    refused.end(90)  # a header that was refused: no payload began
+    share = traffic.shares()[3]
+    assert (share.bytes_received, share.receive_cpu_seconds) == (790, pytest.approx(0.05))
+    assert traffic.link.rates() == [(700, 0.5)] and traffic.bytes_received == 790
+
+
+# -- what a server may say -----------------------------------------------------------------------------------------
+
+HOSTILE: list[Any] = [float("nan"), "nan", None, {}, [], "x", "1e", [[1]]]
+EXTREME: list[Any] = [float("inf"), -float("inf"), 1e300, -1e300, 10**400, -5]
+
+
+def reported(field: str, value: Any) -> dict[str, Any]:
+    document = REPORT.to_json()
+    old = document[field]
+    if isinstance(old, dict):
+        key = {"tier": "processors"}.get(field, "forward")
+        return {**document, field: {**old, key: value}}
+    return {**document, field: [value, *old[1:]] if isinstance(old, list) else value}
+
+
+FIELDS = ("seconds", "cpu", "busy", "work", "others", "process", "clock", "cos_batch", "layers", "tier")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_report_that_is_no_number_is_refused(field: str) -> None:
+    for value in HOSTILE:
+        with pytest.raises(BadRequestError, match="the server's report has another form than agreed"):
+            RequestReport.from_json(reported(field, value))
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_report_out_of_this_world_is_drawn_in(field: str) -> None:
+    """Infinite, negative, or beyond all measure: a number that can be planned with, or the report is refused."""
+    for value in EXTREME:
+        traffic = Traffic()
+        try:
+            traffic.answered(2, 10, RequestReport.from_json(reported(field, value)))
+        except BadRequestError:
+            continue
+        share = traffic.shares()[2]
+        sums = [*share.server_cpu_seconds.values(), *share.server_wall_seconds.values(), *share.layer_seconds]
+        sums += [share.server_work_seconds, share.server_others_seconds, share.server_process_seconds]
+        assert all(0 <= s <= 1e9 for s in [*sums, share.server_clock_seconds, share.cos_batch])
+        assert share.tier is not None and 1 <= share.tier.processors <= 65536
+
+
+def test_stages_of_other_names_are_left_away() -> None:
+    document = REPORT.to_json()
+    for i in range(50):
+        document["cpu"][f"invented-{i}"] = 1.0
+    report = RequestReport.from_json(document)
+    assert sorted(report.cpu) == sorted(STAGES)
