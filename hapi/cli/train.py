@@ -100,6 +100,7 @@ def check_outputs(settings: TrainSettings) -> None:
         ("--report", settings.report),
         ("--trace", settings.trace),
         ("--checkpoint", settings.checkpoint),
+        ("--save-profile", settings.save_profile),
     ):
         if path is not None:
             _check_output(flag, path)
@@ -190,7 +191,11 @@ def _announce(session: Session) -> None:
     model, description = prepared.model, prepared.description
     names = [layer.name for layer in model.layers]
     if prepared.strategy is None:
-        at = f"{session.split} ({names[session.split - 1]})" if session.split else "none (stored samples are sent)"
+        at = (
+            f"{session.split} ({names[session.split - 1]})"
+            if session.split
+            else "none (stored samples are sent)"
+        )
     else:
         at = f"chosen by {prepared.strategy} after profiling"
     unasked = ""
@@ -229,6 +234,8 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}, accuracy {100 * epochs[-1]['accuracy']:.1f}%"
     )
+    if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
+        print("note  --save-profile: training ended before the profile was whole, so none was written")
     if not math.isfinite(epochs[-1]["loss"]):
         print("note  the loss is not finite: training has diverged; try a smaller --lr")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +36,12 @@ class MemoryBudget:
     def __init__(self, limit: int | None, device: torch.device) -> None:
         self._device = device
         self.enforced = limit is not None
-        self._before = _status_bytes("VmRSS") if device.type == "cpu" else 0
         self._highest = 0
+        self._process_highest = 0
+        self._before = 0
+        if device.type == "cpu":
+            self._forget_peak()
+            self._before = _status_bytes("VmRSS")
         self.bytes = limit if limit is not None else _free_bytes(device)
         """The budget; None where the system does not tell what is free."""
         if limit is not None and device.type == "cuda":
@@ -46,8 +52,12 @@ class MemoryBudget:
         """What was used before does not count as a peak from now on."""
         if self.enforced and self._device.type == "cpu":
             self._highest = max(self._highest, self.peak())
-            with contextlib.suppress(OSError):  # not Linux, or a kernel that was built without it
-                (_PROC / "clear_refs").write_text("5")
+            self._forget_peak()
+
+    def _forget_peak(self) -> None:
+        self._process_highest = self.process_highest()
+        with contextlib.suppress(OSError):  # not Linux, or a kernel that was built without it
+            (_PROC / "clear_refs").write_text("5")
 
     def exceeded(self) -> bool:
         """Whether a CPU's budget was exceeded since :meth:`begin`."""
@@ -58,6 +68,13 @@ class MemoryBudget:
     def highest(self) -> int:
         """Most bytes since the job began."""
         return max(self._highest, self.peak())
+
+    def process_highest(self) -> int:
+        """Most bytes of the process since it began, which the system no longer tells after :meth:`begin`."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return max(self._process_highest, peak if sys.platform == "darwin" else peak * 1024)
 
     def peak(self) -> int:
         """Most bytes since :meth:`begin`, or without it since the job began (on a GPU since the process did)."""

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hapi.client.passes import PassReport
 from hapi.errors import HapiError
@@ -59,14 +55,6 @@ def epoch_entry(
         "cos_batch": traffic.cos_batch,
         "server_stage_seconds": {k: round(v, 4) for k, v in sorted(traffic.stages().items())},
     }
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak device memory on a GPU, else the process's peak resident size, in bytes."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def write_report(path: str, document: dict[str, Any]) -> None:

@@ -26,11 +26,10 @@ from hapi.client.buffers import BufferPool
 from hapi.client.measuring import Meter
 from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
 from hapi.client.passes import PassReport
-from hapi.client.planning import planning_of
 from hapi.client.prepare import Prepared, prepare
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
-from hapi.client.splits import Fixed, Named, Planned, Splits
+from hapi.client.splits import Fixed, Named, Planned, Splits, planning_of
 from hapi.client.traffic import Traffic
 from hapi.client.window import Batch, Window
 from hapi.config import checked
@@ -147,8 +146,8 @@ class Session:
             return self._deliver(Named(self.prepared, split_of), start_batch, planned)
         if planning is None:
             return self._deliver(Fixed(self.prepared, self.split), start_batch, planned)
-        planning.begin_pass(epoch, len(planned) - start_batch)
-        return self._deliver(Planned(self.prepared, planning, epoch), start_batch, planned)
+        splits = Planned(self.prepared, planning, epoch, len(planned) - start_batch)
+        return self._deliver(splits, start_batch, planned)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(features, labels) of the validation samples, in ascending order of id."""
@@ -161,7 +160,9 @@ class Session:
         """The batches from ``first`` on. One that does not fit the memory is asked for again, at a later split."""
         delivered: list[IdArray] = []
         report = self.last = PassReport.over(Traffic(self._servers.received_bytes))
-        self.meter.follow(report.traffic)
+        if splits.measured:
+            self.meter.follow(report.traffic)
+        splits.begin()
         while first + len(delivered) < len(planned):
             try:
                 yield from self._through_window(splits, first + len(delivered), planned, delivered, report)
@@ -170,7 +171,6 @@ class Session:
                 if unfit is None or not splits.failed(first + len(delivered), unfit):
                     raise
         _check_exactly_once(planned[first:], delivered)
-        splits.end()
 
     def _through_window(
         self,
@@ -187,11 +187,12 @@ class Session:
             planned[first:],
             request_size=settings.request_size,
             in_flight=settings.in_flight * self._servers.size,
-            budget=settings.prefetch_bytes,
+            budget=settings.prefetch_bytes if self.planning is None else self.planning.received_ahead,
             buffers=self._buffers,
             tracer=self.tracer,
             traffic=report.traffic,
         )
+        meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()
         asked = seen = started
         try:
@@ -205,20 +206,20 @@ class Session:
                         self.tracer.span("frozen rest", "client", batch=number),
                         report.timeline.span("frozen rest"),
                     ):
-                        features, labels = self._to_boundary(batch)
+                        features, labels = self._to_boundary(batch, meter)
                     report.unfit = None
                     delivered.append(batch.ids)
                     report.samples += count
                     report.splits[split] = report.splits.get(split, 0) + 1
                     del batch
-                    with self.meter.working(split, "step"), report.timeline.span("train step"):
+                    with meter.working(split, "step"), report.timeline.span("train step"):
                         yield features, labels
                         del features, labels
                         # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
                         # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
                         # could have run under the step is short: a link feeds a GPU at least ten times slower.
                         finish(self.device)
-                self.meter.batch(split, count)
+                meter.batch(split, count)
                 asked = time.monotonic()
                 report.seconds = before + asked - started
                 splits.done(number, split, report.traffic.link.rates(seen))
@@ -228,7 +229,7 @@ class Session:
             window.close()
             finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
 
-    def _to_boundary(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_boundary(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
         classes = len(self.prepared.description.classes)
         if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
@@ -239,14 +240,14 @@ class Session:
             return to_device(batch.features, self.device), labels
         rest = self._rest(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
-        with self.meter.working(split, "rest" if timed is None else "timed"):
+        with meter.working(split, "rest" if timed is None else "timed"):
             features = rest(batch.features, timed)
             if self.planning is not None:
                 finish(self.device)  # so that these seconds are not counted as the step's
         if timed is None:
-            self.meter.rested(split, len(batch.ids))
+            meter.rested(split, len(batch.ids))
         else:
-            self.meter.layers(split, len(batch.ids), timed.seconds)
+            meter.layers(split, len(batch.ids), timed.seconds)
         return features, labels
 
     def _rest(self, split: int) -> FrozenRest:

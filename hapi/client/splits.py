@@ -7,13 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hapi.client.job import ExtractionJob
+from hapi.client.measuring import Meter, tier_of
+from hapi.client.memory import MemoryBudget
 from hapi.client.planning import Planning
 from hapi.client.prepare import Prepared
-from hapi.errors import UsageError
+from hapi.client.settings import TrainSettings
+from hapi.errors import ConfigError, UsageError
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.sizes import sizes_of
 
 
 class Splits(Protocol):
     """Where the batches of a pass get their splits from."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether what these batches cost counts for the plan."""
+
+    def begin(self) -> None:
+        """The pass begins."""
 
     def open(self, number: int) -> ExtractionJob:
         """The job of batch ``number``, which opens; from any thread."""
@@ -24,15 +36,19 @@ class Splits(Protocol):
     def failed(self, number: int, split: int) -> bool:
         """Batch ``number`` did not fit this side's memory; whether it is to be tried at another split."""
 
-    def end(self) -> None:
-        """All batches are done."""
-
 
 @dataclass
 class Fixed:
     prepared: Prepared
     split: int
     validation: bool = False
+
+    @property
+    def measured(self) -> bool:
+        return not self.validation
+
+    def begin(self) -> None:
+        return
 
     def open(self, number: int) -> ExtractionJob:
         return self.prepared.job(self.split, validation=self.validation)
@@ -42,9 +58,6 @@ class Fixed:
 
     def failed(self, number: int, split: int) -> bool:
         return False
-
-    def end(self) -> None:
-        return
 
 
 class Named(Fixed):
@@ -66,6 +79,12 @@ class Planned:
     prepared: Prepared
     planning: Planning
     epoch: int
+    batches: int
+    """Batches of the pass."""
+    measured = True
+
+    def begin(self) -> None:
+        self.planning.begin_pass(self.epoch, self.batches)
 
     def open(self, number: int) -> ExtractionJob:
         split, time_layers = self.planning.open(self.epoch, number)
@@ -77,5 +96,51 @@ class Planned:
     def failed(self, number: int, split: int) -> bool:
         return self.planning.failed(self.epoch, number, split)
 
-    def end(self) -> None:
-        self.planning.end_pass()
+
+def planning_of(
+    settings: TrainSettings, prepared: Prepared, meter: Meter, budget: MemoryBudget
+) -> Planning | None:
+    """The planning of a session; None when its split is fixed, which no profile has a say in."""
+    if prepared.strategy is None:
+        for flag, value in (("--profile", settings.profile), ("--save-profile", settings.save_profile)):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} needs a split that is chosen from a profile, such as --split auto; "
+                    f"--split {settings.split} is fixed"
+                )
+        return None
+    given = None if settings.profile is None else Profile.load(settings.profile)
+    description = prepared.description
+    momentum = "momentum" if settings.momentum else "sgd"
+    sizes = sizes_of(
+        prepared.model,
+        settings.model,
+        prepared.freeze,
+        stored_bytes=description.total_bytes / max(1, description.count),
+        encoded=prepared.transforms[0] is not None,
+        client=tier_of(prepared.device),
+        optimizer=momentum if settings.optimizer == "sgd" else settings.optimizer,
+    )
+    job = Job(
+        bs=settings.bs,
+        samples=len(prepared.training_ids),
+        epochs=settings.epochs,
+        micro_batch=settings.micro_batch,
+        request_size=settings.request_size,
+        in_flight=settings.in_flight * prepared.servers.size,
+        prefetch_bytes=settings.prefetch_bytes,
+        memory_bytes=budget.bytes,
+    )
+    try:
+        return Planning(
+            prepared.strategy,
+            sizes,
+            job,
+            meter,
+            replan=settings.replan == "on",
+            profile_epochs=settings.profile_epoch,
+            profile_batches=settings.profile_batches,
+            profile=given,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"--profile {settings.profile}: {error}") from None

@@ -17,11 +17,12 @@ from hapi.client import checkpoint
 from hapi.client.checkpoint import Progress
 from hapi.client.interrupts import Interrupts
 from hapi.client.passes import PassReport
-from hapi.client.report import added, counters, epoch_entry, peak_memory_bytes
+from hapi.client.report import added, counters, epoch_entry
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DeviceMemoryError, HapiError, UnprocessableError
 from hapi.models.tracing import TRACE_LOCK
+from hapi.profiler.profile import Profile
 
 
 class Watcher(Protocol):
@@ -84,6 +85,8 @@ class Trainer:
         self._estimated: float | None = None
         """The plan's seconds for the running epoch."""
         self._timeline: dict[str, Any] | None = None
+        self._kept: Profile | None = None
+        """What is in the settings' file for the profile."""
         self._torn = False
         """Inside a step: weights, optimiser and progress do not belong together."""
         self._started = time.monotonic()
@@ -123,6 +126,7 @@ class Trainer:
                     self._torn = False
                     del features, labels
                 self.watcher.step_done(self._pass)
+                self._keep_profile()
                 every = self.settings.checkpoint_every
                 if every and self.progress.batch % every == 0:
                     self._save()
@@ -133,6 +137,7 @@ class Trainer:
         )  # when it is interrupted, the checkpoint stands between it and the last step
         with interrupts.deferred():
             self._finish_epoch(epoch, validation)
+            self._keep_profile()
 
     def _estimate(self, first: int) -> float | None:
         """The plan's seconds for the epoch that begins; None without a plan, and for a part of an epoch."""
@@ -169,6 +174,14 @@ class Trainer:
         self._loss_sum += loss.detach().double() * len(labels)
         self._correct += (logits.detach().argmax(1) == labels).sum()
         self.progress = replace(progress, batch=progress.batch + 1, samples=progress.samples + len(labels))
+
+    def _keep_profile(self) -> None:
+        """Write the profile that was measured where the settings say, when it is made and when it changes."""
+        path, planning = self.settings.save_profile, self.session.planning
+        measured = None if planning is None else planning.profile
+        if path is not None and measured is not None and measured is not self._kept:
+            measured.save(path)
+            self._kept = measured
 
     def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
         samples = self.progress.samples
@@ -305,7 +318,7 @@ class Trainer:
             "batch_size": self.settings.bs,
             "request_size": self.settings.request_size,
             "seconds": round(time.monotonic() - self._started, 4),
-            "peak_memory_bytes": peak_memory_bytes(session.device),
+            "peak_memory_bytes": session.budget.process_highest(),
             "retries": session.retries,
             "servers": prepared.urls,
             "device": str(session.device),

@@ -62,7 +62,8 @@ class Account:
         work = self._work(self._total)
         with self._lock:
             own = self._jobs.get(job)
-        others = work - (self._work(own) if own is not None else 0.0)
+        # Of a job that is not known (any more) nobody can tell which work was its own.
+        others = work - self._work(own) if own is not None else 0.0
         return Marks(self.busy.seconds, work, others, self._process(), time.monotonic())
 
     def report(

@@ -1,0 +1,102 @@
+"""What a choice of split is made of: what fits the memory, what failed, and whose profile it may be made from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hapi.errors import ConfigError, DeviceMemoryError
+from hapi.profiler.cost import memory
+from hapi.profiler.decide import Plan, plan
+from hapi.profiler.observe import Sizes, profile_of
+from hapi.profiler.profile import Job, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The split changed."""
+
+    epoch: int
+    batch: int
+    """The first batch that is extracted at the new split."""
+    before: int
+    after: int
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "from": self.before,
+            "to": self.after,
+            "why": self.why,
+        }
+
+
+def earliest_that_fits(sizes: Sizes, job: Job) -> int:
+    """HAPI, Algorithm 1, line 6: the earliest split that is predicted to fit the client's memory.
+
+    :class:`DeviceMemoryError` when none does, which says what would.
+    """
+    blank = profile_of(sizes, {}, (1.0, 0.0))
+    if job.memory_bytes is None:
+        return 0
+    for split in range(sizes.last_split + 1):
+        if memory(blank, job, split).peak <= job.memory_bytes:
+            return split
+    return plan("auto", blank, job).split  # raises
+
+
+def received_ahead(sizes: Sizes, job: Job, earliest: int) -> int:
+    """Bytes of batches that may be there at once: the job's bound, and on a CPU no more than its memory leaves.
+
+    Of the splits from ``earliest`` on that fit, the one that leaves least counts: any of them may be next.
+    """
+    if job.memory_bytes is None or sizes.client.device != "cpu":
+        return job.prefetch_bytes
+    blank = profile_of(sizes, {}, (1.0, 0.0))
+    needs = [memory(blank, job, split) for split in range(earliest, sizes.last_split + 1)]
+    left = [job.memory_bytes - (m.peak - m.batches) for m in needs if m.peak <= job.memory_bytes]
+    return max(0, min([job.prefetch_bytes, *left]))
+
+
+def allowed(found: Plan, earliest: int) -> int:
+    """The plan's split; if that lies before ``earliest``, the fastest of the later ones that fit the memory."""
+    if found.split >= earliest:
+        return found.split
+    later = found.candidates[earliest:]
+    fitting = [c.estimate for c in later if c.fits] or [c.estimate for c in later]
+    return min(fitting, key=lambda e: e.epoch_seconds).split
+
+
+def fitted(profile: Profile, sizes: Sizes) -> Profile:
+    """``profile`` with the bytes of this job, which are known; :class:`ConfigError` if it is of another model."""
+    there = [(layer.name, layer.output_bytes) for layer in profile.layers[: profile.last_split]]
+    here = [(layer.name, layer.output_bytes) for layer in sizes.layers[: sizes.last_split]]
+    ends = (profile.freeze, profile.last_split, len(profile.layers))
+    if ends != (sizes.freeze, sizes.last_split, len(sizes.layers)) or there != here:
+        different = next((a[0] for a, b in zip(there, here, strict=False) if a != b), "")
+        at = f"its layer {different!r} differs" if different else f"it has {ends[2]} layers, freeze {ends[0]}"
+        raise ConfigError(
+            f"the profile of {profile.model!r} does not fit {sizes.model!r} with {len(sizes.layers)} layers and "
+            f"freeze {sizes.freeze}: {at}; use one of the same model, freeze and image size (--save-profile)"
+        )
+    layers = tuple(
+        replace(own, server_seconds=other.server_seconds, client_seconds=other.client_seconds)
+        for own, other in zip(sizes.layers, profile.layers, strict=True)
+    )
+    return replace(
+        profile,
+        layers=layers,
+        samples=sizes.samples,
+        optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+    )
+
+
+def choice(strategy: str, profile: Profile, job: Job) -> int | None:
+    """What ``strategy`` would choose; None when nothing fits the memory."""
+    try:
+        return plan(strategy, profile, job).split
+    except DeviceMemoryError:
+        return None
