@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import ModelError
+from hapi.models.shapes import meta_result
 from hapi.models.tracing import Traced, describe_failure
 from hapi.models.views import Tree, plant, view
 
@@ -78,7 +79,13 @@ class _Recorder(TorchDispatchMode):
             for argument, value in given:
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     self.written |= storages_of(value)
-        return func(*args, **kwargs)
+        known = meta_result(func, args, kwargs)
+        return func(*args, **kwargs) if known is None else known
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch asks. With True it imports its whole compiler, only to keep it away from this class.
+        return False
 
 
 def storages_of(value: Any) -> set[int]:
@@ -259,6 +266,37 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
         )
         known |= storages
     return seen
+
+
+def replay(
+    module: nn.Module,
+    traced: Traced,
+    input_shape: tuple[int, ...],
+    around: Callable[[fx.Node], AbstractContextManager[object]],
+) -> None:
+    """Run the eval graph for one sample on the meta device, node by node, each inside ``around(node)``.
+
+    As in a real run, what no later node reads is given up at once.
+    """
+    root = _stand_in(module, traced, traced.eval_graph, "meta")
+    root.train(False)
+    left = {node: len(node.users) for node in traced.eval_graph.nodes}
+    results: dict[fx.Node, Any] = {}
+    with torch.no_grad():
+        for node in traced.eval_graph.nodes:
+            if node.op == "output":
+                break
+            with around(node):
+                first = node.op == "placeholder"
+                results[node] = (
+                    torch.empty((1, *input_shape), device="meta") if first else _call(node, root, results)
+                )
+            for source in node.all_input_nodes:
+                left[source] -= 1
+                if not left[source]:
+                    del results[source]
+            if not node.users:
+                del results[node]
 
 
 def _outline(value: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from hapi.errors import ModelError
 from hapi.models.families import ALIASES
 from hapi.models.tracing import TRACE_LOCK, describe_failure
+from hapi.storage.vision import vision
 from hapi.wire.references import ARCHITECTURE_PATTERN
 
 ImportRule = bool | Collection[str]
@@ -97,11 +98,35 @@ def _make(architecture: Architecture) -> nn.Module:
     return module
 
 
+_INITIALISERS = frozenset(
+    (
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        torch.Tensor.fill_,
+        torch.Tensor.zero_,
+        # Of truncated normals.
+        torch.Tensor.erfinv_,
+        torch.Tensor.mul_,
+        torch.Tensor.add_,
+        torch.Tensor.clamp_,
+        # Handed to the mode as a whole.
+        nn.init.normal_,
+        nn.init.uniform_,
+        nn.init.constant_,
+        nn.init.kaiming_uniform_,
+    )
+)
+"""Change values and nothing else. On a tensor without values torch takes as long over them as over real ones."""
+
+
 class _EmptyIsMeta(TorchFunctionMode):
     """Inside it ``torch.empty`` allocates nothing. Other ways to make a tensor stay as they are."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        changed = args[0] if args else kwargs.get("tensor")
+        if func in _INITIALISERS and isinstance(changed, torch.Tensor) and changed.is_meta:
+            return changed
         if func in (torch.empty, torch.empty_strided) and str(kwargs.get("device") or "cpu") == "cpu":
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
@@ -109,14 +134,12 @@ class _EmptyIsMeta(TorchFunctionMode):
 
 def torchvision_names() -> list[str]:
     """Names of torchvision's classification models."""
-    from torchvision import models
-
+    models = vision("torchvision.models")
     return [str(name) for name in models.list_models(module=models)]
 
 
 def _from_torchvision(name: str, input_shape: Sequence[int], pretrained: bool) -> Architecture:
-    from torchvision import models
-
+    models = vision("torchvision.models")
     known = torchvision_names()
     if name not in known:
         raise ModelError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")

@@ -24,6 +24,7 @@ class TensorTable:
         ]
         for name, tensor in named:
             self._first[name] = by_identity.setdefault(id(tensor), name)
+        self._modules = dict(module.named_modules(remove_duplicate=False))
         self._names: dict[str, list[str]] = {}
         self._inside: dict[str, list[str]] = {}
         for name, first in self._first.items():
@@ -101,4 +102,4 @@ class TensorTable:
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         path, _, leaf = name.rpartition(".")
-        return self._module.get_submodule(path), leaf
+        return self._modules[path], leaf

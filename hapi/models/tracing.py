@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hapi.errors import ModelError
+from hapi.storage.vision import vision
 
 _MAX_ATTEMPTS = 64
 """How many submodules may be turned into leaves before tracing gives up."""
@@ -99,6 +100,10 @@ class _NoRandomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise RuntimeError(f"forward draws random numbers that do not depend on its input ({func})")
         return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see hapi.models.analysis
 
 
 def trace(module: nn.Module, leaf_types: Sequence[type] = (), functions: Sequence[Any] = ()) -> Traced:
@@ -226,9 +231,7 @@ def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 def _standard_leaves() -> set[type]:
-    from torchvision.ops import StochasticDepth
-
-    return {StochasticDepth}
+    return {vision("torchvision.ops").StochasticDepth}
 
 
 def _is_library_leaf(module: nn.Module) -> bool:

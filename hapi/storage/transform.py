@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional as F
 
 from hapi.errors import DataError, UnprocessableError
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
+from hapi.storage.vision import vision
 from hapi.wire.references import TransformSpec
+
+F = vision("torchvision.transforms.v2.functional")
 
 __all__ = [
     "SampleLayout",
