@@ -1,4 +1,4 @@
-"""For all tests: signals as a terminal gives them.
+"""For all tests: signals as a terminal gives them, and a cache folder of their own.
 
 A shell that starts a job in the background lets it ignore SIGINT, and nohup SIGHUP; what ignores a signal hands that
 on to the processes it starts. The tests send such signals and expect them to arrive, wherever they are run.
@@ -6,7 +6,18 @@ on to the processes it starts. The tests send such signals and expect them to ar
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# What hapi keeps about this machine must neither come from the user's folder nor go there. Torch's own stays.
+_cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("TORCH_HOME", str(_cache_home / "torch"))
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)

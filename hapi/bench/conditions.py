@@ -15,6 +15,7 @@ from typing import Any
 
 from hapi import __version__
 from hapi.errors import UsageError
+from hapi.profiler.cache import processor_name
 
 _PACKAGES = ("torch", "torchvision", "aiohttp", "numpy", "xxhash")
 
@@ -43,7 +44,7 @@ def conditions() -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         # Work of others on the same cores is the usual reason for a figure that cannot be repeated.
         "load_at_start": None if load is None else round(load, 2),
@@ -77,13 +78,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hapi import units
-from hapi.errors import DeviceMemoryError, UsageError
+from hapi.errors import ConfigError, DeviceMemoryError, UsageError
+from hapi.profiler import cache
 from hapi.profiler.cost import Estimate, Form, estimate
 from hapi.profiler.decide import PLANNERS, Candidate, Plan, plan
-from hapi.profiler.profile import Job, Profile
+from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 
 _JOB = Job()
 _BANDWIDTH = "1Gbps"
 _STORED = "110kB"
+_KIND = "plan"
+_MEASURE_FORM = 1
+"""To be raised when layers are measured or sized in another way than before."""
+_ANSWER_SECONDS = 3.7
+"""When timing layers ends, counted from the command's beginning: sizing the layers is still to come."""
+_MEASURE_SECONDS, _LEAST_SECONDS = 0.8, 0.2
+"""For timing layers."""
 _COLUMNS = (
     "SPLIT",
     "LAYER",
@@ -70,6 +80,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="what to measure: auto, cpu, cuda or cuda:N")
     parser.add_argument("--profile", metavar="FILE", help="compute from a saved profile; nothing is measured")
+    parser.add_argument(
+        "--remeasure", action="store_true", help="measure again what was kept of this machine and model"
+    )
     parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
@@ -80,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
-    profile = _what_if(_replayed(args) if args.profile else _measured(args), args, bits)
+    profile = _what_if(_replayed(args) if args.profile else _own(args), args, bits)
     if args.save_profile:
         profile.save(args.save_profile)
     found = plan(args.strategy, profile, job)
@@ -118,23 +131,55 @@ def _replayed(args: argparse.Namespace) -> Profile:
     return profile
 
 
-def _measured(args: argparse.Namespace) -> Profile:
-    # Torch is imported only where it measures: a replay answers at once.
-    from hapi.cli.push import spec_of
-    from hapi.client.prepare import choose_freeze
-    from hapi.models.devices import exact_arithmetic, resolve_device
-    from hapi.models.zoo import structure
-    from hapi.profiler.measure import Conditions, measure
-
+def _own(args: argparse.Namespace) -> Profile:
+    """This machine's profile of the model: the one that is kept, or measured now and kept."""
+    started = time.monotonic()
     if args.model is None:
         raise UsageError("give a MODEL, such as resnet50, or a --profile FILE")
-    stored = _stored_bytes(args.stored_bytes or _STORED)
+    if args.stored_bytes:
+        _stored_bytes(args.stored_bytes)  # a wrong one is told before seconds of measuring
+    key = _key(args)
+    kept = None if args.remeasure or key is None else cache.load(_KIND, key)
+    if kept is not None:
+        with contextlib.suppress(ConfigError):
+            return _noted(Profile.from_json(kept.content), f"kept in {kept.path}; --remeasure measures again")
+    profile = _measured(args, started)
+    problem = "" if key is None else cache.save(_KIND, key, profile.to_json())
+    return _noted(profile, problem) if problem else profile
+
+
+def _key(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """What a kept profile depends on; None for a model of the user's own, whose code may change at any time."""
+    if ":" in args.model and not args.model.startswith("timm:"):
+        return None
+    names = ("model", "input_size", "blocks", "freeze", "device")
+    form = (f"profile={PROFILE_VERSION}", f"measure={_MEASURE_FORM}")
+    return (*cache.identity(), *form, *(f"{name}={getattr(args, name)}" for name in names))
+
+
+def _noted(profile: Profile, note: str) -> Profile:
+    return replace(profile, notes=(*profile.notes, note))
+
+
+def _measured(args: argparse.Namespace, started: float) -> Profile:
+    # Torch is imported only where it measures: a replay answers at once.
+    from hapi.cli.push import spec_of
+    from hapi.models.devices import exact_arithmetic, resolve_device
+    from hapi.models.freeze import choose_freeze
+    from hapi.models.zoo import structure
+    from hapi.profiler.machine import constants
+    from hapi.profiler.measure import Conditions, measure
+
     device = resolve_device(args.device, "--device")
     exact_arithmetic(device)
     model = structure(spec_of(args, "random:0"), allow_import=True)
     freeze = choose_freeze(model, args.freeze)
+    machine = constants(device, args.input_size, remeasure=args.remeasure)
+    stored = units.parse_bytes(_STORED)
     conditions = Conditions(stored_bytes=stored, bits_per_second=units.parse_bandwidth(_BANDWIDTH))
-    return measure(model, args.model, freeze, conditions, device=device)
+    left = _ANSWER_SECONDS - (time.monotonic() - started)
+    budget = min(_MEASURE_SECONDS, max(_LEAST_SECONDS, left))
+    return measure(model, args.model, freeze, conditions, machine=machine, device=device, budget=budget)
 
 
 def _stored_bytes(text: str) -> int | None:
@@ -151,7 +196,7 @@ def _what_if(profile: Profile, args: argparse.Namespace, bits: float | None) -> 
     """The profile as the flags would have it."""
     if bits is not None:
         profile = replace(profile, link=replace(profile.link, bits_per_second=bits))
-    if args.profile and args.stored_bytes:
+    if args.stored_bytes:
         profile = _stored_as(profile, _stored_bytes(args.stored_bytes))
     if args.server_speed is None:
         return profile

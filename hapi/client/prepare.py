@@ -22,6 +22,7 @@ from hapi.client.transport import HttpTransport, Transport
 from hapi.config import checked
 from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.models.devices import resolve_device
+from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
 from hapi.storage.sequence import epoch_sequence
@@ -219,30 +220,6 @@ def transform_of(settings: TrainSettings, description: DatasetDescription) -> Tr
         return description.transform
     spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
-
-
-def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
-    """The freeze index: as asked, else the paper's for its families, else all but the last layer with weights."""
-    if asked is not None:
-        freeze = _resolve(model, asked, "--freeze")
-    elif model.default_freeze is not None:
-        freeze = model.default_freeze
-    else:
-        with_weights = [layer.index for layer in model.layers if layer.parameter_count]
-        if not with_weights:
-            raise ModelError("the model has no parameter to train")
-        freeze = with_weights[-1] - 1
-    if not any(layer.parameter_count for layer in model.layers[freeze:]):
-        raise UsageError(f"--freeze {freeze}: no layer after it has parameters, so nothing would be trained")
-    model.check_freeze(freeze)
-    return freeze
-
-
-def _resolve(model: LayeredModel, asked: int | str, flag: str) -> int:
-    try:
-        return model.resolve(asked)
-    except ModelError as error:
-        raise UsageError(f"{flag}: {error} ('hapi layers MODEL' lists them)") from None
 
 
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 import xxhash
-from torch import nn
+from torch import fx, nn
 
 from hapi.errors import ModelError
 from hapi.models.analysis import analyse, references
@@ -180,6 +180,17 @@ class LayeredModel:
             self.module, paths, names, self.traced.constants, lambda m: view(m, memo) if frozen else m
         )
         return Segment(tree, (runs[0], runs[1]), (start, stop), self.output_shapes()[start], frozen)
+
+    def layer_nodes(self) -> list[list[fx.Node]]:
+        """For each layer the nodes that it runs in the eval graph of :attr:`traced`.
+
+        What is computed from parameters alone appears in every layer that reads it.
+        """
+        starts = [None, *self._ends]
+        return [
+            slice_nodes(self._eval, _eval_place(before), after.eval_place)
+            for before, after in zip(starts, self._ends, strict=False)
+        ]
 
     def check_freeze(self, freeze: int) -> None:
         """:class:`ModelError` when a parameter is used both by layers 1..freeze and by the trained ones."""

@@ -8,35 +8,25 @@ kind compare with the same prediction. The profile's notes say which it was.
 from __future__ import annotations
 
 import copy
-import io
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import numpy as np
 import torch
-import xxhash
-from PIL import Image
+from torch import nn
 
 from hapi import __version__
 from hapi.models.devices import finish
 from hapi.models.layers import LayeredModel
-from hapi.profiler.profile import (
-    LayerProfile,
-    LinkProfile,
-    Profile,
-    SampleProfile,
-    ServerProfile,
-    TierProfile,
-)
+from hapi.models.views import view
+from hapi.profiler.machine import Machine
+from hapi.profiler.observe import Tier
+from hapi.profiler.profile import LinkProfile, Profile, ServerProfile
+from hapi.profiler.sizes import sizes_of
 from hapi.profiler.work import LayerWork, fill, layer_work
-from hapi.storage.dataset import Samples
-from hapi.storage.manifest import SampleLayout
-from hapi.storage.transform import input_batch
-from hapi.wire.references import TransformSpec
 
 STORE_BYTES_PER_SECOND = 500e6
 """Assumed for the store behind the server; OpenStack Swift on loopback gave 496 MB/s for large objects."""
@@ -50,7 +40,6 @@ _SMALL = 0.3
 """Layers below this share of the mean layer's work are predicted: their time is mostly torch's overhead."""
 _RUNS = 3
 """One to warm up, and two whose mean counts: there is a second or two for everything."""
-_PATTERN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,54 +63,48 @@ def measure(
     freeze: int,
     conditions: Conditions,
     *,
+    machine: Machine,
     device: torch.device | None = None,
     budget: float = 0.8,
 ) -> Profile:
-    """The profile of ``model`` frozen at ``freeze``, both tiers like this machine but for ``server_speed``.
+    """The profile of ``model`` frozen at ``freeze``, both tiers like ``machine`` but for ``server_speed``.
 
     ``model`` may be on the meta device and stays as it is. ``budget``: seconds for timing layers.
     """
     device = device or torch.device("cpu")
-    work = layer_work(model)
-    timer = _Timer(model, work, device)
+    encoded = conditions.stored_bytes is not None
+    work = layer_work(model, model.pushable(freeze).stop - 1)
+    sizes = sizes_of(
+        model,
+        title,
+        freeze,
+        stored_bytes=model.output_bytes()[0] if conditions.stored_bytes is None else conditions.stored_bytes,
+        encoded=encoded,
+        client=Tier(device=machine.device, processors=machine.processors, threads=machine.threads),
+        work=work,
+    )
+    timer = _Timer(model, work, machine, device)
     forward = timer.layers(budget * 0.7)
-    step, update, step_note = timer.step(freeze, forward, budget * 0.3)
-    machine = _machine(model.input_shape, device, conditions.stored_bytes is not None)
-    tensor_bytes = model.output_bytes()[0]
-    stored = tensor_bytes if conditions.stored_bytes is None else conditions.stored_bytes
+    step, update, step_note = timer.step(sizes.last_split, forward, budget * 0.3)
     speed = conditions.server_speed
     return Profile(
         model=title,
         freeze=freeze,
-        last_split=model.pushable(freeze).stop - 1,
+        last_split=sizes.last_split,
         layers=tuple(
-            LayerProfile(
-                name=layer.name,
-                output_bytes=layer.output_bytes,
-                flops=w.flops,
-                parameter_bytes=layer.parameter_bytes,
-                working_bytes=w.working_bytes,
-                saved_bytes=w.saved_bytes,
-                server_seconds=seconds / speed,
-                client_seconds=seconds,
-            )
-            for layer, w, seconds in zip(model.layers, work, forward, strict=True)
+            replace(layer, server_seconds=seconds / speed, client_seconds=seconds)
+            for layer, seconds in zip(sizes.layers, forward, strict=True)
         ),
-        samples=SampleProfile(
-            stored_bytes=stored,
-            encoded=conditions.stored_bytes is not None,
-            uint8_bytes=tensor_bytes // 4,
-            tensor_bytes=tensor_bytes,
-        ),
+        samples=sizes.samples,
         server=ServerProfile(
-            read_seconds=stored / STORE_BYTES_PER_SECOND,
+            read_seconds=sizes.samples.stored_bytes / STORE_BYTES_PER_SECOND,
             model_load_seconds=0.0,
             concurrency=conditions.concurrency,
             waiting_seconds=conditions.waiting_seconds,
             cos_batch=conditions.cos_batch,
         ),
-        server_tier=_faster(machine, speed),
-        client_tier=machine,
+        server_tier=machine.faster(speed).tier(server=True, encoded=encoded),
+        client_tier=machine.tier(server=False, encoded=encoded),
         link=LinkProfile(
             bits_per_second=conditions.bits_per_second,
             variation=conditions.variation,
@@ -129,17 +112,15 @@ def measure(
         ),
         step_seconds=step,
         update_seconds=update,
-        optimizer_bytes_per_parameter_byte=1.0,
-        notes=(timer.note, step_note, *_notes(device)),
+        optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+        notes=(timer.note, step_note, *_notes(machine)),
     )
 
 
-def _notes(device: torch.device) -> tuple[str, ...]:
-    kind = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
+def _notes(machine: Machine) -> tuple[str, ...]:
+    kind = machine.device_name if machine.device == "cuda" else f"{machine.threads} threads"
     measured = (
-        f"measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {device.type} ({kind}), {platform.machine()}, "
+        f"measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {machine.device} ({kind}), {platform.machine()}, "
         f"torch {torch.__version__}, hapi {__version__}"
     )
     assumed = (
@@ -152,14 +133,12 @@ def _notes(device: torch.device) -> tuple[str, ...]:
 class _Timer:
     """Times layers within a budget, and predicts those that do not fit into it."""
 
-    def __init__(self, model: LayeredModel, work: Sequence[LayerWork], device: torch.device) -> None:
-        self._model = model.over(copy.deepcopy(model.module))
+    def __init__(
+        self, model: LayeredModel, work: Sequence[LayerWork], machine: Machine, device: torch.device
+    ) -> None:
+        self._model = model.over(_twin(model.module))
         self._work, self._device = work, device
-        square = torch.ones(512, 512, device=device)
-        self._flops = 2 * 512**3 / _timed(lambda: square @ square, device)
-        source = torch.ones(_PATTERN_BYTES // 4, device=device)
-        target = torch.empty_like(source)
-        self._traffic = 2 * _PATTERN_BYTES / _timed(lambda: target.copy_(source), device)
+        self._flops, self._traffic = machine.flops_per_second, machine.copy_bytes_per_second
         self.note = ""
 
     def predicted(self, layer: int) -> float:
@@ -217,30 +196,51 @@ class _Timer:
         self._model.release(0, 0)
         return seconds
 
-    def step(self, freeze: int, forward: Sequence[float], budget: float) -> tuple[float, float, str]:
-        """(seconds a sample of forward and backward pass after ``freeze``, seconds of an update, a note)."""
+    def step(self, boundary: int, forward: Sequence[float], budget: float) -> tuple[float, float, str]:
+        """(seconds a sample of forward and backward pass after ``boundary``, seconds of an update, a note)."""
         stop = len(self._model)
-        guess = 3 * sum(forward[freeze:])
-        batch = self._affordable(freeze, stop, guess * _RUNS, budget, _TRAINED_BATCHES)
-        weights = sum(layer.parameter_bytes for layer in self._model.layers[freeze:])
+        guess = 3 * sum(forward[boundary:])
+        batch = self._affordable(boundary, stop, guess * _RUNS, budget, _TRAINED_BATCHES)
+        weights = sum(layer.parameter_bytes for layer in self._model.layers[boundary:])
         if not batch:
             # Read weight, gradient and momentum, write weight and momentum; the copy rate counts both ways.
             update = 5 * weights / self._traffic
             return guess, update, "trained part: three times its forward pass (backward is about two)"
-        fill(self._model, freeze, stop, self._device)
-        part = self._model.segment(freeze, stop, frozen=False).to(self._device)
+        fill(self._model, boundary, stop, self._device)
+        part = self._model.segment(boundary, stop, frozen=False).to(self._device)
         parameters = [p for p in part.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(parameters, lr=1e-6, momentum=0.9)
-        x = self._input(freeze, batch)
+        momenta = [torch.zeros_like(p) for p in parameters]
+        x = self._input(boundary, batch)
 
         def once() -> None:
-            optimizer.zero_grad()
+            for p in parameters:
+                p.grad = None
             part(x).square().mean().backward()
 
+        def update_weights() -> None:
+            # What torch.optim.SGD does with momentum; creating that one imports torch's compiler, 1.3 s.
+            with torch.no_grad():
+                for p, momentum in zip(parameters, momenta, strict=True):
+                    if p.grad is not None:
+                        momentum.mul_(0.9).add_(p.grad)
+                        p.add_(momentum, alpha=-1e-6)
+
         step = _timed(once, self._device) / batch
-        update = _timed(optimizer.step, self._device)
+        update = _timed(update_weights, self._device)
         self._model.release(0, 0)
         return step, update, f"trained part: timed with {batch} samples, SGD with momentum"
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy to put weights into: what has none is shared, as copying a large model takes a third of a second."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta:
+            return tensor
+        return copies.setdefault(id(tensor), copy.deepcopy(tensor))
+
+    return view(module, {}, own)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
@@ -252,48 +252,3 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
         finish(device)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:])
-
-
-def _machine(input_shape: tuple[int, ...], device: torch.device, encoded: bool) -> TierProfile:
-    """Decode, checksum and copy rates of this machine."""
-    cpu = torch.device("cpu")
-    source = np.ones(_PATTERN_BYTES, dtype=np.uint8)
-    target = np.empty_like(source)
-    checksum = _timed(lambda: xxhash.xxh3_64_intdigest(source.data), cpu) / _PATTERN_BYTES
-    copying = _timed(lambda: np.copyto(target, source), cpu) / _PATTERN_BYTES
-    there = back = 0.0
-    if device.type == "cuda":
-        pinned = torch.from_numpy(target).pin_memory()
-        on_device = pinned.to(device)
-        there = _timed(lambda: on_device.copy_(pinned, non_blocking=True), device) / _PATTERN_BYTES
-        back = _timed(lambda: pinned.copy_(on_device, non_blocking=True), device) / _PATTERN_BYTES
-    return TierProfile(
-        device=device.type,
-        decode_seconds=_decode_seconds(input_shape) if encoded else 0.0,
-        codec_seconds_per_byte=checksum + copying,
-        to_device_seconds_per_byte=there,
-        from_device_seconds_per_byte=back,
-    )
-
-
-def _faster(tier: TierProfile, speed: float) -> TierProfile:
-    return TierProfile(
-        device=tier.device,
-        decode_seconds=tier.decode_seconds / speed,
-        codec_seconds_per_byte=tier.codec_seconds_per_byte / speed,
-        to_device_seconds_per_byte=tier.to_device_seconds_per_byte,
-        from_device_seconds_per_byte=tier.from_device_seconds_per_byte,
-    )
-
-
-def _decode_seconds(input_shape: tuple[int, ...]) -> float:
-    """Seconds to decode and transform a synthetic JPEG of 500 x 375, ImageNet's usual size, on one thread."""
-    noise = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).resize((500, 375)).save(buffer, "JPEG", quality=95)
-    data = np.frombuffer(buffer.getvalue(), dtype=np.uint8)
-    one = np.zeros(1, dtype=np.int64)
-    samples = Samples(ids=one, data=data, offsets=np.array([0, len(data)]), labels=one)
-    transform = TransformSpec.for_image_size(input_shape[-1])
-    layout = SampleLayout(kind="encoded")
-    return _timed(lambda: input_batch(samples, layout, transform), torch.device("cpu"))

@@ -176,7 +176,7 @@ class Profile:
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """The profile of ``document``; :class:`ConfigError` names the first field that is wrong."""
-        return typing.cast(Self, _read(cls, document, "profile"))
+        return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str) -> None:
         """Write it as JSON; :class:`UsageError` when that fails."""
@@ -227,7 +227,7 @@ class Job:
                 raise UsageError(f"{name} is {getattr(self, name)}, it must be at least 1")
 
 
-def _read(kind: type[Any], document: Any, where: str) -> Any:
+def read_strictly(kind: type[Any], document: Any, where: str) -> Any:
     """``document`` as the dataclass ``kind``: every field there, none beside, each of its type."""
     if not isinstance(document, Mapping):
         raise ConfigError(f"{where}: expected an object, found {type(document).__name__}")
@@ -242,7 +242,7 @@ def _read(kind: type[Any], document: Any, where: str) -> Any:
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _read(kind, value, where)
+        return read_strictly(kind, value, where)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple) or len(value) > _MAX_LAYERS:
             raise ConfigError(f"{where}: expected a list of at most {_MAX_LAYERS}")

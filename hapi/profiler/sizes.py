@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hapi.models.layers import LayeredModel
 from hapi.profiler.observe import Sizes, Tier
 from hapi.profiler.profile import LayerProfile, SampleProfile
-from hapi.profiler.work import layer_work
+from hapi.profiler.work import LayerWork, layer_work
 
 OPTIMIZER_STATE = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
 """Bytes that torch's optimisers keep per byte of parameters, beside the gradients (rmsprop: with momentum)."""
@@ -20,28 +22,30 @@ def sizes_of(
     encoded: bool,
     client: Tier,
     optimizer: str = "momentum",
+    work: Sequence[LayerWork] | None = None,
 ) -> Sizes:
     """Sizes of ``model`` frozen at ``freeze`` for samples of ``stored_bytes`` each; ``encoded`` ones are decoded first.
 
-    ``optimizer``: a key of :data:`OPTIMIZER_STATE`.
+    ``optimizer``: a key of :data:`OPTIMIZER_STATE`. ``work``: of these layers, if it is known already.
     """
     tensor_bytes = model.output_bytes()[0]
+    last_split = model.pushable(freeze).stop - 1
     return Sizes(
         model=title,
         freeze=freeze,
-        last_split=model.pushable(freeze).stop - 1,
+        last_split=last_split,
         layers=tuple(
             LayerProfile(
                 name=layer.name,
                 output_bytes=layer.output_bytes,
-                flops=work.flops,
+                flops=each.flops,
                 parameter_bytes=layer.parameter_bytes,
-                working_bytes=work.working_bytes,
-                saved_bytes=work.saved_bytes,
+                working_bytes=each.working_bytes,
+                saved_bytes=each.saved_bytes,
                 server_seconds=0.0,
                 client_seconds=0.0,
             )
-            for layer, work in zip(model.layers, layer_work(model), strict=True)
+            for layer, each in zip(model.layers, work or layer_work(model, last_split), strict=True)
         ),
         samples=SampleProfile(
             stored_bytes=max(1, round(stored_bytes)),

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hapi.errors import ModelError
+from hapi.models.analysis import replay
 from hapi.models.layers import LayeredModel
+from hapi.models.shapes import meta_result
+from hapi.models.views import view
+
+_TRAINED_BATCH = 2
+"""Not 1, which a BatchNorm that is trained refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,69 +33,147 @@ class LayerWork:
     traffic_bytes: int
     """Activations read and written by its operations."""
     working_bytes: int
-    """Its input, and the inputs and outputs of the operation that has most of them."""
+    """Most bytes of activations alive at once while it runs without gradients: its input, what is between, results."""
     saved_bytes: int
-    """Results of all its operations: what training keeps for the backward pass, rather more than less."""
+    """What training keeps for the backward pass of the tensors that it makes; 0 in layers that are not trained."""
 
 
-def layer_work(model: LayeredModel) -> list[LayerWork]:
-    """The work of each layer, in order; :class:`ModelError` for one that needs data to run."""
-    twin = model.over(copy.deepcopy(model.module).to("meta"))
-    twin.traced.constants.update({name: t.to("meta") for name, t in twin.traced.constants.items()})
-    known = {id(t) for t in (*twin.module.parameters(), *twin.module.buffers())}
-    known |= {id(t) for t in twin.traced.constants.values()}
+def layer_work(model: LayeredModel, boundary: int) -> list[LayerWork]:
+    """The work of each layer, in order, when the layers after ``boundary`` are trained.
+
+    :class:`ModelError` for a layer that needs data to run.
+    """
+    counter = _Counter()
+    try:
+        replay(model.module, model.traced, model.input_shape, counter.around)
+        kept = _kept_bytes(model, boundary)
+    except RuntimeError as error:
+        raise ModelError(f"the model cannot be sized without data: {str(error).splitlines()[0]}") from None
     found = []
-    shapes, dtypes = twin.output_shapes(), twin.output_dtypes()
-    for layer in twin.layers:
-        segment = twin.segment(layer.index - 1, layer.index, frozen=True)
-        x = torch.empty((1, *shapes[layer.index - 1]), dtype=dtypes[layer.index - 1], device="meta")
-        counter = _Counter(known)
-        try:
-            with torch.no_grad(), counter:
-                segment(x)
-        except RuntimeError as error:
-            raise ModelError(
-                f"layer {layer.index} ({layer.name}) cannot be sized without data: {str(error).splitlines()[0]}"
-            ) from None
-        entering = x.numel() * x.itemsize
+    for layer, nodes in zip(model.layers, model.layer_nodes(), strict=True):
+        costs = [counter.costs[n] for n in nodes]
         found.append(
             LayerWork(
-                flops=float(counter.flops),
-                traffic_bytes=counter.traffic,
-                working_bytes=entering + max(counter.largest, layer.output_bytes),
-                saved_bytes=max(counter.results, layer.output_bytes),
+                flops=float(sum(cost.flops for cost in costs)),
+                traffic_bytes=sum(cost.traffic for cost in costs),
+                working_bytes=max([layer.output_bytes, *(cost.alive for cost in costs)]),
+                saved_bytes=kept.get(layer.index, 0),
             )
         )
     return found
 
 
-class _Counter(TorchDispatchMode):
-    """Counts what passes the dispatcher, one operation at a time."""
+def _kept_bytes(model: LayeredModel, boundary: int) -> dict[int, int]:
+    """Per sample, by the layer that makes it: what the backward pass of the layers after ``boundary`` needs."""
+    twin = model.over(view(model.module, {}, _without_content))
+    twin.traced.constants.update({name: t.to("meta") for name, t in twin.traced.constants.items()})
+    keeper = _Keeper()
+    shape, dtype = twin.output_shapes()[boundary], twin.output_dtypes()[boundary]
+    x = torch.empty((_TRAINED_BATCH, *shape), dtype=dtype, device="meta")
+    with torch.enable_grad():
+        for layer in twin.layers[boundary:]:
+            segment = twin.segment(layer.index - 1, layer.index, own_input=layer.index - 1 > boundary)
+            with keeper.during(layer.index):
+                x = segment(x)
+    return {layer: nbytes // _TRAINED_BATCH for layer, nbytes in keeper.kept.items()}
 
-    def __init__(self, weights: Iterable[int]) -> None:
+
+def _without_content(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+@dataclass
+class _Cost:
+    """Of one node."""
+
+    flops: int = 0
+    traffic: int = 0
+    alive: int = 0
+
+
+class _Visitor(TorchDispatchMode):
+    """Sees every operation that makes a new tensor."""
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._weights = frozenset(weights)
-        self.flops = 0
-        self.traffic = 0
-        self.largest = 0
-        self.results = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.is_view:
-            return result
-        count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
-        entering = sum(_nbytes(t) for t in _tensors((args, kwargs)) if id(t) not in self._weights)
-        leaving = sum(_nbytes(t) for t in _tensors(result))
-        self.traffic += entering + leaving
-        self.largest = max(self.largest, entering + leaving)
-        self.results += leaving
+        known = meta_result(func, args, kwargs)
+        result = func(*args, **kwargs) if known is None else known
+        if not func.is_view:
+            self.made(func, args, kwargs, result)
         return result
+
+    def made(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see hapi.models.analysis
+
+
+class _Counter(_Visitor):
+    """Operations, bytes that they read and write, and what is alive meanwhile, for each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.costs: dict[fx.Node, _Cost] = defaultdict(_Cost)
+        self._node: fx.Node | None = None
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @contextmanager
+    def around(self, node: fx.Node) -> Iterator[None]:
+        """Inside it operations belong to ``node``."""
+        self._node = node
+        with self:
+            yield
+
+    def made(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        leaving = _tensors(result)
+        cost = _Cost() if self._node is None else self.costs[self._node]
+        if self._node is not None and self._node.op != "placeholder":
+            count: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
+            cost.flops += count(*args, **kwargs, out_val=result) if count is not None else 0
+            entering = (t for t in _tensors((args, kwargs)) if t.untyped_storage()._cdata in self._alive)
+            cost.traffic += sum(_nbytes(t) for t in (*entering, *leaving))  # weights do not count
+        for tensor in leaving:
+            storage = tensor.untyped_storage()
+            self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
+        cost.alive = max(cost.alive, sum(nbytes for _, nbytes in self._alive.values()))
+
+
+class _Keeper(_Visitor):
+    """What autograd keeps for the backward pass, each piece of memory for the layer that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, int] = defaultdict(int)
+        self._layer = 0
+        self._makers: dict[int, int] = {}
+
+    @contextmanager
+    def during(self, layer: int) -> Iterator[None]:
+        """Inside it operations belong to ``layer``."""
+        self._layer = layer
+        with self, torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t):
+            yield
+
+    def made(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self._makers.update({t.untyped_storage()._cdata: self._layer for t in _tensors(result)})
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        maker = self._makers.pop(storage._cdata, None)  # None: a weight, the first input, or counted before
+        if maker is not None:
+            self.kept[maker] += storage.nbytes()
+        return tensor
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

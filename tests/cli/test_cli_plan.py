@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +146,56 @@ def test_a_replay_does_not_import_torch(saved: str) -> None:
         [sys.executable, "-c", program, "plan", "--profile", saved], capture_output=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def plan_in_a_new_process(tmp_path: Path, *flags: str) -> tuple[dict[str, Any], list[str]]:
+    """What ``hapi plan --json`` prints, and which heavy modules its process had imported at its end."""
+    heavy = ("numpy", "torch", "torchvision", "torch._dynamo", "sympy", "aiohttp")
+    code = (
+        "import sys; from hapi.cli.main import main; "
+        f"code = main(('plan', 'resnet18', '--input-size', '32', '--device', 'cpu', '--json', *{flags!r})); "
+        f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=environment
+    )
+    return json.loads(done.stdout), ast.literal_eval(done.stderr.splitlines()[-1])
+
+
+def test_the_answer_is_quick_the_first_time_and_at_once_the_second(tmp_path: Path) -> None:
+    """What makes it quick: no compiler is imported for the first answer, and not even torch for the second."""
+    first, imported = plan_in_a_new_process(tmp_path)
+    assert imported == ["numpy", "torch", "torchvision"]
+    second, imported = plan_in_a_new_process(tmp_path)
+    assert imported == []
+    assert second["candidates"] == first["candidates"]
+    assert second["notes"][:-1] == first["notes"] and "--remeasure measures again" in second["notes"][-1]
+    what_if, imported = plan_in_a_new_process(tmp_path, "--stored-bytes", "tensor", "--bandwidth", "10Mbps")
+    assert imported == [] and what_if["candidates"][0]["estimate"]["wire_bytes"] == 128 * 3 * 32 * 32 * 4
+
+
+def test_a_kept_profile_that_is_damaged_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ("squeezenet1_1", "--input-size", "32", "--device", "cpu", "--json")
+    assert run(capsys, *flags)[0] == 0
+    (path,) = (tmp_path / "hapi").glob("plan-*.json")
+    kept = json.loads(path.read_text())
+    kept["content"]["layers"][0]["output_bytes"] = "many"
+    path.write_text(json.dumps(kept))
+    code, out, err = run(capsys, *flags)
+    assert (code, err) == (0, "") and "kept in" not in json.loads(out)["notes"][-1]
+    assert "kept in" in json.loads(run(capsys, *flags)[1])["notes"][-1]
+    assert "kept in" not in json.loads(run(capsys, *flags, "--remeasure")[1])["notes"][-1]
+
+
+def test_a_cache_that_cannot_be_written_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    code, out, err = run(capsys, "squeezenet1_1", "--input-size", "32", "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["notes"][-1].startswith("nothing is kept for the next time: ")

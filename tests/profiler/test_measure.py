@@ -7,8 +7,26 @@ import torch
 
 from hapi.models.layers import LayeredModel
 from hapi.models.zoo import ModelSpec, structure
+from hapi.profiler.machine import Machine
 from hapi.profiler.measure import Conditions, measure
 from hapi.profiler.work import layer_work
+
+MACHINE = Machine(
+    identity=(),
+    measured="2026-11-21T00:00:00+00:00",
+    device="cpu",
+    device_name="crafted",
+    image_side=64,
+    processors=2,
+    threads=1,
+    flops_per_second=5e10,
+    copy_bytes_per_second=1e10,
+    decode_seconds=4e-3,
+    send_seconds_per_byte=2e-10,
+    receive_seconds_per_byte=3e-10,
+    to_device_seconds_per_byte=0.0,
+    from_device_seconds_per_byte=0.0,
+)
 
 
 def model(name: str, side: int) -> LayeredModel:
@@ -18,40 +36,63 @@ def model(name: str, side: int) -> LayeredModel:
 def test_operations_are_the_published_ones() -> None:
     # torchvision gives 1.814 and 7.609 GFLOPS, counting a multiplication and its addition as one.
     for name, published in (("resnet18", 1.814e9), ("vgg11", 7.609e9)):
-        work = layer_work(model(name, 224))
+        work = layer_work(model(name, 224), 3)
         assert sum(w.flops for w in work) == pytest.approx(2 * published, rel=2e-3)
 
 
 def test_bytes_of_single_operations() -> None:
-    work = layer_work(model("alexnet", 224))
+    work = layer_work(model("alexnet", 224), 17)
     inputs, conv = 3 * 224 * 224 * 4, 64 * 55 * 55 * 4
-    assert (
-        work[0].working_bytes == inputs + inputs + conv
-    )  # its input, and the convolution's input and output
-    assert work[0].traffic_bytes == inputs + conv and work[0].saved_bytes == conv
+    assert work[0].working_bytes == work[0].traffic_bytes == inputs + conv
     assert work[0].flops == 2 * 64 * 55 * 55 * 3 * 11 * 11
+
+
+def test_bytes_between_operations_follow_the_graph() -> None:
+    """A block's input lives until it is added at the end, and what an operation in place writes is not new."""
+    work = layer_work(model("resnet18", 64), 11)
+    plain = 64 * 16 * 16 * 4
+    # conv1 of a block: its input, kept for the addition, and the result; then bn1 takes one and makes one.
+    assert work[4].working_bytes == pytest.approx(3 * plain, rel=0.01)
+    relu = work[2]
+    assert relu.working_bytes == 64 * 32 * 32 * 4  # in place
+
+
+def test_bytes_kept_for_the_backward_pass() -> None:
+    work = layer_work(model("alexnet", 224), 17)
+    assert all(w.saved_bytes == 0 for w in work[:17])
+    relu = 4096 * 4
+    assert work[21].saved_bytes == 0  # nothing needs the result of the last layer
+    assert work[20].saved_bytes == relu
+    resnet = layer_work(model("resnet18", 64), 13)
+    assert [w.saved_bytes for w in resnet] == [
+        0
+    ] * 14  # a linear layer keeps its input, which was there before
 
 
 @pytest.mark.slow
 def test_attention_and_constants_can_be_sized() -> None:
     for name in ("swin_v2_t", "vit_b_32"):
         layered = model(name, 224)
-        assert len(layer_work(layered)) == len(layered) > 10
+        assert len(layer_work(layered, 3)) == len(layered) > 10
 
 
 def test_a_budget_of_nothing_predicts_everything() -> None:
     layered = model("resnet18", 64)
-    profile = measure(layered, "resnet18", 11, Conditions(stored_bytes=None), budget=0.0)
+    profile = measure(layered, "resnet18", 11, Conditions(stored_bytes=None), machine=MACHINE, budget=0.0)
     assert profile.notes[0].startswith("forward seconds: 0 of 14 layers timed (0% of the work), the others")
     assert profile.notes[1].startswith("trained part: three times its forward pass")
     assert all(layer.client_seconds > 0 for layer in profile.layers)
+    # 12 is without parameters: not trained, whoever runs it.
+    assert profile.last_split == 11
     assert profile.step_seconds == pytest.approx(3 * sum(x.client_seconds for x in profile.layers[11:]))
     assert not profile.samples.encoded and profile.client_tier.decode_seconds == 0
 
 
 def test_measuring_leaves_the_model_as_it_was() -> None:
     layered = model("resnet18", 32)
-    profile = measure(layered, "resnet18", 11, Conditions(stored_bytes=1000, server_speed=2.0))
+    profile = measure(
+        layered, "resnet18", 11, Conditions(stored_bytes=1000, server_speed=2.0), machine=MACHINE
+    )
     assert all(p.is_meta for p in layered.module.parameters())
     assert all(x.server_seconds == x.client_seconds / 2 for x in profile.layers)
     assert profile.server_tier.decode_seconds == profile.client_tier.decode_seconds / 2

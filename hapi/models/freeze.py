@@ -1,0 +1,33 @@
+"""Where a model is frozen."""
+
+from __future__ import annotations
+
+from hapi.errors import ModelError, UsageError
+from hapi.models.layers import LayeredModel
+
+
+def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
+    """The freeze index: as asked, else the paper's for its families, else all but the last layer with weights.
+
+    :class:`UsageError` for an unknown layer and when nothing would be trained.
+    """
+    if asked is not None:
+        freeze = _resolve(model, asked)
+    elif model.default_freeze is not None:
+        freeze = model.default_freeze
+    else:
+        with_weights = [layer.index for layer in model.layers if layer.parameter_count]
+        if not with_weights:
+            raise ModelError("the model has no parameter to train")
+        freeze = with_weights[-1] - 1
+    if not any(layer.parameter_count for layer in model.layers[freeze:]):
+        raise UsageError(f"--freeze {freeze}: no layer after it has parameters, so nothing would be trained")
+    model.check_freeze(freeze)
+    return freeze
+
+
+def _resolve(model: LayeredModel, asked: int | str) -> int:
+    try:
+        return model.resolve(asked)
+    except ModelError as error:
+        raise UsageError(f"--freeze: {error} ('hapi layers MODEL' lists them)") from None

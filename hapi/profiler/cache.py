@@ -1,0 +1,156 @@
+"""What was learned about this machine, kept in the user's cache folder. No torch.
+
+One small JSON file for each thing that was measured. A file counts only for the machine, the settings and the
+versions that it was made with, for 30 days. Whatever is wrong with the folder or a file is no error: what is not
+found is measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hapi import __version__
+
+FORM = 1
+MAX_AGE_SECONDS = 30 * 86400
+MAX_BYTES = 16 << 20
+_FUTURE_SECONDS = 86400
+"""A clock may have been set back by so much."""
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_PACKAGES = ("torch", "torchvision", "timm")
+_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Environment variables that decide how fast this process computes."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was found in the cache."""
+
+    content: Any
+    measured: str
+    """When, as ISO 8601."""
+    path: Path
+
+
+def folder() -> Path | None:
+    """``$XDG_CACHE_HOME/hapi`` or ``~/.cache/hapi``; None for a user without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given and Path(given).is_absolute():  # a relative one is invalid by the XDG specification
+        return Path(given) / "hapi"
+    try:
+        return Path.home() / ".cache" / "hapi"
+    except RuntimeError:
+        return None
+
+
+def identity() -> tuple[str, ...]:
+    """What a measurement of this machine depends on, as ``name=value``; found without importing torch."""
+    facts = {
+        "host": platform.node(),
+        "processor": processor_name(),
+        "processors": str(processor_count()),
+        "gpus": "; ".join(_gpus()),
+        "python": platform.python_version(),
+        "hapi": __version__,
+        **{name: os.environ.get(name, "") for name in _SETTINGS},
+        **{name: _version(name) for name in _PACKAGES},
+    }
+    return tuple(f"{name}={value}" for name, value in facts.items())
+
+
+def load(kind: str, key: Sequence[str]) -> Kept | None:
+    """What :func:`save` kept under ``kind`` and ``key``; None when there is nothing that counts."""
+    path = _path(kind, key)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        document = json.loads(raw) if len(raw) <= MAX_BYTES else None
+        if not isinstance(document, dict) or set(document) != {"form", "key", "measured", "content"}:
+            return None
+        measured = document["measured"]
+        age = time.time() - datetime.fromisoformat(measured).timestamp()
+    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
+        return None
+    fresh = -_FUTURE_SECONDS <= age <= MAX_AGE_SECONDS
+    if document["form"] != FORM or document["key"] != list(key) or not fresh:
+        return None
+    return Kept(document["content"], measured, path)
+
+
+def save(kind: str, key: Sequence[str], content: Any) -> str:
+    """Keep ``content`` (plain JSON), measured now; empty, or one line that says why that did not work."""
+    path = _path(kind, key)
+    if path is None:
+        return "nothing is kept for the next time: this user has no home folder"
+    measured = datetime.now(UTC).isoformat(timespec="seconds")
+    document = {"form": FORM, "key": list(key), "measured": measured, "content": content}
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(document), encoding="utf-8")
+        partial.replace(path)  # whole or not at all, whoever else writes at the same time
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        return f"nothing is kept for the next time: {path.parent}: {error.strerror or error}"
+    _remove_outdated(path.parent)
+    return ""
+
+
+def _path(kind: str, key: Sequence[str]) -> Path | None:
+    home = folder()
+    digest = xxhash.xxh3_64_hexdigest(json.dumps([FORM, *key]).encode())
+    return None if home is None else home / f"{kind}-{digest}.json"
+
+
+def _remove_outdated(home: Path) -> None:
+    limit = time.time() - MAX_AGE_SECONDS
+    with contextlib.suppress(OSError):
+        for path in [*home.glob("*-*.json"), *home.glob(".*.partial")]:
+            if path.stat().st_mtime < limit:
+                path.unlink(missing_ok=True)
+
+
+def processor_count() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The processor's model."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs, as the driver lists them."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for path in sorted(_GPUS.glob("*/information")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            found += [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
