@@ -1,0 +1,247 @@
+"""The meter: sums over passes, split by split, and what lies between two looks at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hapi.client import measuring as module
+from hapi.client.measuring import Meter, merged, observed_between
+from hapi.client.traffic import Traffic
+from hapi.profiler.observe import Observed, Tier
+from hapi.wire.messages import STAGES, RequestReport, ServerTier
+
+REPORT = RequestReport(
+    server="a",
+    seconds=dict.fromkeys(STAGES, 0.5),
+    cpu=dict.fromkeys(STAGES, 0.25),
+    busy=(1.0, 2.0),
+    work=(0.0, 2.0),
+    others=(0.0, 0.0),
+    process=(0.0, 3.0),
+    clock=(0.0, 4.0),
+    cos_batch=16,
+    layers=(),
+    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, reuse=True),
+)
+CLIENT = Tier(processors=2)
+
+
+class Clock:
+    """The three clocks of a process with one thread."""
+
+    def __init__(self) -> None:
+        self.thread = 100.0
+        self.process = 500.0
+
+    def works(self, seconds: float, others: float = 0.0) -> None:
+        """The main thread works; ``others``: threads beside it meanwhile."""
+        self.thread += seconds
+        self.process += seconds + others
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    fake = SimpleNamespace(thread_time=lambda: made.thread, process_time=lambda: made.process)
+    monkeypatch.setattr(module, "time", fake)
+    monkeypatch.setattr(module, "work_clock", lambda device: fake.thread_time)
+    yield made
+
+
+def meter_with(traffic: Traffic) -> Meter:
+    meter = Meter(torch.device("cpu"))
+    meter.follow(traffic)
+    return meter
+
+
+def between(meter: Meter, before: object = None) -> dict[int, Observed]:
+    return observed_between(before or {}, meter.snapshot(), meter.servers, CLIENT)  # type: ignore[arg-type]
+
+
+def work_on(meter: Meter, clock: Clock, split: int, samples: int, rest: float, step: float) -> None:
+    with meter.working(split, "rest"):
+        clock.works(rest)
+    meter.rested(split, samples)
+    with meter.working(split, "step"):
+        clock.works(step)
+    meter.batch(split, samples)
+
+
+def test_what_a_batch_cost(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.received(2, 1000, 0.125)
+    traffic.answered(2, 10, REPORT)
+    clock.works(0.0, others=1.125)  # the receiving thread: 0.125 of it in payloads
+    work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
+    o = between(meter)[2]
+    assert (o.split, o.batches, o.samples, o.requests, o.bytes_received, o.cos_batch) == (
+        2,
+        1,
+        10,
+        1,
+        1000,
+        16,
+    )
+    assert (o.rest_seconds, o.step_seconds, o.receive_seconds) == (2.0, 3.0, 0.125)
+    assert o.client_other_seconds == pytest.approx(1.0)
+    assert o.server_cpu["forward"] == 0.25 and o.server_wall["read"] == 0.5
+    assert "model" not in o.server_cpu, "where layers stay loaded, loading them is no part of a request"
+    assert o.server_factor == 1.5 and o.server == Tier(processors=2)
+
+
+def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, replace(REPORT, tier=replace(REPORT.tier, reuse=False)))
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert between(meter)[2].server_cpu["model"] == 0.25
+
+
+def test_requests_ahead_are_evened_out(clock: Clock) -> None:
+    """The servers worked on 30 samples, this side on 10 of them: its seconds count as if for 30."""
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    for _ in range(3):
+        traffic.answered(2, 10, REPORT)
+    work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
+    o = between(meter)[2]
+    assert (o.samples, o.rest_seconds, o.step_seconds) == (30, 6.0, 9.0)
+
+
+def test_splits_are_told_apart(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(0, 4, REPORT)
+    traffic.answered(3, 6, REPORT)
+    traffic.answered(4, 6, REPORT)  # nothing of it was handed out yet
+    work_on(meter, clock, 0, 4, 1.0, 0.5)
+    work_on(meter, clock, 3, 6, 2.0, 0.5)
+    found = between(meter)
+    assert sorted(found) == [0, 3]
+    assert (found[0].rest_seconds, found[3].rest_seconds) == (1.0, 2.0)
+
+
+def test_only_what_lies_between_counts(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, REPORT)
+    work_on(meter, clock, 2, 10, 9.0, 9.0)
+    before = meter.snapshot()
+    assert between(meter, before) == {}
+    traffic.answered(2, 10, REPORT)
+    work_on(meter, clock, 2, 10, 1.0, 2.0)
+    o = between(meter, before)[2]
+    assert (o.samples, o.rest_seconds, o.step_seconds, o.cos_batch) == (10, 1.0, 2.0, 16)
+    assert before[2]["samples"] == 10, "a snapshot does not change"
+
+
+def test_passes_add_up_but_for_the_largest_batch(clock: Clock) -> None:
+    """Three epochs with a COS batch of 16 have one of 16, not of 48."""
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    for number in range(3):
+        traffic.answered(2, 10, REPORT)
+        work_on(meter, clock, 2, 10, 1.0, 1.0)
+        traffic = Traffic()
+        if number < 2:
+            meter.follow(traffic)
+    o = between(meter)[2]
+    assert (o.samples, o.requests, o.cos_batch) == (30, 3, 16)
+
+
+def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    clock.works(50.0)
+    meter.follow(traffic := Traffic())
+    traffic.answered(2, 10, REPORT)
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert between(meter)[2].client_other_seconds == pytest.approx(0.0)
+
+
+def test_timed_layers_count_apart(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)))
+    with meter.working(2, "timed"):
+        clock.works(4.0)
+    meter.layers(2, 10, [1.0, 2.5])
+    meter.batch(2, 10)
+    only = between(meter)[2]
+    assert (only.server_layers, only.server_timed) == ((1.0, 2.0), 10)
+    assert (only.client_layers, only.client_timed, only.rest_seconds) == ((1.0, 2.5), 10, 4.0)
+    traffic.answered(2, 10, REPORT)
+    work_on(meter, clock, 2, 10, rest=3.0, step=0.0)
+    both = between(meter)[2]
+    assert both.rest_seconds == 6.0  # 20 samples at the rate of those that were not timed
+    assert both.server_layers == (1.0, 2.0) and both.server_timed == 10
+
+
+def test_threads_that_help_the_main_one_are_not_others(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, REPORT)
+    with meter.working(2, "rest"):
+        clock.works(1.0, others=3.0)  # four threads
+    meter.rested(2, 10)
+    meter.batch(2, 10)
+    found = observed_between({}, meter.snapshot(), meter.servers, Tier(threads=4))
+    assert found[2].client_other_seconds == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "processors", "share"),
+    [(0.0, 2, 1.0), (0.7, 2, 1.0), (2.0, 2, 0.75), (9.0, 2, 0.5), (2.0, 1, 0.5)],
+)
+def test_what_others_leave_of_the_server(clock: Clock, others: float, processors: int, share: float) -> None:
+    """By their CPU seconds over the clock's 4 seconds and the processors; a little is nothing, half is left."""
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    tier = replace(REPORT.tier, processors=processors)
+    traffic.answered(2, 10, replace(REPORT, others=(1.0, 1.0 + others), tier=tier))
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert between(meter)[2].share == pytest.approx(share)
+
+
+def test_a_server_without_clocks_is_alone_and_has_no_factor(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    none = (0.0, 0.0)
+    traffic.answered(2, 10, replace(REPORT, work=none, others=none, process=none, clock=none))
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    o = between(meter)[2]
+    assert (o.share, o.server_factor) == (1.0, 1.0)
+    traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)))
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert between(meter)[2].server_factor <= module.MOST_BESIDE
+
+
+def test_merging_takes_each_sides_sums_from_its_own_snapshot() -> None:
+    early = {2: {"samples": 10.0, "cpu:forward": 1.0, "batches": 1.0, "client_layer:0": 5.0}}
+    late = {
+        2: {"samples": 30.0, "cpu:forward": 3.0, "batches": 3.0, "client_layer:0": 9.0},
+        4: {"batches": 7.0},
+    }
+    assert merged(early, late) == {
+        2: {"samples": 10.0, "cpu:forward": 1.0, "batches": 3.0, "client_layer:0": 9.0},
+        4: {"batches": 7.0},
+    }
+
+
+def test_real_clocks() -> None:
+    meter = meter_with(Traffic())
+    with meter.working(1, "step"):
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+    meter.batch(1, 3)
+    counts = meter.snapshot()[1]
+    assert 0.02 <= counts["step"] < 5 and counts["process_cpu"] >= 0.02
+    assert counts["handed_out"] == 3

@@ -1,0 +1,188 @@
+"""The watch: it tells when a stage has left its estimate, after two batches that agree, and never for noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_tools import JOB, World, truth
+
+from hapi.client.watch import Watch
+from hapi.profiler.cost import estimate
+from hapi.profiler.observe import Tier
+from hapi.profiler.profile import Profile
+
+
+class Watched:
+    """A world and a watch over the profile that it had at first."""
+
+    def __init__(self, profile: Profile | None = None) -> None:
+        profile = profile or truth()
+        self.world = World(profile)
+        self.watch = Watch(self.world, Tier(), profile)  # type: ignore[arg-type]
+
+    def batches(self, count: int, split: int = 3) -> list[tuple[Profile, str] | None]:
+        return [self.watch.batch_done(split, self.world.batch(split)) for _ in range(count)]
+
+    def change(self, **fields: float) -> None:
+        """Scale what the world costs: bits, server, client."""
+        true, server, client = self.world.true, fields.get("server", 1.0), fields.get("client", 1.0)
+        tier, link = true.server_tier, true.link
+        self.world.true = replace(
+            true,
+            layers=tuple(
+                replace(x, server_seconds=x.server_seconds * server, client_seconds=x.client_seconds * client)
+                for x in true.layers
+            ),
+            step_seconds=true.step_seconds * client,
+            server_tier=replace(
+                tier,
+                decode_seconds=tier.decode_seconds * server,
+                codec_seconds_per_byte=tier.codec_seconds_per_byte * server,
+                overhead_seconds=tier.overhead_seconds * server,
+            ),
+            link=replace(link, bits_per_second=link.bits_per_second * fields.get("bits", 1.0)),
+        )
+
+
+def test_an_estimate_that_holds_is_not_told() -> None:
+    assert Watched().batches(50) == [None] * 50
+
+
+def test_half_the_bandwidth_is_told_after_two_batches() -> None:
+    watched = Watched()
+    watched.batches(5)
+    watched.change(bits=0.5)
+    first, second = watched.batches(2)
+    assert first is None and second is not None
+    assert second[0].link.bits_per_second == pytest.approx(50e6)
+    assert second[1] == "bandwidth is 50.0 Mbit/s, the plan had 100.0 Mbit/s"
+    assert watched.batches(20) == [None] * 20, "what was told once is the estimate from then on"
+
+
+def test_it_recovers() -> None:
+    watched = Watched()
+    watched.batches(3)
+    watched.change(bits=0.5)
+    watched.batches(4)
+    watched.change(bits=2.0)
+    found = [f for f in watched.batches(4) if f is not None]
+    assert len(found) == 1 and found[0][0].link.bits_per_second == pytest.approx(100e6)
+
+
+@pytest.mark.parametrize("split", [0, 1, 3, 4])
+@pytest.mark.parametrize("factor", [1.5, 3.0, 0.5])
+@pytest.mark.parametrize("stage", ["server", "client"])
+def test_a_tier_that_changed_is_told_once_and_agrees_then(stage: str, factor: float, split: int) -> None:
+    """Also at split 0, where the server computes nothing and reading is all that it does."""
+    watched = Watched()
+    watched.batches(3, split)
+    watched.change(**{stage: factor})
+    found = [f for f in watched.batches(30, split) if f is not None]
+    assert len(found) == 1
+    assert found[0][1] == f"the {stage} needs {factor:.2g} times the plan's seconds"
+    job_at = [estimate(p, JOB, split).stages for p in (found[0][0], watched.world.true)]
+    assert getattr(job_at[0], stage) == pytest.approx(getattr(job_at[1], stage), rel=0.15)
+
+
+def test_another_tenant_is_told() -> None:
+    watched = Watched()
+    watched.batches(3)
+    watched.world.share = 0.6
+    found = [f for f in watched.batches(6) if f is not None]
+    assert len(found) == 1 and found[0][0].server.share == pytest.approx(0.6)
+    assert found[0][1] == "other jobs leave 60% of the server, in the plan 100%"
+    watched.world.share = 1.0
+    found = [f for f in watched.batches(6) if f is not None]
+    assert len(found) == 1 and found[0][0].server.share == 1.0
+
+
+def test_several_stages_at_once_are_told_together() -> None:
+    watched = Watched()
+    watched.batches(3)
+    watched.change(bits=0.5, client=2.0)
+    found = [f for f in watched.batches(4) if f is not None]
+    assert len(found) == 1
+    assert (
+        found[0][1]
+        == "bandwidth is 50.0 Mbit/s, the plan had 100.0 Mbit/s, the client needs 2 times the plan's seconds"
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(0, 4))
+def test_noise_of_8_percent_is_never_told(seed: int, split: int) -> None:
+    watched, random = Watched(), Random(seed)
+    watched.world.noise = lambda: random.uniform(0.92, 1.08)
+    assert watched.batches(60, split) == [None] * 60
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0.2, 4.0])), max_size=20))
+def test_it_takes_two_batches_that_agree(lone: list[tuple[int, float]]) -> None:
+    """Single slow or fast batches, with one or more as planned between them, are told nobody."""
+    watched = Watched()
+    for between, factor in lone:
+        assert watched.batches(between) == [None] * between
+        watched.change(client=factor)
+        assert watched.batches(1) == [None]
+        watched.change(client=1 / factor)
+
+
+def test_a_first_batch_after_a_gap_is_no_evidence() -> None:
+    """Between two passes nothing was measured; their first batch's sums hold what the gap did."""
+    watched = Watched()
+    watched.batches(3)
+    watched.watch.restart()
+    for _ in range(5):
+        watched.world.batch(3)  # counted by the meter, and never told to the watch (validation, say)
+    watched.change(client=5.0)
+    assert watched.batches(1) == [None]
+    assert watched.batches(1) == [None]
+    assert watched.batches(1) != [None]
+
+
+def test_a_change_of_split_is_no_evidence() -> None:
+    watched = Watched()
+    for split in (3, 1, 4, 0, 3, 2):
+        assert watched.batches(2, split) == [None, None]
+
+
+def test_short_arrivals_are_no_evidence() -> None:
+    """A batch of a few kilobytes comes out of some buffer at once, ten times as fast as the link."""
+    watched = Watched()
+    for _ in range(10):
+        watched.world.batch(4)
+        assert watched.watch.batch_done(4, [(4_000, 4_000 * 8 / 1e9)]) is None
+
+
+def test_no_arrivals_are_no_evidence() -> None:
+    watched = Watched()
+    for _ in range(5):
+        watched.world.batch(4)
+        assert watched.watch.batch_done(4, []) is None
+
+
+def test_a_server_of_another_kind_is_not_compared() -> None:
+    """Of two servers, one with a GPU, the last that answered counts: its seconds mean something else."""
+    watched = Watched()
+    watched.batches(3)
+    watched.change(server=9.0)
+    for _ in range(5):
+        rates = watched.world.batch(3)
+        watched.world.servers[3] = Tier(device="cuda")
+        assert watched.watch.batch_done(3, rates) is None
+
+
+def test_a_gpu_is_compared_by_its_forward_passes() -> None:
+    profile = truth()
+    watched = Watched(replace(profile, server_tier=replace(profile.server_tier, device="cuda")))
+    watched.batches(3)
+    watched.change(server=2.0)
+    found = [f for f in watched.batches(8) if f is not None]
+    assert len(found) == 1 and "server needs 2 times" in found[0][1]
+    decode = found[0][0].server_tier.decode_seconds
+    assert decode == profile.server_tier.decode_seconds  # that is the processor's
