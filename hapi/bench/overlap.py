@@ -10,19 +10,18 @@ report's own network clock also runs while the link waits for the server, which 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hapi.bench.conditions import conditions
 from hapi.bench.testbed import ADDRESS, TestBed
+from hapi.bench.tiers import START_SECONDS, environment, last_line, read_line, start_server
 from hapi.errors import TransportError, UsageError
 from hapi.units import format_bandwidth
 
@@ -33,7 +32,6 @@ BANDWIDTHS = (8e6, 20e6, 100e6)
 """Bits per second: on two ordinary cores the network is the slowest part, about as slow, and the fastest."""
 DATASET = "overlap"
 _SIDE = 64
-_START_SECONDS = 120.0
 _RUN_SECONDS = 1800.0
 _PROBE_SECONDS = 2.0
 
@@ -150,7 +148,7 @@ def measure_overlap(settings: OverlapSettings, tell: Callable[[str], None]) -> O
         found["data"] = f"{settings.samples} float32 samples of 3x{_SIDE}x{_SIDE}, batch {settings.batch}"
         found["threads"] = "1 per tier"
         token = secrets.token_hex(16)
-        url = _start_server(bed, store, token, Path(folder))
+        url = start_server(bed, store, token, Path(folder))
         for model in settings.models:
             for bandwidth in settings.bandwidths:
                 bed.set_bandwidth(bandwidth)
@@ -204,39 +202,8 @@ def _prepare_store(folder: Path, samples: int) -> Path:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_SECONDS)
     if done.returncode != 0:
-        raise UsageError(f"the benchmark's data set could not be packed: {_last_line(done.stderr)}")
+        raise UsageError(f"the benchmark's data set could not be packed: {last_line(done.stderr)}")
     return folder / "store"
-
-
-def _start_server(bed: TestBed, store: Path, token: str, folder: Path) -> str:
-    """Start ``hapi-server`` on its side of the bed; returns its URL once it listens."""
-    log = folder / "server.log"
-    command = [sys.executable, "-m", "hapi.cli.server", "--store", str(store), "--host", ADDRESS["server"]]
-    command += [
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--device",
-        "cpu",
-        "--exit-with-stdin",
-        "--log-level",
-        "warning",
-    ]
-    with log.open("wb") as stderr:
-        process = bed.start(
-            "server",
-            command,
-            env=_environment(token),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-    line = _read_line(process, _START_SECONDS)
-    prefix = "listening on "
-    if not line.startswith(prefix):
-        raise TransportError(f"hapi-server did not start on the test bed: {_last_line(log.read_text())}")
-    return line.removeprefix(prefix).strip()
 
 
 def _train(
@@ -258,13 +225,13 @@ def _train(
     command = [sys.executable, "-m", "hapi.cli.train", "--no-progress"]
     command += [f"{flag}={value}" for flag, value in flags.items()]
     with log.open("wb") as output:
-        process = bed.start("client", command, env=_environment(token), stdout=output, stderr=output)
+        process = bed.start("client", command, env=environment(token), stdout=output, stderr=output)
         try:
             code = process.wait(_RUN_SECONDS)
         except subprocess.TimeoutExpired:
             raise TransportError(f"hapi-train of {model} did not end within {_RUN_SECONDS:.0f} s") from None
     if code != 0:
-        raise TransportError(f"hapi-train of {model} failed on the test bed: {_last_line(log.read_text())}")
+        raise TransportError(f"hapi-train of {model} failed on the test bed: {last_line(log.read_text())}")
     found: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     return found
 
@@ -273,32 +240,9 @@ def _goodput(bed: TestBed) -> float:
     """Bits per second that a plain socket gets over the link, from server to client."""
     address = ADDRESS["server"]
     server = bed.start("server", [sys.executable, "-c", _PROBE_SERVER, address], stdout=subprocess.PIPE)
-    port = _read_line(server, _START_SECONDS).strip()
+    port = read_line(server, START_SECONDS).strip()
     probe = [sys.executable, "-c", _PROBE_CLIENT, address, port, str(_PROBE_SECONDS)]
     client = bed.start("client", probe, stdout=subprocess.PIPE)
-    output, _ = client.communicate(timeout=_START_SECONDS)
-    server.wait(_START_SECONDS)
+    output, _ = client.communicate(timeout=START_SECONDS)
+    server.wait(START_SECONDS)
     return float(output)
-
-
-def _environment(token: str) -> dict[str, str]:
-    # The paths of this process, so that a checkout that is not installed is found too.
-    paths = os.pathsep.join(dict.fromkeys(str(Path(p).absolute()) for p in sys.path))
-    return {**os.environ, "HAPI_TOKEN": token, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-
-
-def _read_line(process: subprocess.Popen[str], seconds: float) -> str:
-    """The first line of a process's output; empty when it ended or took longer than ``seconds``."""
-    lines: list[str] = []
-    stdout = process.stdout
-    if stdout is None:
-        return ""
-    reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
-    reader.start()
-    reader.join(seconds)
-    return lines[0] if lines else ""
-
-
-def _last_line(text: str) -> str:
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1][:500] if lines else "it said nothing"

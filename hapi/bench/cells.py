@@ -1,0 +1,159 @@
+"""The grid of an evaluation, and its results: a file of JSON lines that an interrupted run goes on with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hapi.errors import ConfigError, UsageError
+
+PAPER_MODELS = ("alexnet", "resnet18", "resnet50", "densenet121", "vgg11", "vgg19", "transformer")
+Form = Literal["images", "uint8", "float32"]
+"""How samples are stored: encoded images, or tensors made beforehand (the papers': float32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One setting in which every split is measured."""
+
+    model: str
+    bs: int
+    bandwidth: float
+    """Bits per second."""
+    image_size: int = 64
+
+    @property
+    def key(self) -> str:
+        """Unlike that of any other cell."""
+        return f"{self.model}/{self.bs}/{self.bandwidth:.0f}/{self.image_size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The cells of one evaluation, and how each is measured."""
+
+    models: tuple[str, ...] = PAPER_MODELS
+    batches: tuple[int, ...] = (16, 48, 128, 384)
+    bandwidths: tuple[float, ...] = (10e6, 40e6, 160e6)
+    image_size: int = 64
+    request_size: int = 16
+    epoch_batches: int = 6
+    least_samples: int = 192
+    """An epoch has at least so many, however small the batch."""
+    repeats: int = 3
+    """Times that splits near the best are measured."""
+
+    def cells(self) -> list[Cell]:
+        """All cells; the first ones are spread over models, batches and bandwidths, so that a part tells much."""
+        found: list[Cell] = []
+        batches, bandwidths = len(self.batches), len(self.bandwidths)
+        for turn in range(batches * bandwidths):
+            for number, model in enumerate(self.models):
+                place = (turn + number) % (batches * bandwidths)
+                b, w = place % batches, (place // batches + place) % bandwidths
+                found.append(
+                    Cell(
+                        model=model,
+                        bs=self.batches[b],
+                        bandwidth=self.bandwidths[w],
+                        image_size=self.image_size,
+                    )
+                )
+        every = {c.key: c for c in found}
+        for model, bs, bandwidth in itertools.product(self.models, self.batches, self.bandwidths):
+            cell = Cell(model=model, bs=bs, bandwidth=bandwidth, image_size=self.image_size)
+            every.setdefault(cell.key, cell)
+        return list(every.values())
+
+    def samples(self, bs: int) -> int:
+        """Samples of an epoch: whole batches."""
+        batches = max(self.epoch_batches, -(-self.least_samples // bs))
+        return batches * bs
+
+
+QUICK = Grid(models=("resnet18", "alexnet"), batches=(16, 48), bandwidths=(10e6, 100e6))
+PAPER = Grid(
+    batches=(128, 256, 512, 1024, 1536, 2048, 3072),
+    bandwidths=(12e9, 1e9, 100e6),
+    image_size=224,
+    request_size=128,
+    least_samples=3072,
+)
+"""The papers' sizes, for machines with a GPU on each side."""
+
+
+class Results:
+    """The records of a run, appended one line each, so that a kill loses at most the one under way."""
+
+    def __init__(self, path: Path, conditions: dict[str, Any]) -> None:
+        """Go on with the file at ``path`` if there is one; ``conditions`` head what is measured from now on."""
+        self.path = path
+        self.records: list[dict[str, Any]] = list(read(path)) if path.exists() else []
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _end_with_newline(path)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+        self.add({"kind": "conditions", **conditions})
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Write one record through to the disk."""
+        self.records.append(record)
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, separators=(",", ":")) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+    def of(self, cell: Cell, kind: str) -> list[dict[str, Any]]:
+        """The cell's records of one kind."""
+        return [r for r in self.records if r["kind"] == kind and r.get("cell") == cell.key]
+
+    def done(self, cell: Cell) -> bool:
+        """Whether the cell needs nothing more."""
+        return bool(self.of(cell, "done"))
+
+
+def _end_with_newline(path: Path) -> None:
+    """What a kill left of a line must not run into the next one."""
+    if path.exists() and path.stat().st_size:
+        with path.open("rb+") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a results file; what a kill left of a line is skipped. :class:`ConfigError` for another file."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    whole = 0
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            whole += 1
+            yield record
+    if lines and not whole:
+        raise ConfigError(f"{path}: not a results file of hapi bench; give another name")
+
+
+def cells_of(records: Iterable[dict[str, Any]]) -> dict[str, Cell]:
+    """The cells that were measured whole, by key."""
+    return {r["cell"]: Cell(**r["settings"]) for r in records if r["kind"] == "done"}
+
+
+def done_record(cell: Cell, seconds: float) -> dict[str, Any]:
+    """The record that ends a cell."""
+    return {"kind": "done", "cell": cell.key, "settings": asdict(cell), "seconds": round(seconds, 2)}

@@ -1,0 +1,274 @@
+"""The sweep that the evaluation's tables and figures are views of: every split of every cell, measured.
+
+For a cell (model, training batch, bandwidth) a real server and a real client run on the two-tier test bed. An epoch is
+profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
+every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
+bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run to its end: it is recorded as over that
+bound, which is sound. Splits within 10% of the best are measured again, in turns, and medians count: one run varies
+by 8% here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hapi.bench.cells import Cell, Form, Grid, Results, done_record
+from hapi.bench.testbed import TestBed
+from hapi.bench.tiers import environment, last_line, start_server
+from hapi.errors import TransportError, UsageError
+from hapi.units import format_bandwidth, format_duration
+
+BEYOND = 1.3
+"""Times the best epoch after which a split is out of the race: every table's last column begins earlier."""
+NEAR = 1.1
+"""Times the best epoch within which a split is measured again."""
+WARM = 1
+"""Batches with which both sides are made to load a split's layers before it is measured first."""
+_ANSWER_SECONDS = 1800.0
+
+Tell = Callable[[str], None]
+
+
+def sweep(grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
+    """Measure the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``.
+
+    Raises :class:`UsageError` where no test bed can be made.
+    """
+    todo = [cell for cell in grid.cells() if not results.done(cell)]
+    tell(f"{len(grid.cells())} cells, {len(todo)} to measure")
+    if not todo:
+        return
+    began, taken = time.monotonic(), 0
+    with TestBed() as bed, tempfile.TemporaryDirectory(prefix="hapi-sweep-") as folder:
+        bench = _Bench(bed, Path(folder), grid, results, tell)
+        for cell in todo:
+            if seconds is not None and time.monotonic() - began > seconds:
+                tell(f"time is up: {len(todo) - taken} cells are left; the same command goes on")
+                return
+            started = time.monotonic()
+            bench.measure(cell)
+            results.add(done_record(cell, time.monotonic() - started))
+            taken += 1
+            mean = (time.monotonic() - began) / taken
+            tell(f"{taken}/{len(todo)}, about {format_duration(mean * (len(todo) - taken))} for the rest")
+
+
+class _Client:
+    """The sweep's client process on its side of the bed."""
+
+    def __init__(self, bed: TestBed, token: str, folder: Path) -> None:
+        self._log = folder / "client.log"
+        with self._log.open("wb") as stderr:
+            self._process = bed.start(
+                "client",
+                [sys.executable, "-m", "hapi.bench.sweep_client"],
+                env=environment(token),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Have it do a command; the answer."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise TransportError("the sweep's client has no pipes; this is a defect of hapi")
+        try:
+            stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise TransportError(f"the sweep's client ended: {last_line(self._log.read_text())}")
+        answer: dict[str, Any] = json.loads(line)
+        if not answer["ok"] and not answer["memory"]:
+            raise TransportError(f"the sweep's client: {answer['error']}")
+        return answer
+
+
+class _Bench:
+    """Two tiers that are kept from cell to cell."""
+
+    def __init__(self, bed: TestBed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
+        self._bed, self._grid, self._results, self._tell = bed, grid, results, tell
+        token = secrets.token_hex(16)
+        most = max(grid.samples(bs) for bs in grid.batches)
+        store = make_store(folder, most, grid.image_size)
+        self._url = start_server(bed, store, token, folder)
+        self._client = _Client(bed, token, folder)
+        self._open: tuple[str, int, Form] | None = None
+        self._splits: list[int] = []
+        self._warm: set[int] = set()
+
+    def measure(self, cell: Cell) -> None:
+        """Plan the cell, then measure its splits."""
+        samples = self._grid.samples(cell.bs)
+        self._opened(cell, "images")
+        self._bed.set_bandwidth(cell.bandwidth)
+        planned = self._client.ask("plan", samples=samples, epoch=0)
+        if not planned["ok"]:
+            self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
+            return
+        self._results.add({"kind": "plan", "cell": cell.key, "samples": samples, **planned})
+        times = _Times()
+        for split in sorted(self._splits, key=lambda s: planned["auto"][s]):
+            self._run(cell, split, samples, times, planned["wire"][split])
+        for _ in range(self._grid.repeats - 1):
+            # A split that some strategy chose is compared by name, so its time must be as good as the best's.
+            again = times.near(NEAR) | {s for s in planned["choices"].values() if times.known(s)}
+            for split in sorted(again):
+                self._run(cell, split, samples, times, 0)
+        self._tensors(cell, samples)
+        best = times.best_split()
+        told = ", ".join(
+            f"{name} {split} ({times.median(split) / times.best() - 1:+.0%})"
+            if times.known(split)
+            else f"{name} {split} (>)"
+            for name, split in planned["choices"].items()
+        )
+        self._tell(
+            f"{cell.key} at {format_bandwidth(cell.bandwidth)}: best {best} {times.best():.2f} s; {told}"
+        )
+
+    def _tensors(self, cell: Cell, samples: int) -> None:
+        """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
+        forms: tuple[Form, ...] = ("uint8", "float32")
+        for form in forms:
+            self._opened(cell, form)
+            self._client.ask("warm", split=0, samples=cell.bs)
+            best = [r["seconds"] for r in self._results.of(cell, "run") if not r["over"]]
+            limit = 3 * min(best) if best else None
+            found = self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=limit)
+            self._results.add({"kind": "none", "cell": cell.key, "form": form, **found})
+
+    def _opened(self, cell: Cell, form: Form) -> None:
+        if self._open == (cell.model, cell.bs, form):
+            return
+        self._bed.set_bandwidth(None)  # weights and warm-up are not what is measured
+        opened = self._client.ask(
+            "open",
+            server=[self._url],
+            dataset=form,
+            model=cell.model,
+            weights="random",
+            bs=cell.bs,
+            request_size=self._grid.request_size,
+            split="auto",
+            threads=1,
+            device="cpu",
+            replan="off",
+        )
+        self._open, self._splits, self._warm = (cell.model, cell.bs, form), opened["splits"], set()
+        self._bed.set_bandwidth(cell.bandwidth)
+
+    def _run(self, cell: Cell, split: int, samples: int, times: _Times, wire_bytes: int) -> None:
+        """One epoch at ``split``, or as much of it as shows that it is beyond."""
+        bound = BEYOND * times.best() if times.found else None
+        if bound is not None and wire_bytes * 8 / cell.bandwidth > bound:
+            self._results.add(
+                {"kind": "run", "cell": cell.key, "split": split, "over": True, "seconds": bound, "bytes": wire_bytes,
+                 "by": "bytes at the link's rate"}
+            )  # fmt: skip
+            return
+        if split not in self._warm:
+            self._bed.set_bandwidth(None)
+            self._client.ask("warm", split=split, samples=WARM * cell.bs)
+            self._bed.set_bandwidth(cell.bandwidth)
+            self._warm.add(split)
+        found = self._client.ask("epoch", split=split, samples=samples, epoch=1, limit=bound)
+        self._results.add({"kind": "run", "cell": cell.key, "split": split, **found})
+        if found["ok"] and not found["over"]:
+            times.add(split, found["seconds"])
+
+
+class _Times:
+    """Whole epochs by split."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, list[float]] = {}
+
+    def add(self, split: int, seconds: float) -> None:
+        self.found.setdefault(split, []).append(seconds)
+
+    def known(self, split: int) -> bool:
+        return split in self.found
+
+    def median(self, split: int) -> float:
+        return statistics.median(self.found[split])
+
+    def best(self) -> float:
+        return min(self.median(split) for split in self.found)
+
+    def best_split(self) -> int:
+        return min(self.found, key=self.median)
+
+    def slower(self, split: int) -> str:
+        """How much slower than the best, for a person."""
+        return f"{self.median(split) / self.best() - 1:+.0%}" if self.known(split) else "beyond"
+
+    def near(self, factor: float) -> set[int]:
+        limit = factor * self.best()
+        return {split for split in self.found if self.median(split) <= limit}
+
+
+def make_store(folder: Path, samples: int, side: int) -> Path:
+    """A store with ``samples`` crops of scikit-learn's photographs, as images, as uint8 and as float32 tensors."""
+    source = folder / "crops"
+    _write_crops(source, samples, side)
+    forms: Mapping[Form, str] = {"images": "none", "uint8": "uint8", "float32": "float32"}
+    for form, preprocess in forms.items():
+        command = [
+            sys.executable,
+            "-m",
+            "hapi.cli.main",
+            "pack",
+            str(source),
+            f"{folder / 'store'}/{form}",
+            "--quiet",
+        ]
+        command += ["--image-size", str(side), "--preprocess", preprocess]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, env=environment("")
+        )
+        if done.returncode != 0:
+            raise UsageError(f"the sweep's data set could not be packed: {last_line(done.stderr)}")
+    return folder / "store"
+
+
+def _write_crops(target: Path, samples: int, side: int) -> None:
+    """PNG files, one folder a class: about a fifth of a float32 tensor's bytes, as ImageNet's JPEGs are."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError as error:
+        raise UsageError(
+            f"the sweep's data are scikit-learn's photographs: pip install scikit-learn ({error})"
+        ) from error
+    photos = load_sample_images().images
+    generator = np.random.default_rng(0)
+    for number in range(samples):
+        photo = photos[number % len(photos)]
+        top = generator.integers(0, photo.shape[0] - side + 1)
+        left = generator.integers(0, photo.shape[1] - side + 1)
+        place = target / f"photo{number % len(photos)}"
+        place.mkdir(parents=True, exist_ok=True)
+        crop = np.ascontiguousarray(photo[top : top + side, left : left + side])
+        Image.fromarray(crop).save(place / f"{number:06d}.png")
+
+
+def sweep_conditions(grid: Grid) -> dict[str, Any]:
+    """What a sweep's figures were measured under, beside the machine's own."""
+    return {"grid": asdict(grid), "threads": "1 per tier", "data": "crops of scikit-learn's photographs"}

@@ -1,0 +1,94 @@
+"""``hapi bench sweep`` and the tables that are views of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hapi.errors import UsageError
+from hapi.units import parse_bandwidth, parse_count, parse_duration
+
+RESULTS = "bench-results/sweep.jsonl"
+_VIEWS = {
+    "optimality": "share of optimal, within 5%, 10%, 15% for every strategy (HAPI, Table 3)",
+    "estimates": "estimated against measured epoch seconds (HAPI, Figure 11)",
+    "competitors": "every strategy's epoch beside auto's (HAPI, Figures 7 to 10)",
+    "splits": "epoch seconds at every split (HAPI, Figure 3)",
+    "bandwidth": "the chosen split by bandwidth (HAPI, Figure 13)",
+    "traffic": "bytes over the wire by strategy (earlier HAPI text, Figures 9 and 10)",
+}
+STUDIES = ("sweep", *_VIEWS)
+"""Sub-commands that this module runs."""
+
+
+def configure_studies(benchmarks: Any) -> None:
+    """Add the sweep and its views to ``hapi bench``."""
+    sweep = benchmarks.add_parser(
+        "sweep",
+        help="measure every split of every model, batch and bandwidth (root; hours, goes on where it was)",
+    )
+    size = sweep.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 models, 2 batches, 2 bandwidths: minutes")
+    size.add_argument("--paper", action="store_true", help="the papers' sizes, for a GPU on each side")
+    sweep.add_argument("--model", action="append", metavar="NAME", help="may be repeated")
+    sweep.add_argument("--bs", action="append", metavar="N", help="training batch; may be repeated")
+    sweep.add_argument("--bandwidth", action="append", metavar="RATE", help="may be repeated")
+    sweep.add_argument("--seconds", metavar="TIME", help="stop after the cell that is under way then")
+    sweep.add_argument("--results", default=RESULTS, metavar="FILE", help=f"JSON lines (default {RESULTS})")
+    for name, text in _VIEWS.items():
+        view = benchmarks.add_parser(name, help=f"from a sweep: {text}")
+        view.add_argument(
+            "--results", default=RESULTS, metavar="FILE", help=f"of hapi bench sweep (default {RESULTS})"
+        )
+
+
+def run_study(args: argparse.Namespace) -> int:
+    """Measure, or print one view with the conditions of what was measured."""
+    return _sweep(args) if args.benchmark == "sweep" else _view(args)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from hapi.bench.cells import PAPER, QUICK, Grid, Results
+    from hapi.bench.conditions import conditions
+    from hapi.bench.sweep import sweep, sweep_conditions
+
+    grid = PAPER if args.paper else QUICK if args.quick else Grid()
+    if args.model:
+        grid = replace(grid, models=tuple(args.model))
+    if args.bs:
+        grid = replace(grid, batches=tuple(_batch(text) for text in args.bs))
+    if args.bandwidth:
+        grid = replace(grid, bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth))
+    seconds = None if args.seconds is None else parse_duration(args.seconds, "--seconds")
+    results = Results(Path(args.results), {**conditions(), **sweep_conditions(grid)})
+    sweep(grid, results, lambda line: print(line, file=sys.stderr, flush=True), seconds=seconds)
+    print(f"measured into {args.results}; look at it with hapi bench {'|'.join(_VIEWS)}")
+    return 0
+
+
+def _batch(text: str) -> int:
+    count = parse_count(text, "--bs")
+    if not 1 <= count <= 1 << 20:
+        raise UsageError("--bs: expected 1 to 1048576")
+    return count
+
+
+def _view(args: argparse.Namespace) -> int:
+    from hapi.bench.cells import read
+    from hapi.bench.conditions import condition_lines
+    from hapi.bench.study import VIEWS, measured_cells, unfit_cells
+
+    records = list(read(Path(args.results)))
+    cells = measured_cells(records)
+    table = VIEWS[args.benchmark]
+    found = [
+        {k: v for k, v in r.items() if k not in ("kind", "grid")}
+        for r in records
+        if r["kind"] == "conditions"
+    ]
+    print("\n".join([*table(cells), "", f"{len(cells)} cells, {unfit_cells(records)} that fitted no memory"]))
+    print("\n".join(condition_lines(found[0])) if found else "conditions were not recorded")
+    return 0
