@@ -17,7 +17,7 @@ import hapi
 ROOT = Path(hapi.__file__).parents[1]
 PACKAGE = ROOT / "hapi"
 
-FLOORS = ("ground", "wire", "storage", "models", "profiler", "server|client", "bench", "cli")
+FLOORS = ("ground", "wire", "storage", "models", "profiler", "figures", "server|client", "bench", "cli")
 """From left to right: a room may import what is to its left, and itself."""
 FLOOR_OF = {room: index for index, floor in enumerate(FLOORS) for room in floor.split("|")}
 

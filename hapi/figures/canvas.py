@@ -1,0 +1,131 @@
+"""Drawing surface of all figures: colours, files by their suffix, and SVG that follows a page's colours.
+
+matplotlib is imported when something is drawn, never before: it takes longer than most commands run.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hapi.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+COLOURS: Mapping[str, str] = {
+    "server": "#3b6fb5",
+    "network": "#e08a1e",
+    "client": "#2f8f5b",
+    "stall": "#a9adb5",
+    "chosen": "#b4236b",
+    "ink": "#1d2430",
+    "muted": "#5c6675",
+    "rule": "#d9dde3",
+    "paper": "#fefefe",
+}
+"""By role, on light paper. Each colour is used for one role only: a page replaces them by its own variables."""
+
+_STYLE = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": COLOURS["muted"],
+    "axes.labelcolor": COLOURS["muted"],
+    "axes.titlecolor": COLOURS["ink"],
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": COLOURS["rule"],
+    "grid.linewidth": 0.7,
+    "text.color": COLOURS["ink"],
+    "text.parse_math": False,  # names of layers come from outside, and "$" in them is no formula
+    "xtick.color": COLOURS["muted"],
+    "ytick.color": COLOURS["muted"],
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "hatch.linewidth": 0.7,
+    "hatch.color": COLOURS["paper"],
+    "figure.facecolor": COLOURS["paper"],
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hapi",
+    "pdf.fonttype": 42,
+}
+_SPLITS_WITH_NAMES = 40
+_LONGEST_NAME = 22
+
+
+@contextmanager
+def canvas(width: float, height: float) -> Iterator[Figure]:
+    """An empty figure of ``width`` x ``height`` inches; draw and save it inside the ``with``. Needs no display."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def check_suffix(path: str, flag: str = "--figure") -> None:
+    """:class:`UsageError` unless ``path`` ends as a figure's file."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{flag} {path}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+
+
+def save(figure: Figure, path: str, flag: str = "--figure") -> None:
+    """Write ``figure`` in the format of the suffix, the same bytes for the same content; UsageError on failure."""
+    check_suffix(path, flag)
+    suffix = Path(path).suffix.lower()
+    dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=dated)
+    try:
+        Path(path).write_bytes(buffer.getvalue())
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be written: {error.strerror or error}") from None
+
+
+def inline_svg(figure: Figure, prefix: str, title: str) -> str:
+    """``figure`` as an ``<svg>`` element for a page: the page's colours, ids of its own, ``title`` for a reader."""
+    figure.patch.set_alpha(0.0)
+    buffer = io.StringIO()
+    figure.savefig(
+        buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    for role, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--{role})")
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text).replace("url(#", f"url(#{prefix}-")
+    opening, rest = text.split(">", 1)
+    opening = re.sub(r' (width|height)="[\d.]+pt"', "", opening)
+    return f'{opening} role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>{rest}'
+
+
+def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAMES) -> None:
+    """Label positions 0, 1, ... with number and name; with many, only as many as can be read."""
+    step = max(1, -(-len(names) // step_at))
+    places = range(0, len(names), step)
+    axes.set_xticks(
+        list(places), [f"{_short(names[i])} {i}".strip() for i in places], rotation=90, fontsize=7.5
+    )
+    axes.set_xlim(-0.7, len(names) - 0.3)
+
+
+def _short(name: str) -> str:
+    """A layer's name that leaves room for the figure; its end tells layers of one block apart."""
+    printable = "".join(c if c.isprintable() else "?" for c in name)
+    return printable if len(printable) <= _LONGEST_NAME else "…" + printable[1 - _LONGEST_NAME :]

@@ -1,0 +1,195 @@
+"""Figures of a plan: what each layer is like, and what each split would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hapi.figures.canvas import COLOURS, canvas, check_suffix, inline_svg, name_ticks, save
+from hapi.profiler.decide import Candidate, Plan
+from hapi.profiler.profile import Job, Profile
+from hapi.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CLIP = 5.0
+"""Bars beyond this many times the chosen split's are cut off, so that those worth comparing stay apart."""
+
+_TIGHT: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.1, "handletextpad": 0.5, "borderpad": 0.0}
+
+
+def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "--figure") -> None:
+    """Write one figure of ``plan`` to ``path`` (PNG, SVG or PDF by its suffix; UsageError for another)."""
+    check_suffix(path, flag)
+    with canvas(_width(profile), 10.5) as figure:
+        panels = figure.subplots(4, 1, height_ratios=(3, 2.4, 2.4, 3.6))
+        _draw_layers(panels[:3], plan.split, profile)
+        _draw_stages(panels[3], plan.candidates, plan.split, profile.freeze, job)
+        figure.suptitle(
+            f"{profile.model}: split {plan.split} chosen by {plan.strategy}, freeze {profile.freeze}, "
+            f"training batch {job.bs}",
+            fontsize=11.5,
+        )
+        save(figure, path, flag)
+
+
+def layers_svg(profile: Profile, split: int) -> str:
+    """The layer profile as an ``<svg>`` element (after Figure 2 of HAPI)."""
+    with canvas(_width(profile), 6.6) as figure:
+        _draw_layers(figure.subplots(3, 1, height_ratios=(3, 2.2, 2.2)), split, profile)
+        title = (
+            f"Layer profile of {profile.model}: output size, forward time and memory of its "
+            f"{len(profile.layers)} layers; the split is {split}, the freeze {profile.freeze}"
+        )
+        return inline_svg(figure, "layers", title)
+
+
+def stages_svg(candidates: Sequence[Candidate], split: int, profile: Profile, job: Job) -> str:
+    """The stages of every split as an ``<svg>`` element."""
+    with canvas(_width(profile), 4.2) as figure:
+        _draw_stages(figure.subplots(), candidates, split, profile.freeze, job)
+        title = (
+            f"Seconds of server, network and client for splits 0 to {len(candidates) - 1}; chosen is {split}"
+        )
+        return inline_svg(figure, "stages", title)
+
+
+def _width(profile: Profile) -> float:
+    """Inches: as wide as a page, and wider for networks with many layers."""
+    return max(9.0, min(18.0, 0.16 * len(profile.layers)))
+
+
+def _draw_layers(panels: Any, split: int, profile: Profile) -> None:
+    sizes, times, memory = panels
+    places = range(1, len(profile.layers) + 1)
+    outputs = profile.output_bytes()
+    sizes.bar(range(len(outputs)), outputs, 0.8, color=COLOURS["stall"], label="one sample")
+    sizes.axhline(outputs[0], color=COLOURS["ink"], linewidth=1.2, label=f"input, {format_bytes(outputs[0])}")
+    stored = profile.samples.stored_bytes
+    sizes.axhline(
+        stored,
+        color=COLOURS["ink"],
+        linewidth=1.2,
+        linestyle="--",
+        label=f"as stored, {format_bytes(stored)}",
+    )
+    sizes.set_title("Output of each layer")
+    _bytes_axis(sizes)
+    for offset, tier in ((-0.2, "server"), (0.2, "client")):
+        seconds = [getattr(layer, f"{tier}_seconds") for layer in profile.layers]
+        times.bar([x + offset for x in places], seconds, 0.4, color=COLOURS[tier], label=f"on the {tier}")
+    times.set_title("Forward pass of one sample")
+    _seconds_axis(times)
+    working = [layer.working_bytes for layer in profile.layers]
+    parameters = [layer.parameter_bytes for layer in profile.layers]
+    memory.bar(
+        [x - 0.2 for x in places], working, 0.4, color=COLOURS["muted"], label="live tensors, one sample"
+    )
+    memory.bar([x + 0.2 for x in places], parameters, 0.4, color=COLOURS["stall"], label="weights")
+    memory.set_title("Memory of each layer")
+    _bytes_axis(memory)
+    names = ["input", *(layer.name for layer in profile.layers)]
+    for panel in panels:
+        name_ticks(panel, names)
+        if panel is not memory:
+            panel.tick_params(labelbottom=False)
+        _mark(panel, split, profile.freeze)
+        _legend(panel, marks=panel is sizes)
+
+
+def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze: int, job: Job) -> None:
+    batches = -(-job.samples // job.bs)
+    per_batch = [c.estimate.epoch_seconds / batches for c in candidates]
+    stages = [
+        [getattr(c.estimate.stages, name) for c in candidates] for name in ("server", "network", "client")
+    ]
+    sums = [sum(seconds) for seconds in zip(*stages, strict=True)]
+    top = _top(sums, per_batch, split)
+    floor = [0.0] * len(candidates)
+    places = range(len(candidates))
+    for name, seconds in zip(("server", "network", "client"), stages, strict=True):
+        bars = axes.bar(places, seconds, 0.78, bottom=floor, color=COLOURS[name])
+        axes.bar([0], [0], color=COLOURS[name], label=name)  # for the legend, which shows no hatch
+        for bar, candidate in zip(bars, candidates, strict=True):
+            if not candidate.fits:
+                bar.set_hatch("////")
+        floor = [below + more for below, more in zip(floor, seconds, strict=True)]
+    if not all(c.fits for c in candidates):
+        axes.bar([0], [0], color=COLOURS["muted"], hatch="////", label="does not fit")
+    axes.plot(
+        places, per_batch, color=COLOURS["ink"], marker="o", markersize=3.5, linewidth=1.0,
+        label="overlapped (right: epoch)",
+    )  # fmt: skip
+    _cut_off(axes, sums, per_batch, top)
+    axes.set_title("Batch at each split")
+    name_ticks(axes, ["stored", *(c.name for c in candidates[1:])])
+    _seconds_axis(axes)
+    right = axes.secondary_yaxis("right", functions=_scaled(batches))
+    right.yaxis.set_major_formatter(_formatter(format_duration))
+    right.set_ylabel("epoch")
+    _mark(axes, split, freeze)
+    _legend(axes, marks=True)
+
+
+def _scaled(factor: int) -> Any:
+    """From one axis to the other and back, as matplotlib wants it."""
+    return (lambda y: y * factor, lambda y: y / factor)
+
+
+def _top(sums: Sequence[float], per_batch: Sequence[float], split: int) -> float:
+    """Where the axis of seconds ends."""
+    highest = max(max(sums), max(per_batch))
+    chosen = max(sums[split], per_batch[split])
+    return min(highest, _CLIP * chosen) if chosen > 0 else highest
+
+
+def _cut_off(axes: Axes, sums: Sequence[float], per_batch: Sequence[float], top: float) -> None:
+    """End the axis at ``top``, and say beside a bar that goes on how far."""
+    if top <= 0:
+        return
+    axes.set_ylim(0, top * 1.08)
+    for place, (seconds, line) in enumerate(zip(sums, per_batch, strict=True)):
+        if max(seconds, line) > top * (1 + 1e-9):
+            axes.text(
+                place, top * 1.06, format_duration(seconds), rotation=90, ha="center", va="top", fontsize=7,
+                color=COLOURS["ink"], bbox={"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 1.0},
+            )  # fmt: skip
+
+
+def _mark(axes: Axes, split: int, freeze: int) -> None:
+    """The chosen split, and the freeze at the right edge of the last frozen layer."""
+    axes.axvspan(split - 0.5, split + 0.5, color=COLOURS["chosen"], alpha=0.15, linewidth=0, zorder=0.5)
+    axes.axvline(freeze + 0.5, color=COLOURS["chosen"], linewidth=1.2, linestyle=":")
+
+
+def _legend(axes: Axes, marks: bool) -> None:
+    """Above the panel, right of its title, where no bar can be."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles, _ = axes.get_legend_handles_labels()
+    if marks:
+        handles.append(Patch(facecolor=COLOURS["chosen"], alpha=0.3, label="split"))
+        handles.append(Line2D([], [], color=COLOURS["chosen"], linewidth=1.2, linestyle=":", label="freeze"))
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=len(handles), **_TIGHT)
+
+
+def _bytes_axis(axes: Axes) -> None:
+    """Logarithmic, with ticks at powers of two: bytes of layers span five decades."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=7))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(_formatter(format_bytes))
+
+
+def _seconds_axis(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(_formatter(format_duration))
+
+
+def _formatter(text: Any) -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: text(value) if value > 0 else "0")
