@@ -43,7 +43,7 @@ class Grid:
     image_size: int = 64
     request_size: int = 16
     epoch_batches: int = 6
-    least_samples: int = 192
+    least_samples: int = 320
     """An epoch has at least so many, however small the batch."""
     repeats: int = 3
     """Times that splits near the best are measured."""

@@ -63,6 +63,7 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
             if r["kind"] == "run" and r.get("over"):
                 one.bounds[r["split"]] = r["seconds"]
             elif r["kind"] == "run" and r.get("ok"):
+                one.bounds.pop(r["split"], None)
                 one.times.setdefault(r["split"], []).append(r["seconds"])
                 one.bytes_received[r["split"]] = r["bytes"]
             elif r["kind"] == "none" and r.get("ok") and not r["over"]:

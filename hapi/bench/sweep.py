@@ -2,10 +2,10 @@
 
 For a cell (model, training batch, bandwidth) a real server and a real client run on the two-tier test bed. An epoch is
 profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
-every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
-bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run to its end: it is recorded as over that
-bound, which is sound. Splits within 10% of the best are measured again, in turns, and medians count: one run varies
-by 8% here.
+every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or
+whose bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
+that bound. Splits within 15% of the best, and those that strategies chose, are measured again, in turns; medians count: one
+run varies by 8% here. Where that makes the best worse, splits that had been broken off too early are run once more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from hapi.bench.tiers import environment, last_line, start_server
 from hapi.errors import TransportError, UsageError
 from hapi.units import format_bandwidth, format_duration
 
-BEYOND = 1.3
-"""Times the best epoch after which a split is out of the race: every table's last column begins earlier."""
-NEAR = 1.1
+BEYOND, SURELY_BEYOND = 1.5, 1.25
+"""Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
+last column begins earlier."""
+NEAR = 1.15
 """Times the best epoch within which a split is measured again."""
 WARM = 1
 """Batches with which both sides are made to load a split's layers before it is measured first."""
@@ -128,7 +129,9 @@ class _Bench:
             # A split that some strategy chose is compared by name, so its time must be as good as the best's.
             again = times.near(NEAR) | {s for s in planned["choices"].values() if times.known(s)}
             for split in sorted(again):
-                self._run(cell, split, samples, times, 0)
+                self._run(cell, split, samples, times)
+            for split in times.doubtful(SURELY_BEYOND):
+                self._run(cell, split, samples, times)
         self._tensors(cell, samples)
         best = times.best_split()
         told = ", ".join(
@@ -172,14 +175,16 @@ class _Bench:
         self._open, self._splits, self._warm = (cell.model, cell.bs, form), opened["splits"], set()
         self._bed.set_bandwidth(cell.bandwidth)
 
-    def _run(self, cell: Cell, split: int, samples: int, times: _Times, wire_bytes: int) -> None:
-        """One epoch at ``split``, or as much of it as shows that it is beyond."""
-        bound = BEYOND * times.best() if times.found else None
-        if bound is not None and wire_bytes * 8 / cell.bandwidth > bound:
-            self._results.add(
-                {"kind": "run", "cell": cell.key, "split": split, "over": True, "seconds": bound, "bytes": wire_bytes,
-                 "by": "bytes at the link's rate"}
-            )  # fmt: skip
+    def _run(
+        self, cell: Cell, split: int, samples: int, times: _Times, wire_bytes: int | None = None
+    ) -> None:
+        """One epoch at ``split``; with ``wire_bytes`` (an epoch's) only as much of it as shows that it is beyond."""
+        bound = BEYOND * times.best() if times.found and wire_bytes is not None else None
+        least = 0.0 if wire_bytes is None else wire_bytes * 8 / cell.bandwidth
+        if bound is not None and least > bound:
+            times.bounds[split] = least
+            record = {"split": split, "over": True, "seconds": least, "bytes": wire_bytes}
+            self._results.add({"kind": "run", "cell": cell.key, "by": "bytes at the link's rate", **record})
             return
         if split not in self._warm:
             self._bed.set_bandwidth(None)
@@ -188,7 +193,9 @@ class _Bench:
             self._warm.add(split)
         found = self._client.ask("epoch", split=split, samples=samples, epoch=1, limit=bound)
         self._results.add({"kind": "run", "cell": cell.key, "split": split, **found})
-        if found["ok"] and not found["over"]:
+        if found["ok"] and found["over"]:
+            times.bounds[split] = found["seconds"]
+        elif found["ok"]:
             times.add(split, found["seconds"])
 
 
@@ -197,9 +204,17 @@ class _Times:
 
     def __init__(self) -> None:
         self.found: dict[int, list[float]] = {}
+        self.bounds: dict[int, float] = {}
+        """Of splits that were broken off."""
 
     def add(self, split: int, seconds: float) -> None:
         self.found.setdefault(split, []).append(seconds)
+        self.bounds.pop(split, None)
+
+    def doubtful(self, factor: float) -> list[int]:
+        """Splits that were broken off too early, as seen from the best that is known now."""
+        limit = factor * self.best()
+        return sorted(split for split, bound in self.bounds.items() if bound < limit)
 
     def known(self, split: int) -> bool:
         return split in self.found

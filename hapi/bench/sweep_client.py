@@ -74,7 +74,7 @@ class SweepClient:
         for features, labels in stream:
             self._step(session, features, labels)
             if limit is not None and time.monotonic() - started > limit:
-                over = True
+                over = session.last.samples < samples
                 break
         seconds = time.monotonic() - started
         stream.close()  # type: ignore[attr-defined]
