@@ -2,10 +2,10 @@
 
 For a cell (model, training batch, bandwidth) a real server and a real client run on the two-tier test bed. An epoch is
 profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
-every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or
-whose bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
-that bound. Splits within 15% of the best, and those that strategies chose, are measured again, in turns; medians count: one
-run varies by 8% here. Where that makes the best worse, splits that had been broken off too early are run once more.
+every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
+bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
+that bound. Splits within 15% of the best, and those that strategies chose, are measured again, in turns; medians count,
+since one run varies by 8% here. Where that makes the best worse, splits that were broken off too early are run again.
 """
 
 from __future__ import annotations
