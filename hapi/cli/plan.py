@@ -13,6 +13,8 @@ from typing import Any
 
 from hapi import units
 from hapi.errors import ConfigError, DeviceMemoryError, UsageError
+from hapi.figures.canvas import check_suffix
+from hapi.figures.plan import plan_figure
 from hapi.profiler import cache
 from hapi.profiler.cost import Estimate, Form, estimate
 from hapi.profiler.decide import PLANNERS, Candidate, Plan, plan
@@ -84,6 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--remeasure", action="store_true", help="measure again what was kept of this machine and model"
     )
     parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
+    parser.add_argument("--figure", metavar="FILE", help="draw layers and splits (.png, .svg or .pdf)")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -91,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the candidates and what each strategy would choose."""
     if args.strategy not in PLANNERS:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
+    if args.figure:
+        check_suffix(args.figure)
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
     profile = _what_if(_replayed(args) if args.profile else _own(args), args, bits)
@@ -99,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     found = plan(args.strategy, profile, job)
     choices = {name: _choice(name, profile, job) for name in PLANNERS}
     forms = _forms(profile, job)
+    if args.figure:
+        plan_figure(found, profile, job, args.figure)
     if args.json:
         print(json.dumps(_document(found, choices, forms, profile, job), indent=1))
     else:

@@ -199,3 +199,17 @@ def test_a_cache_that_cannot_be_written_is_a_note(
     code, out, err = run(capsys, "squeezenet1_1", "--input-size", "32", "--device", "cpu", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["notes"][-1].startswith("nothing is kept for the next time: ")
+
+
+def test_a_figure_is_drawn_beside_the_table(
+    capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path
+) -> None:
+    figure = tmp_path / "plan.svg"
+    code, out, err = run(capsys, "--profile", saved, "--figure", str(figure))
+    assert (code, err) == (0, "") and "what each strategy would choose" in out
+    assert "as stored" in figure.read_text(encoding="utf-8")
+
+
+def test_a_figure_of_an_unknown_kind_is_refused_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "no-such-model", "--figure", "plan.bmp")
+    assert code == 2 and "must end in .png, .svg or .pdf" in err
