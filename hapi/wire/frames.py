@@ -256,6 +256,10 @@ class FrameReader:
         self.bytes_read = 0
         """Bytes of the stream consumed so far, headers and checksums included."""
 
+    def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
+        """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
+        return FrameReader(wrap(self._source), self._limits)
+
     def next(self, sink: Sink) -> FrameHeader | StreamEnd:
         """The next data frame's header once its tensors have arrived and been checked, or the end."""
         self._digest = xxhash.xxh3_64()
