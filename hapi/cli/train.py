@@ -79,6 +79,11 @@ def _write_outputs(settings: TrainSettings, tracer: Tracer, report: dict[str, An
 
     if settings.report is not None:
         write_report(settings.report, report)
+    if settings.html is not None:
+        from hapi.figures.html import write_html
+        from hapi.figures.reading import Run
+
+        write_html(Run.from_json(report), settings.html)
     if settings.trace is not None:
         tracer.write(settings.trace)
 
@@ -98,6 +103,7 @@ def check_outputs(settings: TrainSettings) -> None:
     """Files that will be written can be: found out now, not after hours of training. Makes their folders."""
     for flag, path in (
         ("--report", settings.report),
+        ("--html", settings.html),
         ("--trace", settings.trace),
         ("--checkpoint", settings.checkpoint),
         ("--save-profile", settings.save_profile),

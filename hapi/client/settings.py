@@ -127,6 +127,7 @@ class TrainSettings:
     checkpoint_every: int | None = setting("batches between checkpoints inside an epoch", default=None, low=1)
     resume: bool = setting("go on from --checkpoint when it exists", default=False)
     report: str | None = setting("file for the JSON report", default=None)
+    html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)
     trace: str | None = setting("file for a trace that Perfetto opens", default=None)
     progress: bool = setting("live progress bar", default=True)
 

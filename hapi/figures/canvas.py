@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hapi.errors import UsageError
+from hapi.units import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +64,7 @@ _STYLE = {
     "svg.hashsalt": "hapi",
     "pdf.fonttype": 42,
 }
+_TIGHT: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.1, "handletextpad": 0.5, "borderpad": 0.0}
 _SPLITS_WITH_NAMES = 40
 _LONGEST_NAME = 22
 
@@ -123,6 +125,26 @@ def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAM
         list(places), [f"{_short(names[i])} {i}".strip() for i in places], rotation=90, fontsize=7.5
     )
     axes.set_xlim(-0.7, len(names) - 0.3)
+
+
+def seconds_axis(axes: Axes) -> None:
+    """Seconds upwards, written as a person says them."""
+    axes.yaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")
+
+
+def legend(axes: Axes, marks: bool = False) -> None:
+    """Above the panel, right of its title, where no bar can be; ``marks`` adds those of split and freeze."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles, _ = axes.get_legend_handles_labels()
+    if marks:
+        handles.append(Patch(facecolor=COLOURS["chosen"], alpha=0.3, label="split"))
+        handles.append(Line2D([], [], color=COLOURS["chosen"], linewidth=1.2, linestyle=":", label="freeze"))
+    if handles:
+        axes.legend(
+            handles=handles, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=len(handles), **_TIGHT
+        )
 
 
 def _short(name: str) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hapi.figures.canvas import COLOURS, canvas, check_suffix, inline_svg, name_ticks, save
+from hapi.figures.canvas import (
+    COLOURS,
+    canvas,
+    check_suffix,
+    inline_svg,
+    legend,
+    name_ticks,
+    save,
+    seconds_axis,
+)
 from hapi.profiler.decide import Candidate, Plan
 from hapi.profiler.profile import Job, Profile
 from hapi.units import format_bytes, format_duration
@@ -15,8 +24,6 @@ if TYPE_CHECKING:
 
 _CLIP = 5.0
 """Bars beyond this many times the chosen split's are cut off, so that those worth comparing stay apart."""
-
-_TIGHT: dict[str, Any] = {"handlelength": 1.3, "columnspacing": 1.1, "handletextpad": 0.5, "borderpad": 0.0}
 
 
 def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "--figure") -> None:
@@ -80,7 +87,7 @@ def _draw_layers(panels: Any, split: int, profile: Profile) -> None:
         seconds = [getattr(layer, f"{tier}_seconds") for layer in profile.layers]
         times.bar([x + offset for x in places], seconds, 0.4, color=COLOURS[tier], label=f"on the {tier}")
     times.set_title("Forward pass of one sample")
-    _seconds_axis(times)
+    seconds_axis(times)
     working = [layer.working_bytes for layer in profile.layers]
     parameters = [layer.parameter_bytes for layer in profile.layers]
     memory.bar(
@@ -95,7 +102,7 @@ def _draw_layers(panels: Any, split: int, profile: Profile) -> None:
         if panel is not memory:
             panel.tick_params(labelbottom=False)
         _mark(panel, split, profile.freeze)
-        _legend(panel, marks=panel is sizes)
+        legend(panel, marks=panel is sizes)
 
 
 def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze: int, job: Job) -> None:
@@ -124,12 +131,12 @@ def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze
     _cut_off(axes, sums, per_batch, top)
     axes.set_title("Batch at each split")
     name_ticks(axes, ["stored", *(c.name for c in candidates[1:])])
-    _seconds_axis(axes)
+    seconds_axis(axes)
     right = axes.secondary_yaxis("right", functions=_scaled(batches))
-    right.yaxis.set_major_formatter(_formatter(format_duration))
+    right.yaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")
     right.set_ylabel("epoch")
     _mark(axes, split, freeze)
-    _legend(axes, marks=True)
+    legend(axes, marks=True)
 
 
 def _scaled(factor: int) -> Any:
@@ -163,18 +170,6 @@ def _mark(axes: Axes, split: int, freeze: int) -> None:
     axes.axvline(freeze + 0.5, color=COLOURS["chosen"], linewidth=1.2, linestyle=":")
 
 
-def _legend(axes: Axes, marks: bool) -> None:
-    """Above the panel, right of its title, where no bar can be."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles, _ = axes.get_legend_handles_labels()
-    if marks:
-        handles.append(Patch(facecolor=COLOURS["chosen"], alpha=0.3, label="split"))
-        handles.append(Line2D([], [], color=COLOURS["chosen"], linewidth=1.2, linestyle=":", label="freeze"))
-    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 0.98), ncols=len(handles), **_TIGHT)
-
-
 def _bytes_axis(axes: Axes) -> None:
     """Logarithmic, with ticks at powers of two: bytes of layers span five decades."""
     from matplotlib.ticker import LogLocator, NullLocator
@@ -182,14 +177,4 @@ def _bytes_axis(axes: Axes) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_locator(LogLocator(base=4, numticks=7))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(_formatter(format_bytes))
-
-
-def _seconds_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(_formatter(format_duration))
-
-
-def _formatter(text: Any) -> Any:
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: text(value) if value > 0 else "0")
+    axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))

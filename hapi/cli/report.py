@@ -1,0 +1,34 @@
+"""``hapi report REPORT.json``: the HTML page of a run, from its kept JSON report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hapi.errors import UsageError
+from hapi.figures.html import write_html
+from hapi.figures.reading import load_run
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("report", metavar="REPORT.json", help="what hapi-train --report FILE wrote")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="the page to write (default: beside the report, with .html as its suffix)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page and print its name."""
+    source = Path(args.report)
+    target = Path(args.html) if args.html else source.with_suffix(".html")
+    if target.absolute() == source.absolute():
+        raise UsageError(f"--html {target}: is the report itself; give another name")
+    # The page is written beside its place and moved there; that would put a file where a device was.
+    if target.exists() and not target.is_file():
+        raise UsageError(f"--html {target}: is not a plain file; give another name")
+    write_html(load_run(str(source)), str(target))
+    print(f"wrote {target}")
+    return 0

@@ -1,0 +1,261 @@
+"""A run's JSON report, read with care: it may be old, cut short, edited, or something else altogether.
+
+What a report lacks is left out of the page; what is there but of another type is refused in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hapi.errors import ConfigError, UsageError
+from hapi.figures.fields import Fields, as_text
+from hapi.profiler.cost import Estimate, Memory, Stages
+from hapi.profiler.decide import Candidate
+from hapi.profiler.profile import Job, Profile, read_strictly
+
+MAX_REPORT_BYTES = 64 << 20
+STAGES = ("server", "network", "client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One element of ``epochs``; None is what the report does not know."""
+
+    number: int
+    split: int
+    splits: tuple[tuple[int, int], ...]
+    """(split, batches)."""
+    samples: int
+    seconds: float
+    server: float
+    network: float
+    client: float
+    stall: float
+    received: int
+    estimated: float | None
+    loss: float | None
+    accuracy: float | None
+    validation_loss: float | None
+    validation_accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The split changed."""
+
+    epoch: int
+    batch: int
+    before: int
+    after: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPart:
+    """What the report says about the choice."""
+
+    strategy: str
+    split: int
+    job: Job
+    profile: Profile | None
+    """None while profiling, as :attr:`candidates` is empty then."""
+    candidates: tuple[Candidate, ...]
+    strategies: tuple[tuple[str, int | None], ...]
+    changes: tuple[Change, ...]
+    predicted_memory: int | None
+    observed_memory: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One piece of work in :attr:`Run.timeline`, in seconds since the batch's first request."""
+
+    stage: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A report. ``facts`` and ``settings`` are what is only shown, as text."""
+
+    model: str
+    dataset: str
+    split: int
+    split_name: str
+    freeze: int
+    freeze_name: str
+    layers: int
+    strategy: str | None
+    batch_size: int
+    seconds: float
+    peak_memory: int
+    retries: int
+    facts: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+    epochs: tuple[Epoch, ...]
+    epochs_asked: int | None
+    plan: PlanPart | None
+    timeline: tuple[Span, ...]
+    timeline_batch: int | None
+
+    @classmethod
+    def from_json(cls, document: Any) -> Run:
+        """The run of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        return _run(Fields(document, "report"))
+
+
+def load_run(path: str) -> Run:
+    """Read a kept report; :class:`UsageError` or :class:`ConfigError` in one line."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_REPORT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > MAX_REPORT_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_REPORT_BYTES >> 20} MiB; this is no report of a run")
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{path}: not JSON; make a report with 'hapi-train --report FILE'") from None
+    try:
+        return Run.from_json(document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; expected what 'hapi-train --report FILE' writes") from None
+
+
+_FACTS = ("hapi", "weights", "device", "servers", "classes", "request_size")
+
+
+def _run(f: Fields) -> Run:
+    timeline = f.inner("timeline") if f.has("timeline") else None
+    settings = f.shown("settings")
+    asked = f.inner("settings").whole("epochs") if settings else None
+    return Run(
+        model=f.text("model"),
+        dataset=f.inner("dataset").text("name"),
+        split=f.integer("split"),
+        split_name=f.text("split_name"),
+        freeze=f.integer("freeze"),
+        freeze_name=f.text("freeze_name"),
+        layers=f.integer("layers"),
+        strategy=f.text("strategy") if f.has("strategy") else None,
+        batch_size=f.integer("batch_size"),
+        seconds=f.seconds("seconds"),
+        peak_memory=f.integer("peak_memory_bytes"),
+        retries=f.integer("retries"),
+        facts=(*((name, as_text(f.raw(name))) for name in _FACTS if f.has(name)), *f.shown("versions")),
+        settings=settings,
+        epochs=tuple(_epoch(e) for e in f.objects("epochs")),
+        epochs_asked=asked,
+        plan=_plan(f.inner("plan")) if f.has("plan") else None,
+        timeline=() if timeline is None else tuple(_span(s) for s in timeline.objects("spans")),
+        timeline_batch=None if timeline is None else timeline.whole("batch"),
+    )
+
+
+def _epoch(f: Fields) -> Epoch:
+    return Epoch(
+        number=f.integer("epoch"),
+        split=f.integer("split"),
+        splits=tuple(_pair(f, p) for p in f.items("splits")) if f.has("splits") else (),
+        samples=f.integer("samples"),
+        seconds=f.seconds("seconds"),
+        server=f.seconds("server_seconds"),
+        network=f.seconds("network_seconds"),
+        client=f.seconds("client_seconds"),
+        stall=f.seconds("stall_seconds"),
+        received=f.integer("bytes_received"),
+        estimated=f.optional("estimated_seconds"),
+        loss=f.optional("loss"),
+        accuracy=f.optional("accuracy"),
+        validation_loss=f.optional("validation_loss"),
+        validation_accuracy=f.optional("validation_accuracy"),
+    )
+
+
+def _pair(f: Fields, value: Any) -> tuple[int, int]:
+    if not (
+        isinstance(value, list | tuple) and len(value) == 2 and all(type(v) is int and v >= 0 for v in value)
+    ):
+        raise ConfigError(f"{f.where}.splits: expected pairs of split and batches")
+    return value[0], value[1]
+
+
+def _span(f: Fields) -> Span:
+    span = Span(stage=f.text("stage"), name=f.text("name"), start=f.number("start"), end=f.number("end"))
+    if span.stage not in STAGES:
+        raise ConfigError(f"{f.where}.stage: expected one of {', '.join(STAGES)}")
+    if span.end < span.start:
+        raise ConfigError(f"{f.where}: ends before it starts")
+    return span
+
+
+def _plan(f: Fields) -> PlanPart:
+    memory = f.inner("memory") if f.has("memory") else None
+    profile = Profile.from_json(f.raw("profile")) if f.has("profile") else None
+    candidates = tuple(_candidate(c, split) for split, c in enumerate(f.objects("candidates")))
+    expected = 0 if profile is None else profile.last_split + 1
+    if len(candidates) != expected:
+        raise ConfigError(
+            f"{f.where}.candidates: expected {expected} by its profile, found {len(candidates)}"
+        )
+    strategies = f.inner("strategies") if f.has("strategies") else None
+    split = f.integer("split")
+    if profile is not None and split > profile.last_split:
+        raise ConfigError(f"{f.where}.split: {split} is beyond the last one, {profile.last_split}")
+    return PlanPart(
+        strategy=f.text("strategy"),
+        split=split,
+        job=read_strictly(Job, f.raw("job"), f"{f.where}.job"),
+        profile=profile,
+        candidates=candidates,
+        strategies=()
+        if strategies is None
+        else tuple((name, strategies.whole(name)) for name, _ in f.shown("strategies")),
+        changes=tuple(_change(c) for c in f.objects("changes")),
+        predicted_memory=None if memory is None else memory.whole("predicted"),
+        observed_memory=None if memory is None else memory.whole("observed"),
+    )
+
+
+def _change(f: Fields) -> Change:
+    return Change(
+        epoch=f.integer("epoch"),
+        batch=f.integer("batch"),
+        before=f.integer("from"),
+        after=f.integer("to"),
+        why=f.text("why"),
+    )
+
+
+def _candidate(f: Fields, split: int) -> Candidate:
+    e = f.inner("estimate")
+    if e.integer("split") != split:
+        raise ConfigError(f"{e.where}.split: expected {split}, candidates ascend from 0")
+    if type(f.raw("fits")) is not bool:
+        raise ConfigError(f"{f.where}.fits: expected true or false")
+    low_high = e.items("epoch_range")
+    if len(low_high) != 2 or not all(type(v) in (int, float) and math.isfinite(v) for v in low_high):
+        raise ConfigError(f"{e.where}.epoch_range: expected two numbers")
+    return Candidate(
+        name=f.text("name"),
+        fits=f.raw("fits"),
+        rejected=f.text("rejected"),
+        estimate=Estimate(
+            split=split,
+            sent="stored",
+            stages=read_strictly(Stages, e.raw("stages"), f"{e.where}.stages"),
+            memory=read_strictly(Memory, e.raw("memory"), f"{e.where}.memory"),
+            wire_bytes=e.integer("wire_bytes"),
+            epoch_wire_bytes=e.integer("epoch_wire_bytes"),
+            paper_epoch_seconds=e.seconds("paper_epoch_seconds"),
+            epoch_seconds=e.seconds("epoch_seconds"),
+            epoch_range=(float(low_high[0]), float(low_high[1])),
+        ),
+    )

@@ -1,0 +1,96 @@
+"""Figures of a run: stages and split of every epoch, loss and accuracy, one training batch in time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hapi.figures.canvas import COLOURS, canvas, inline_svg, legend, seconds_axis
+from hapi.figures.reading import STAGES, Epoch, Span
+from hapi.units import format_duration
+
+_EPOCHS_WITH_LABELS = 30
+
+
+def epochs_svg(epochs: Sequence[Epoch]) -> str:
+    """Seconds of server, network, client and stall per epoch, with its whole duration and the estimate."""
+    with canvas(9.0, 3.6) as figure:
+        axes = figure.subplots()
+        kinds = (*STAGES, "stall")
+        for place, kind in enumerate(kinds):
+            heights = [getattr(e, kind) for e in epochs]
+            axes.bar(
+                [x + (place - 1.5) * 0.2 for x in range(len(epochs))],
+                heights,
+                0.2,
+                color=COLOURS[kind],
+                label=kind,
+            )
+        places = range(len(epochs))
+        axes.plot(
+            places, [e.seconds for e in epochs], color=COLOURS["ink"], marker="o", markersize=4, label="epoch"
+        )
+        known = [(x, e.estimated) for x, e in enumerate(epochs) if e.estimated is not None]
+        if known:
+            axes.plot(
+                [x for x, _ in known], [y for _, y in known], color=COLOURS["chosen"], marker="D", markersize=4.5,
+                linestyle="none", label="estimated",
+            )  # fmt: skip
+        axes.set_title("Seconds of each epoch")
+        _epoch_ticks(axes, [f"{e.number}\nsplit {_splits(e)}" for e in epochs])
+        axes.set_ylim(bottom=0)
+        seconds_axis(axes)
+        legend(axes)
+        return inline_svg(figure, "epochs", f"Seconds of the stages of {len(epochs)} epochs")
+
+
+def learning_svg(epochs: Sequence[Epoch]) -> str:
+    """Loss and accuracy over the epochs, of training and, where measured, validation."""
+    with canvas(9.0, 2.9) as figure:
+        panels = figure.subplots(1, 2)
+        for axes, kind, percent in ((panels[0], "loss", 1.0), (panels[1], "accuracy", 100.0)):
+            for prefix, name, colour in (("", "training", "ink"), ("validation_", "validation", "chosen")):
+                values = [getattr(e, prefix + kind) for e in epochs]
+                if any(v is not None for v in values):
+                    drawn = [math.nan if v is None else v * percent for v in values]
+                    axes.plot(
+                        range(len(epochs)), drawn, color=COLOURS[colour], marker="o", markersize=4, label=name
+                    )
+            axes.set_title("Loss" if kind == "loss" else "Accuracy, %")
+            _epoch_ticks(axes, [str(e.number) for e in epochs])
+            legend(axes)
+        return inline_svg(figure, "learning", "Loss and accuracy per epoch, training and validation")
+
+
+def timeline_svg(spans: Sequence[Span]) -> str:
+    """What the three stages did for one training batch, over the seconds since its first request."""
+    with canvas(9.0, 2.2) as figure:
+        axes = figure.subplots()
+        for row, stage in enumerate(STAGES):
+            bars = [(s.start, max(s.end - s.start, 0.0)) for s in spans if s.stage == stage]
+            axes.broken_barh(
+                bars, (row - 0.36, 0.72), color=COLOURS[stage], edgecolor=COLOURS[stage], linewidth=0.8
+            )
+        axes.set_yticks(range(len(STAGES)), STAGES)
+        axes.set_ylim(len(STAGES) - 0.4, -0.6)
+        axes.set_xlim(min(0.0, min(s.start for s in spans)), max(s.end for s in spans) * 1.01 or 1.0)
+        axes.grid(True, axis="x")
+        axes.grid(False, axis="y")
+        axes.xaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")
+        return inline_svg(figure, "timeline", "One training batch across server, network and client")
+
+
+def _splits(epoch: Epoch) -> str:
+    found = [str(split) for split, _ in epoch.splits]
+    return "+".join(found) if 0 < len(found) <= 3 else str(epoch.split)
+
+
+def _epoch_ticks(axes: Any, labels: Sequence[str]) -> None:
+    step = max(1, -(-len(labels) // _EPOCHS_WITH_LABELS))
+    crowded = len(labels) > 12
+    places = list(range(0, len(labels), step))
+    shown = [labels[i].replace("\nsplit", ":") if crowded else labels[i] for i in places]
+    axes.set_xticks(places, shown, rotation=90 if crowded else 0)
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.set_xlabel("epoch")

@@ -1,0 +1,88 @@
+"""A run in words: which split, why, how long it took, what held it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hapi.figures.reading import STAGES, Epoch, Run
+from hapi.units import format_bytes, format_duration
+
+
+def state(run: Run) -> str:
+    """Whether the run came to its end."""
+    done = len(run.epochs)
+    if run.epochs_asked is None or done >= run.epochs_asked:
+        return f"{done} epoch{'' if done == 1 else 's'}"
+    return f"stopped after {done} of {run.epochs_asked} epochs"
+
+
+def layer(split: int, name: str) -> str:
+    """A split as a person names it."""
+    return f"split {split}" + (f" ({name})" if name else "" if split else " (stored samples are sent)")
+
+
+def steady(run: Run) -> tuple[Epoch, ...]:
+    """The epochs that ran wholly at one split; all when there is none such."""
+    return tuple(e for e in run.epochs if len(e.splits) <= 1) or run.epochs
+
+
+def bottleneck(run: Run) -> tuple[str, float] | None:
+    """The stage that took longest in the steady epochs, and its part of their time; None without measurements."""
+    epochs = steady(run)
+    whole = sum(e.seconds for e in epochs)
+    sums = {stage: sum(getattr(e, stage) for e in epochs) for stage in STAGES}
+    stage = max(sums, key=lambda name: sums[name])
+    return (stage, sums[stage] / whole) if whole > 0 and sums[stage] > 0 else None
+
+
+def summary(run: Run) -> list[str]:
+    """Sentences, the most important first."""
+    return [*_choice(run), *_course(run), *_estimate(run)]
+
+
+def _choice(run: Run) -> Iterator[str]:
+    where = layer(run.split, run.split_name)
+    plan = run.plan
+    if plan is None or run.strategy is None:
+        yield f"The run used {where}, {'fixed by its settings' if run.strategy is None else run.strategy}."
+    elif plan.profile is None:
+        yield f"The run ended before {plan.strategy} had a profile to choose from; it was at {where}."
+    else:
+        chosen, job = plan.candidates[plan.split].estimate, plan.job
+        yield (
+            f"{plan.strategy} chose {where}: by estimate an epoch takes {format_duration(chosen.epoch_seconds)} "
+            f"there and {format_bytes(chosen.epoch_wire_bytes)} cross the network."
+        )
+        others = (("sending the stored samples", 0), ("splitting at the freeze", plan.profile.freeze))
+        for words, split in others:
+            seconds = plan.candidates[split].estimate.epoch_seconds
+            if split != plan.split and chosen.epoch_seconds > 0:
+                times = seconds / chosen.epoch_seconds
+                yield f"{words.capitalize()} would take {format_duration(seconds)} ({times:.2f}×)."
+        if job.memory_bytes is not None and not all(c.fits for c in plan.candidates):
+            unfit = sum(not c.fits for c in plan.candidates)
+            yield f"{unfit} of {len(plan.candidates)} splits do not fit the memory of {format_bytes(job.memory_bytes)}."
+
+
+def _course(run: Run) -> Iterator[str]:
+    if not run.epochs:
+        yield "No epoch was completed, so nothing was measured over a whole one."
+        return
+    received = sum(e.received for e in run.epochs)
+    yield f"{state(run).capitalize()} in {format_duration(run.seconds)}, {format_bytes(received)} received."
+    found = bottleneck(run)
+    if found is not None:
+        stage, share = found
+        stall = sum(e.stall for e in steady(run)) / max(sum(e.seconds for e in steady(run)), 1e-9)
+        yield f"The {stage} was the bottleneck, at work {share:.0%} of the time; training waited {stall:.0%} of it."
+
+
+def _estimate(run: Run) -> Iterator[str]:
+    pairs = [(e.estimated, e.seconds) for e in run.epochs if e.estimated and e.seconds > 0]
+    if pairs:
+        guessed, real = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+        word = "longer" if real >= guessed else "shorter"
+        yield (
+            f"Measured epochs took {format_duration(real)} on average, {abs(real / guessed - 1):.0%} {word} than "
+            f"estimated ({format_duration(guessed)})."
+        )
