@@ -1,0 +1,201 @@
+"""The HTML report: complete, escaped, tolerant of what a report lacks, strict about what is not one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hapi.cli.main import main
+from hapi.errors import ConfigError, UsageError
+from hapi.figures.html import page
+from hapi.figures.reading import Run, load_run
+
+KEPT: dict[str, Any] = json.loads((Path(__file__).parent / "run.json").read_text(encoding="utf-8"))
+"""What a real run wrote: resnet18 on 640 JPEGs, five epochs, --split auto, --validation 0.2."""
+VOID = {"meta", "link", "br"}
+
+
+class Balanced(HTMLParser):
+    """Follows the tags of a page, and fails on one that is not closed where it should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def parsed(document: dict[str, Any]) -> tuple[Balanced, str]:
+    html = page(Run.from_json(document))
+    reader = Balanced()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    return reader, " ".join(" ".join(reader.words).split())
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    document = copy.deepcopy(KEPT)
+    change(document)
+    return document
+
+
+def test_a_real_run_shows_choice_time_learning_and_conditions() -> None:
+    reader, words = parsed(KEPT)
+    assert reader.tags.count("svg") == 5
+    split, name = KEPT["plan"]["split"], KEPT["split_name"]
+    assert f"auto chose split {split} ({name}): by estimate an epoch takes" in words
+    assert "was the bottleneck" in words and "than estimated" in words
+    for heading in (
+        "Where the time went",
+        "Loss and accuracy",
+        "The choice of the split",
+        "Changes of the split",
+    ):
+        assert heading in words
+    assert KEPT["versions"]["torch"] in words and "Validation accuracy" in words
+    assert "chosen by auto" in words and KEPT["plan"]["candidates"][0]["rejected"] in words
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_script_runs() -> None:
+    html = page(Run.from_json(KEPT))
+    reader, _ = parsed(KEPT)
+    assert "script" not in reader.tags
+    assert "src=" not in html and "@import" not in html and "url(http" not in html
+    assert html.count("<caption>") == html.count("<table")
+    assert html.count('role="img" aria-label="') == html.count("<svg") == 5
+
+
+def test_everything_from_outside_is_escaped() -> None:
+    evil = "\"><script>alert(1)</script><b x='$\\frac{"
+
+    def poison(d: dict[str, Any]) -> None:
+        d["model"] = d["split_name"] = d["freeze_name"] = d["strategy"] = evil
+        d["dataset"]["name"] = d["servers"][0] = d["classes"][0] = d["versions"]["torch"] = evil
+        d["settings"][evil] = evil
+        plan = d["plan"]
+        plan["strategy"] = plan["profile"]["model"] = evil
+        plan["profile"]["notes"] = [evil]
+        plan["changes"] = [{"epoch": 0, "batch": 1, "from": 1, "to": 2, "why": evil}]
+        plan["strategies"] = {evil: 1}
+        for layer, candidate in zip(plan["profile"]["layers"], plan["candidates"], strict=False):
+            layer["name"] = candidate["name"] = candidate["rejected"] = evil
+        for span in d["timeline"]["spans"]:
+            span["name"] = evil
+
+    reader, words = parsed(changed(poison))
+    assert not {"script", "b"} & set(reader.tags)
+    assert words.count("alert(1)") > 20
+
+
+LACKING: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a fixed split": lambda d: (d.pop("plan"), d.update(strategy=None)),
+    "no plan and no timeline": lambda d: (d.pop("plan"), d.pop("timeline")),
+    "one epoch": lambda d: d.update(epochs=d["epochs"][:1]),
+    "no epoch": lambda d: d.update(epochs=[], seconds=0.0),
+    "a profile that is not whole": lambda d: [
+        d["plan"].pop(k) for k in ("profile", "candidates", "strategies")
+    ],
+    "null losses": lambda d: [e.update(loss=None, accuracy=None) for e in d["epochs"]],
+    "a loss that is not finite": lambda d: d["epochs"][0].update(loss=math.nan),
+    "an epoch of no time": lambda d: [
+        e.update({k: 0.0 for k in e if k.endswith("seconds") and k != "server_stage_seconds"})
+        for e in d["epochs"]
+    ],
+    "no estimates, no splits": lambda d: [(e.pop("estimated_seconds"), e.pop("splits")) for e in d["epochs"]],
+    "an old report": lambda d: [d.pop(k) for k in ("plan", "timeline", "settings", "versions", "hapi")],
+    "no spans": lambda d: d["timeline"].update(spans=[]),
+    "no change": lambda d: d["plan"].update(changes=[]),
+    "a strategy for which nothing fits": lambda d: d["plan"]["strategies"].update(hapi=None),
+    "a hundred epochs": lambda d: d.update(epochs=[{**d["epochs"][1], "epoch": i} for i in range(100)]),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_a_report_may_lack_much(what: str) -> None:
+    _, words = parsed(changed(LACKING[what]))
+    assert "resnet18 on photos" in words
+
+
+def test_an_interrupted_run_says_so() -> None:
+    _, words = parsed(changed(lambda d: d.update(epochs=d["epochs"][:2])))
+    assert "stopped after 2 of 5 epochs" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("model"), "report: field 'model' is missing"),
+        (lambda d: d.update(epochs={"a": 1}), "report.epochs: expected a list"),
+        (lambda d: d["epochs"][0].update(seconds="5"), r"epochs\[0\].seconds: expected a number, found str"),
+        (lambda d: d["epochs"][0].update(seconds=-1), r"epochs\[0\].seconds: is negative"),
+        (lambda d: d["epochs"][0].update(splits=[[1]]), "expected pairs of split and batches"),
+        (lambda d: d["plan"]["candidates"].pop(), "candidates: expected 12 by its profile, found 11"),
+        (lambda d: d["plan"].update(split=99), "99 is beyond the last one"),
+        (lambda d: d["plan"]["profile"].update(freeze=99), "freeze 99"),
+        (lambda d: d["timeline"]["spans"][0].update(stage="moon"), "expected one of server, network, client"),
+        (lambda d: d["plan"]["job"].update(bs=0), "bs is 0"),
+    ],
+)
+def test_what_is_there_must_be_right(change: Callable[[dict[str, Any]], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Run.from_json(changed(change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"a": 1}', "[" * 5000, "\x00\xff"])
+def test_a_foreign_file_is_one_line_with_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"foreign\.json: ") as found:
+        load_run(str(path))
+    assert "\n" not in str(found.value) and "--report" in str(found.value)
+
+
+def test_hapi_report_writes_the_page_beside_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "run.json"
+    source.write_text(json.dumps(KEPT), encoding="utf-8")
+    assert main(["report", str(source)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'run.html'}\n"
+    assert (tmp_path / "run.html").read_text(encoding="utf-8") == page(Run.from_json(KEPT))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.json"]
+
+
+@pytest.mark.parametrize("target", ["run.json", "none/run.html", "."])
+def test_hapi_report_refuses_a_place_it_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    source = tmp_path / "run.json"
+    source.write_text(json.dumps(KEPT), encoding="utf-8")
+    assert main(["report", str(source), "--html", str(tmp_path / target)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert json.loads(source.read_text(encoding="utf-8")) == KEPT
+
+
+def test_making_a_page_needs_no_torch() -> None:
+    code = "import sys, hapi.cli.report; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False False"
