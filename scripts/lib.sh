@@ -132,3 +132,16 @@ ensure_venv() {
   # The checkout's own package first, wherever the caller stands.
   export PYTHONPATH="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
 }
+
+# ensure_browser: Chromium for the tests that open the HTML report. Without root or apt they are skipped, and say so.
+ensure_browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do command -v "$name" >/dev/null && return; done
+  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    say "no Chromium here: the tests of the HTML report in a browser will be skipped (Debian: sudo apt-get install chromium)"
+    return
+  fi
+  say "installing chromium (once, for the tests of the HTML report)"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } \
+    >/dev/null 2>&1 || say "apt-get could not install chromium: the tests in a browser will be skipped"
+}
