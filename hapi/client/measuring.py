@@ -190,7 +190,7 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         server_wall={name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")},
         server_layers=_listed(d, "server_layer"),
         server_timed=round(d["server_timed"]),
-        server_factor=min(MOST_BESIDE, max(1.0, d["process"] / d["work"])) if d["work"] > 0 else 1.0,
+        server_factor=_factor(d, cpu, server),
         share=_share(d, server),
         cos_batch=round(d[_LARGEST]),
         server=server,
@@ -207,6 +207,14 @@ def _rest(d: Counts) -> float:
 def _listed(d: Counts, name: str) -> tuple[float, ...]:
     count = sum(key.startswith(f"{name}:") for key in d)
     return tuple(d[f"{name}:{i}"] for i in range(count))
+
+
+def _factor(d: Counts, cpu: Counts, server: Tier) -> float:
+    """What the server process needs beside its requests' stages; a forward pass's other threads are in neither."""
+    if d["work"] <= 0:
+        return 1.0
+    helpers = (server.threads - 1) * cpu.get("forward", 0.0) / max(sum(cpu.values()), 1e-12)
+    return min(MOST_BESIDE, max(1.0, d["process"] / d["work"] - helpers))
 
 
 def _share(d: Counts, server: Tier) -> float:

@@ -6,11 +6,18 @@ from collections import deque
 from dataclasses import replace
 
 from hapi.client.measuring import Meter, Snapshot, observed_between
-from hapi.profiler.observe import Observed, Tier, link_rate
+from hapi.profiler.observe import Observed, Tier, forward_seconds, link_rate
 from hapi.profiler.profile import Profile
 from hapi.units import format_bandwidth
 
-STAGES = ("network", "share", "server", "client")
+PARTS = {
+    "forward": "the server's forward passes",
+    "beside": "the server's reading, decoding and sending",
+    "rest": "the client's frozen layers",
+    "step": "the training step",
+}
+"""What the tiers' seconds are made of."""
+STAGES = ("network", "share", *PARTS)
 
 
 class Watch:
@@ -24,6 +31,8 @@ class Watch:
     """Largest difference, as a share of the estimate, that counts as noise: one forward pass varies by 8%."""
     EVIDENCE = 2
     """Batches that must agree."""
+    SIGNIFICANT = 0.2
+    """Smallest share of a tier's seconds that a part of them must have to be compared: what is less is noise."""
     HYSTERESIS = 0.05
     """Share of an epoch's seconds that another split must gain before the split changes."""
 
@@ -56,7 +65,7 @@ class Watch:
         for stage in changed:
             self._seen[stage].clear()
         why = ", ".join(_in_words(stage, ratio, self._profile) for stage, ratio in changed.items())
-        self._profile = _scaled(self._profile, changed)
+        self._profile = _scaled(self._profile, split, changed)
         return self._profile, why
 
     def _agreed(self, stage: str) -> float | None:
@@ -77,58 +86,76 @@ class Watch:
         if observed is None:
             return found
         found["share"] = observed.share / self._profile.server.share
-        server = self._server_estimate(observed.split)
-        cost = _server_cost(observed)
-        if cost > 0 and server > 0 and observed.server.device == self._profile.server_tier.device:
-            found["server"] = cost / server
-        client = self._client_estimate(observed.split)
-        if client > 0:
-            found["client"] = (observed.rest_seconds + observed.step_seconds) / observed.samples / client
+        estimated = self._estimated(observed.split)
+        tiers = [_client_parts(observed)]
+        if observed.server.device == self._profile.server_tier.device:
+            tiers.append(_server_parts(observed))
+        for measured in tiers:
+            both = [sum(measured.values()), sum(estimated[part] for part in measured)]
+            for part, seconds in measured.items():
+                shares = [_share_of(seconds, both[0]), _share_of(estimated[part], both[1])]
+                if seconds > 0 and estimated[part] > 0 and max(shares) >= self.SIGNIFICANT:
+                    found[part] = seconds / estimated[part]
         return found
 
-    def _server_estimate(self, split: int) -> float:
-        """Seconds a sample of its own work there, whoever else is served."""
+    def _estimated(self, split: int) -> dict[str, float]:
+        """Seconds a sample of each part, whoever else is served."""
         profile, tier = self._profile, self._profile.server_tier
-        forward = sum(layer.server_seconds for layer in profile.layers[:split])
-        if tier.device != "cpu":
-            return forward
         decode = tier.decode_seconds if split and profile.samples.encoded else 0.0
         sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
-        return forward + decode + sent + tier.overhead_seconds
-
-    def _client_estimate(self, split: int) -> float:
-        layers = self._profile.layers[split : self._profile.last_split]
-        return sum(layer.client_seconds for layer in layers) + self._profile.step_seconds
-
-
-def _server_cost(observed: Observed) -> float:
-    if observed.server.device != "cpu":
-        return observed.server_wall.get("forward", 0.0) / observed.samples
-    return sum(observed.server_cpu.values()) * observed.server_factor / observed.samples
+        return {
+            "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
+            "beside": decode + sent + tier.overhead_seconds,
+            "rest": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
+            "step": profile.step_seconds,
+        }
 
 
-def _scaled(profile: Profile, ratios: dict[str, float]) -> Profile:
-    """``profile`` with the stages that have changed."""
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _client_parts(observed: Observed) -> dict[str, float]:
+    return {
+        "rest": observed.rest_seconds / observed.samples,
+        "step": observed.step_seconds / observed.samples,
+    }
+
+
+def _server_parts(observed: Observed) -> dict[str, float]:
+    """On a CPU all of it, in seconds of the processor; on a GPU its own, by the wall."""
+    parts = {"forward": forward_seconds(observed) / observed.samples}
+    if observed.server.device == "cpu":
+        beside = sum(value for stage, value in observed.server_cpu.items() if stage != "forward")
+        parts["beside"] = beside * observed.server_factor / observed.samples
+    return parts
+
+
+def _scaled(profile: Profile, split: int, ratios: dict[str, float]) -> Profile:
+    """``profile`` with the stages that have changed, as measured at ``split``.
+
+    Layers that a tier did not run at that split change as the rest of its work did: nothing else is known of them.
+    """
     if "network" in ratios:
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
         profile = replace(profile, link=link)
     if "share" in ratios:
         share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
         profile = replace(profile, server=replace(profile.server, share=share))
-    server, client = ratios.get("server", 1.0), ratios.get("client", 1.0)
+    beside, step = ratios.get("beside", 1.0), ratios.get("step", 1.0)
+    there = ratios.get("forward", beside if split == 0 else 1.0)
+    here = ratios.get("rest", step if split == profile.last_split else 1.0)
     layers = tuple(
-        replace(x, server_seconds=x.server_seconds * server, client_seconds=x.client_seconds * client)
+        replace(x, server_seconds=x.server_seconds * there, client_seconds=x.client_seconds * here)
         for x in profile.layers
     )
-    tier = profile.server_tier
-    if tier.device == "cpu":  # all of what _server_estimate adds up; else it would never agree again
-        tier = replace(
-            tier,
-            decode_seconds=tier.decode_seconds * server,
-            codec_seconds_per_byte=tier.codec_seconds_per_byte * server,
-            overhead_seconds=tier.overhead_seconds * server,
-        )
-    return replace(profile, layers=layers, server_tier=tier, step_seconds=profile.step_seconds * client)
+    tier = replace(
+        profile.server_tier,
+        decode_seconds=profile.server_tier.decode_seconds * beside,
+        codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * beside,
+        overhead_seconds=profile.server_tier.overhead_seconds * beside,
+    )
+    return replace(profile, layers=layers, server_tier=tier, step_seconds=profile.step_seconds * step)
 
 
 def _in_words(stage: str, ratio: float, before: Profile) -> str:
@@ -138,4 +165,4 @@ def _in_words(stage: str, ratio: float, before: Profile) -> str:
     if stage == "share":
         old = before.server.share
         return f"other jobs leave {old * ratio:.0%} of the server, in the plan {old:.0%}"
-    return f"the {stage} needs {ratio:.2g} times the plan's seconds"
+    return f"{PARTS[stage]}: {ratio:.2g} times the plan's seconds"

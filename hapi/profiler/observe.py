@@ -64,7 +64,8 @@ class Observed:
     """Seconds in each of the layers 1..split, of ``server_timed`` samples."""
     server_timed: int = 0
     server_factor: float = 1.0
-    """CPU seconds of the whole server process over those that its requests' stages account for."""
+    """CPU seconds of the whole server process, but for threads that help a forward pass, over those that its
+    requests' stages account for."""
     share: float = 1.0
     """What other tenants left of the server's device."""
     cos_batch: int = 0
@@ -195,14 +196,16 @@ def _layer_seconds(sizes: Sizes, observed: Mapping[int, Observed]) -> tuple[list
     server: list[float | None] = [None] * count
     client: list[float | None] = [None] * count
     for o in sorted(observed.values(), key=lambda o: o.split):  # the server's most complete comes last
-        whole = (
-            o.server_cpu.get("forward", 0.0) if o.server.device == "cpu" and o.server.threads == 1 else 0.0
-        )
-        whole = whole or o.server_wall.get("forward", 0.0)
-        _fill(server, 0, o.server_layers, o.server_timed, _ratio(whole, o.samples) * o.server_factor)
+        _fill(server, 0, o.server_layers, o.server_timed, _ratio(forward_seconds(o), o.samples))
     for o in sorted(observed.values(), key=lambda o: -o.split):  # and the client's
         _fill(client, o.split, o.client_layers, o.client_timed, _ratio(o.rest_seconds, o.samples))
     return _completed(sizes, server, client), _completed(sizes, client, server)
+
+
+def forward_seconds(o: Observed) -> float:
+    """Of the server's forward passes: the processor's where one thread runs them, else the wall's."""
+    cpu = o.server_cpu.get("forward", 0.0) if o.server.device == "cpu" and o.server.threads == 1 else 0.0
+    return cpu * o.server_factor or o.server_wall.get("forward", 0.0)
 
 
 def _fill(into: list[float | None], start: int, timed: Sequence[float], samples: int, whole: float) -> None:

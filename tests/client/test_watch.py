@@ -83,9 +83,40 @@ def test_a_tier_that_changed_is_told_once_and_agrees_then(stage: str, factor: fl
     watched.change(**{stage: factor})
     found = [f for f in watched.batches(30, split) if f is not None]
     assert len(found) == 1
-    assert found[0][1] == f"the {stage} needs {factor:.2g} times the plan's seconds"
+    assert f"{factor:.2g} times the plan's seconds" in found[0][1]
+    assert found[0][1].startswith(f"the {stage}'s") or split == 4
     job_at = [estimate(p, JOB, split).stages for p in (found[0][0], watched.world.true)]
     assert getattr(job_at[0], stage) == pytest.approx(getattr(job_at[1], stage), rel=0.15)
+
+
+def test_a_part_that_hardly_counts_is_not_compared() -> None:
+    """One layer is left here, of microseconds, beside a step of milliseconds."""
+    profile = truth()
+    layers = tuple(replace(x, client_seconds=1e-6) for x in profile.layers)
+    watched = Watched(replace(profile, layers=layers))
+    watched.batches(3)
+    watched.change(client=9.0)
+    watched.world.true = replace(watched.world.true, step_seconds=profile.step_seconds)
+    assert watched.batches(20) == [None] * 20
+
+
+def test_layers_that_did_not_change_are_left_alone() -> None:
+    """Layers here are 8 times as slow and the step is not: at another split that leaves no layer here it holds."""
+    watched = Watched()
+    watched.batches(3, split=2)
+    watched.change(client=8.0)
+    watched.world.true = replace(watched.world.true, step_seconds=truth().step_seconds)
+    assert [f is not None for f in watched.batches(4, split=2)] == [False, True, False, False]
+    assert watched.batches(10, split=4) == [None] * 10
+
+
+def test_layers_that_were_not_run_change_with_the_rest_of_their_tier() -> None:
+    watched = Watched()
+    watched.batches(3, split=4)
+    watched.change(client=3.0)
+    (found,) = [f for f in watched.batches(4, split=4) if f is not None]
+    assert found[0].layers[0].client_seconds == pytest.approx(3 * truth().layers[0].client_seconds)
+    assert found[0].layers[0].server_seconds == truth().layers[0].server_seconds
 
 
 def test_another_tenant_is_told() -> None:
@@ -107,8 +138,8 @@ def test_several_stages_at_once_are_told_together() -> None:
     found = [f for f in watched.batches(4) if f is not None]
     assert len(found) == 1
     assert (
-        found[0][1]
-        == "bandwidth is 50.0 Mbit/s, the plan had 100.0 Mbit/s, the client needs 2 times the plan's seconds"
+        found[0][1] == "bandwidth is 50.0 Mbit/s, the plan had 100.0 Mbit/s, "
+        "the client's frozen layers: 2 times the plan's seconds, the training step: 2 times the plan's seconds"
     )
 
 
@@ -183,6 +214,6 @@ def test_a_gpu_is_compared_by_its_forward_passes() -> None:
     watched.batches(3)
     watched.change(server=2.0)
     found = [f for f in watched.batches(8) if f is not None]
-    assert len(found) == 1 and "server needs 2 times" in found[0][1]
+    assert len(found) == 1 and "server's forward passes: 2 times" in found[0][1]
     decode = found[0][0].server_tier.decode_seconds
     assert decode == profile.server_tier.decode_seconds  # that is the processor's
