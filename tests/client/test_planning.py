@@ -1,0 +1,585 @@
+"""The plan while training runs: schedules, decisions, re-planning without flapping, memory, resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_tools import JOB, MB, World, planning_in, run_epoch, sizes_in, truth
+
+from hapi.client.choices import Change, allowed, earliest_that_fits, received_ahead
+from hapi.client.planning import ORACLE_BATCHES, Planning
+from hapi.errors import ConfigError, DeviceMemoryError
+from hapi.profiler.cost import estimate, memory
+from hapi.profiler.decide import PLANNERS, plan
+from hapi.profiler.profile import Job, Profile
+
+FREEZE, BEST = 4, 3
+"""Of :func:`truth`: at 100 Mbit/s split 3 is the fastest, below 45 Mbit/s the freeze."""
+
+
+def best_of(world: World, job: Job = JOB) -> int:
+    return plan("auto", world.true, job).split
+
+
+def slower_link(world: World, factor: float) -> None:
+    link = world.true.link
+    world.true = replace(world.true, link=replace(link, bits_per_second=link.bits_per_second * factor))
+
+
+def decided(bits: float = 100e6, **options: Any) -> tuple[Planning, World]:
+    """A planning after its profiling epoch."""
+    world = World(truth(bits))
+    planning = planning_in(world, **options)
+    run_epoch(planning, world)
+    return planning, world
+
+
+# -- the profiling epoch -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batches", "splits"),
+    [(1, [4]), (2, [4, 0]), (3, [4, 0, 0]), (10, [4] * 5 + [0] * 5)],
+)
+@pytest.mark.parametrize("ahead", [0, 1, 4, 100])
+def test_half_at_the_freeze_half_at_the_earliest(batches: int, splits: list[int], ahead: int) -> None:
+    world = World(truth())
+    assert run_epoch(planning_in(world), world, batches=batches, ahead=ahead) == splits
+
+
+def test_the_second_batch_at_a_split_is_timed() -> None:
+    planning = planning_in(World(truth()))
+    planning.begin_pass(0, 10)
+    timed = [planning.open(0, batch)[1] for batch in range(10)]
+    assert timed == [False, True, False, False, False] * 2
+    planning = planning_in(World(truth()))
+    planning.begin_pass(0, 2)
+    assert [planning.open(0, batch) for batch in range(2)] == [
+        (4, True),
+        (0, True),
+    ]  # the only ones there are
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4, 100])
+def test_the_decision_is_that_of_the_true_costs(ahead: int) -> None:
+    for bits in (20e6, 100e6, 1e9):
+        world = World(truth(bits))
+        planning = planning_in(world)
+        run_epoch(planning, world, ahead=ahead)
+        assert planning.split == best_of(world)
+        assert run_epoch(planning, world, 1) == [planning.split] * 10
+        (change,) = planning.changes
+        assert change == Change(epoch=1, batch=0, before=4, after=planning.split, why="profiled")
+        seconds = estimate(world.true, JOB, planning.split).epoch_seconds
+        assert planning.estimated_seconds(JOB.samples) == pytest.approx(seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["hapi", "nsg", "bandwidth"])
+def test_every_strategy_decides_as_it_would_from_the_truth(strategy: str) -> None:
+    for bits in (20e6, 100e6, 1e9):
+        world = World(truth(bits))
+        planning = planning_in(world, strategy)
+        run_epoch(planning, world)
+        assert planning.split == plan(strategy, world.true, JOB).split
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_number_of_batches_is_profiled_at_each_split(ahead: int) -> None:
+    world = World(truth())
+    planning = planning_in(world, profile_batches=2)
+    splits = run_epoch(planning, world, ahead=ahead)
+    decided_at = 4 + ahead  # what had opened before the decision stays as it was
+    assert splits == [4, 4, 0, 0, *[4] * ahead, *[BEST] * (10 - decided_at)]
+    assert planning.changes[0].batch == decided_at, "the first batch that is extracted at the new split"
+
+
+def test_an_epoch_of_one_batch_takes_two_epochs_to_profile() -> None:
+    world = World(truth())
+    planning = planning_in(world)
+    assert run_epoch(planning, world, 0, batches=1) == [4]
+    assert planning.plan is None and planning.profiling
+    assert run_epoch(planning, world, 1, batches=1) == [0]
+    assert planning.plan is not None
+    assert run_epoch(planning, world, 2, batches=1) == [BEST]
+
+
+def test_profiling_that_takes_longer_than_an_epoch_goes_on_in_the_next() -> None:
+    world = World(truth())
+    planning = planning_in(world, profile_batches=8)
+    assert run_epoch(planning, world, 0) == [4] * 8 + [0] * 2
+    assert run_epoch(planning, world, 1, ahead=0) == [0] * 6 + [BEST] * 4
+
+
+def test_other_epochs_can_be_profiled() -> None:
+    world = World(truth())
+    planning = planning_in(world, profile_epochs=(0, 2), profile_batches=1)
+    assert run_epoch(planning, world, 0, ahead=0)[:3] == [4, 0, BEST]
+    assert run_epoch(planning, world, 1) == [BEST] * 10
+    slower_link(world, 0.3)
+    assert run_epoch(planning, world, 2, ahead=0) == [4, 0, *[4] * 8]
+    assert run_epoch(planning, world, 3) == [4] * 10
+
+
+def test_without_epoch_0_among_them_it_is_profiled_all_the_same() -> None:
+    world = World(truth())
+    planning = planning_in(world, profile_epochs=(2,))
+    assert [len(set(run_epoch(planning, world, epoch))) for epoch in range(4)] == [2, 1, 2, 1]
+
+
+def test_a_pass_that_is_left_in_its_middle_is_profiled_again() -> None:
+    """What had opened and was not worked on comes once more: the loop was left, or a batch did not fit."""
+    world = World(truth())
+    planning = planning_in(world)
+    planning.begin_pass(0, 4)
+    opened = [planning.open(0, batch) for batch in range(3)]
+    planning.batch_done(0, 0, opened[0][0], world.batch(4))
+    assert run_epoch(planning, world, 0, batches=3) == [4, 0, 0]
+    assert planning.plan is not None
+
+
+def test_the_pipelines_bursts_do_not_end_profiling_early() -> None:
+    """A window that opens all batches of the epoch at once, and then all of the next."""
+    world = World(truth())
+    planning = planning_in(world, profile_batches=2)
+    assert run_epoch(planning, world, 0, ahead=100) == [4, 4, 0, 0, *[4] * 6]
+    assert planning.changes[0].batch == 4  # until a batch opens at it
+    run_epoch(planning, world, 1)
+    assert (planning.changes[0].epoch, planning.changes[0].batch) == (1, 0)
+
+
+def test_noise_leads_to_no_bad_decision() -> None:
+    for seed in range(20):
+        source, world = Random(seed), World(truth())
+        world.noise = lambda source=source: source.uniform(0.92, 1.08)  # type: ignore[misc]
+        planning = planning_in(world)
+        run_epoch(planning, world)
+        chosen = estimate(world.true, JOB, planning.split).epoch_seconds
+        assert chosen <= 1.1 * estimate(world.true, JOB, best_of(world)).epoch_seconds
+
+
+# -- the oracle ----------------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_tries_every_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, now = World(truth()), 0.0
+    planning = planning_in(world, "oracle")
+    monkeypatch.setattr("hapi.client.planning.time.monotonic", lambda: now)
+
+    def runs(batch: int) -> None:
+        nonlocal now
+        now += [5.0, 3.0, 1.0, 2.0, 4.0][min(batch // 3, 4)] + (10.0 if batch % 3 == 0 else 0.0)
+
+    splits = run_epoch(planning, world, batches=18, ahead=0, before=runs)
+    assert splits == [s for s in range(5) for _ in range(ORACLE_BATCHES)] + [2] * 3
+    assert planning.measured == {0: 5.0, 1: 3.0, 2: 1.0, 3: 2.0, 4: 4.0}
+    slower_link(world, 0.01)
+    assert set(run_epoch(planning, world, 1)) == {2}, "the oracle does not re-plan"
+    assert planning.to_json()["measured_batch_seconds"]["2"] == 1.0
+
+
+def test_the_oracle_with_few_batches_goes_on_over_epochs() -> None:
+    world = World(truth())
+    planning = planning_in(world, "oracle")
+    splits = [s for epoch in range(5) for s in run_epoch(planning, world, epoch, batches=4)]
+    assert splits[:15] == [s for s in range(5) for _ in range(ORACLE_BATCHES)]
+    assert planning.plan is not None and not planning.profiling
+
+
+def test_the_oracle_goes_below_no_split_that_failed() -> None:
+    world = World(truth())
+    planning = planning_in(world, "oracle")
+    planning.begin_pass(0, 20)
+    planning.batch_done(0, 0, planning.open(0, 0)[0], world.batch(0))
+    assert planning.failed(0, 1, 0)
+    run_epoch(planning, world, 0, batches=30)
+    assert planning.split >= 1 and 0 in planning.measured
+
+
+# -- a given profile -----------------------------------------------------------------------------------------------
+
+
+def test_a_given_profile_stands_in_for_epoch_0() -> None:
+    world = World(truth())
+    planning = planning_in(world, profile=truth())
+    assert planning.split == BEST and not planning.profiling
+    assert run_epoch(planning, world) == [BEST] * 10
+    assert planning.changes == [Change(epoch=0, batch=0, before=4, after=BEST, why="from the given profile")]
+
+
+def test_a_given_profile_is_followed_by_the_epochs_that_are_asked_for() -> None:
+    world = World(truth())
+    planning = planning_in(world, profile=truth(), profile_epochs=(0, 2))
+    assert [len(set(run_epoch(planning, world, epoch))) for epoch in range(4)] == [1, 1, 2, 1]
+
+
+def test_a_given_profile_that_is_wrong_is_noticed() -> None:
+    world = World(truth(20e6))
+    planning = planning_in(world, profile=truth(100e6))
+    splits = run_epoch(planning, world, ahead=0)
+    assert splits[0] == BEST and splits[-1] == 4
+
+
+def test_a_given_profile_takes_this_jobs_bytes() -> None:
+    other = replace(truth(), samples=replace(truth().samples, stored_bytes=1))
+    planning = planning_in(World(truth()), profile=other)
+    assert planning.profile is not None and planning.profile.samples.stored_bytes == 40_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"freeze": 3}, "it has 5 layers, freeze 3"),
+        ({"freeze": 3, "last_split": 3}, "it has 5 layers, freeze 3"),
+        ({"layers": truth().layers[:4]}, "it has 4 layers, freeze 4"),
+        ({"layers": (replace(truth().layers[0], name="other"), *truth().layers[1:])}, "its layer 'other' differs"),
+        ({"layers": (replace(truth().layers[0], output_bytes=7), *truth().layers[1:])}, "'layer1' differs"),
+    ],
+)  # fmt: skip
+def test_a_profile_of_something_else_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        planning_in(World(truth()), profile=replace(truth(), **change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_of_another_size_is_no_other_model() -> None:
+    """The trained layers depend on the number of classes, which no measurement of the frozen ones does."""
+    head = replace(truth().layers[4], output_bytes=9, parameter_bytes=1)
+    planning = planning_in(World(truth()), profile=replace(truth(), layers=(*truth().layers[:4], head)))
+    assert planning.split == BEST
+
+
+# -- the watch over the plan ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_slower_link_moves_the_split_and_a_faster_one_moves_it_back(ahead: int) -> None:
+    planning, world = decided()
+    run_epoch(planning, world, 1)
+
+    def at_5(factor: float) -> Any:
+        return lambda batch: slower_link(world, factor) if batch == 5 else None
+
+    splits = run_epoch(planning, world, 2, batches=12, ahead=ahead, before=at_5(0.3))
+    # Two batches of evidence (5 and 6), and what had opened before.
+    assert splits == [BEST] * (7 + ahead) + [4] * (5 - ahead)
+    splits = run_epoch(planning, world, 3, batches=12, ahead=ahead, before=at_5(1 / 0.3))
+    assert splits == [4] * (7 + ahead) + [BEST] * (5 - ahead)
+    down, up = planning.changes[1:]
+    assert (down.epoch, down.batch, down.before, down.after) == (2, 7 + ahead, BEST, 4)
+    assert re.fullmatch(
+        r"bandwidth is 30\.0 Mbit/s, the plan had 100\.0 Mbit/s; \d+% faster by estimate", down.why
+    )
+    assert (up.epoch, up.batch, up.before, up.after) == (3, 7 + ahead, 4, BEST)
+
+
+def test_replan_off_stays() -> None:
+    planning, world = decided(replan=False)
+    slower_link(world, 0.01)
+    assert run_epoch(planning, world, 1) == [BEST] * 10 == run_epoch(planning, world, 2)
+    assert len(planning.changes) == 1
+
+
+def test_a_small_gain_is_not_worth_a_change() -> None:
+    planning, world = decided()
+    slower_link(world, 0.475)  # split 4 becomes the fastest, by less than 5%
+    before, after = (estimate(world.true, JOB, s).epoch_seconds for s in (BEST, 4))
+    assert 0.95 < after / before < 1
+    assert run_epoch(planning, world, 1, batches=30) == [BEST] * 30
+
+
+def test_another_tenant_and_slower_tiers_move_the_split() -> None:
+    planning, world = decided(1e9)
+    start = planning.split
+    world.share = 0.5
+    run_epoch(planning, world, 1)
+    assert planning.split < start, "less of the server: more is done here"
+    planning, world = decided(1e9)
+    layers = tuple(replace(x, client_seconds=x.client_seconds * 8) for x in world.true.layers)
+    world.true = replace(world.true, layers=layers)
+    run_epoch(planning, world, 1)
+    assert planning.split > start, "a slower client: more is done there"
+
+
+pace = st.lists(st.integers(1, 12), min_size=1, max_size=60)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pace, st.sampled_from([0.1, 0.3]), st.integers(0, 3))
+def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> None:
+    """A link that goes to and fro, staying for as long as ``times`` says: the split follows ever more rarely."""
+    planning, world = decided()
+    slow, left, turns = False, times[0], iter([*times[1:], *[10**9]])
+
+    def step(batch: int) -> None:
+        nonlocal slow, left
+        if left == 0:
+            slow, left = not slow, next(turns)
+            slower_link(world, factor if slow else 1 / factor)
+        left -= 1
+
+    batches = sum(times) + 5
+    run_epoch(planning, world, 1, batches=batches, ahead=ahead, before=step)
+    at = [c.batch for c in planning.changes[1:]]
+    assert all(b - a >= Planning.FIRST_HOLD - ahead for a, b in pairwise(at))
+    if max(times) < 2:
+        assert len(at) <= 1, "two batches that agree come only in the end"
+    if all(t <= 3 for t in times):  # nothing ever stays
+        assert len(at) <= 2 + math.log2(1 + batches) + batches / Planning.LONGEST_HOLD
+    # In the end the link stays: so does the split, after the longest hold, where the truth has it.
+    run_epoch(planning, world, 2, batches=Planning.LONGEST_HOLD + 10, ahead=0)
+    seconds = [estimate(world.true, JOB, s).epoch_seconds for s in range(5)]
+    assert seconds[planning.split] <= min(seconds) * 1.06
+    settled = len(planning.changes)
+    run_epoch(planning, world, 3, batches=50)
+    assert len(planning.changes) == settled
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_noise_never_moves_the_split(seed: int) -> None:
+    source = Random(seed)
+    world = World(truth())
+    world.noise = lambda: source.uniform(0.92, 1.08)
+    planning = planning_in(world)
+    run_epoch(planning, world)
+    assert len(set(run_epoch(planning, world, 1, batches=60))) == 1
+    assert len(planning.changes) == 1
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def peak(split: int, job: Job = JOB) -> int:
+    return memory(truth(), job, split).peak
+
+
+def with_memory(nbytes: int | None, **changes: Any) -> Job:
+    return replace(JOB, memory_bytes=nbytes, prefetch_bytes=0, **changes)
+
+
+LEAN = with_memory(None)
+
+
+def test_the_budget_decides_the_earliest_split() -> None:
+    peaks = [peak(s, LEAN) for s in range(5)]
+    for nbytes in sorted(set(peaks)):
+        job = with_memory(nbytes)
+        first = next(s for s in range(5) if memory(truth(), job, s).peak <= nbytes)
+        world = World(truth())
+        planning = planning_in(world, job=job)
+        splits = run_epoch(planning, world)
+        assert splits == [max(4, first)] * 5 + [first] * 5
+        for epoch in (1, 2):
+            for split in run_epoch(planning, world, epoch):
+                assert memory(truth(), job, split).peak <= nbytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 40 * MB), st.sampled_from(["auto", "hapi", "nsg"]), st.floats(1e6, 1e10))
+def test_no_split_that_does_not_fit_is_ever_run(nbytes: int, strategy: str, bits: float) -> None:
+    """But for the freeze, if something after it fits and the strategy has no say yet."""
+    job, world = with_memory(max(1, nbytes)), World(truth(bits))
+    fitting = [s for s in range(5) if memory(truth(), job, s).peak <= nbytes]
+    try:
+        planning = planning_in(world, strategy, job=job)
+        splits = [*run_epoch(planning, world), *run_epoch(planning, world, 1)]
+    except DeviceMemoryError as error:
+        assert not fitting or strategy == "nsg"
+        assert "no split fits the client's memory" in str(error)
+        return
+    assert set(splits) <= set(fitting) | {4}
+    assert set(splits[5:]) <= set(fitting)
+
+
+def test_nothing_fits_says_what_would() -> None:
+    smallest = min(peak(s, LEAN) for s in range(5))
+    with pytest.raises(DeviceMemoryError) as caught:
+        planning_in(World(truth()), job=with_memory(smallest - 1))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"no split fits the client's memory of {smallest - 1} bytes" in message
+    assert "a training batch of 9 would fit (--bs), or raise --memory" in message
+    with pytest.raises(DeviceMemoryError, match="not one sample would fit"):
+        planning_in(World(truth()), job=with_memory(10))
+
+
+def test_a_split_past_the_freeze_may_be_the_one_that_fits() -> None:
+    """Its pooling runs on the server: less arrives here."""
+    true = truth(freeze=3, last_split=4)
+    job = with_memory(memory(true, LEAN, 4).peak)
+    assert memory(true, job, 3).peak > job.memory_bytes  # type: ignore[operator]
+    world = World(true)
+    planning = planning_in(world, job=job)
+    assert run_epoch(planning, world) == [4] * 10
+
+
+def test_what_is_received_ahead_leaves_the_memory_its_room() -> None:
+    sizes, huge = sizes_in(truth()), 1 << 40
+    free = replace(JOB, prefetch_bytes=huge)
+    assert received_ahead(sizes, free, 0) == huge
+    tight = replace(free, memory_bytes=60 * MB)
+    ahead = received_ahead(sizes, tight, earliest_that_fits(sizes, tight))
+    for split in range(5):
+        m = memory(truth(), tight, split)
+        if m.peak <= 60 * MB:
+            assert m.peak - m.batches + ahead <= 60 * MB
+    assert 0 < ahead < 60 * MB
+    gpu = replace(sizes, client=replace(sizes.client, device="cuda"))
+    assert received_ahead(gpu, tight, 0) == huge, "on a GPU they lie on the host"
+
+
+def test_failing_moves_towards_the_freeze_and_never_below() -> None:
+    planning, world = decided()
+    for failing in range(BEST, FREEZE):
+        assert planning.split == failing
+        assert planning.failed(1, 2, failing)
+        assert planning.split > failing
+        assert planning.changes[-1].why == f"out of memory at split {failing}"
+    assert planning.split == FREEZE and not planning.failed(1, 3, FREEZE)
+    slower_link(world, 100.0)
+    assert set(run_epoch(planning, world, 1, batches=40)) == {FREEZE}, "nothing re-plans to what failed"
+
+
+def test_failing_chooses_among_what_fits() -> None:
+    """After a failure at 2 the fastest of the later ones would be 3, which the budget does not hold."""
+    true = truth(1e9)
+    sizes = [x.output_bytes for x in true.layers]
+    true = replace(true, layers=tuple(
+        replace(x, output_bytes=9 * MB if i == 2 else sizes[i]) for i, x in enumerate(true.layers)
+    ))  # fmt: skip
+    job = with_memory(20 * MB)
+    found = plan("auto", true, job)
+    assert [c.fits for c in found.candidates] == [True, True, True, False, True]
+    assert allowed(found, 3) == 4
+    world = World(true)
+    planning = planning_in(world, job=job)
+    run_epoch(planning, world)
+    assert planning.failed(1, 0, planning.split) and planning.split != 3
+
+
+def test_failing_of_a_batch_that_opened_before_the_last_change() -> None:
+    planning, _ = decided()
+    changes = list(planning.changes)
+    assert planning.failed(1, 0, 1) and planning.split == BEST
+    assert planning.changes == changes
+
+
+@pytest.mark.parametrize("ahead", [0, 3, 100])
+def test_failing_while_profiling_goes_on_one_later(ahead: int) -> None:
+    """Splits 0 and 1 do not fit although they should; every batch of the epoch is still profiled once."""
+    world = World(truth())
+    planning = planning_in(world)
+    planning.begin_pass(0, 10)
+    done, opened, failures = 0, [], 0
+    splits = []
+    while done < 10:
+        while len(opened) < min(10 - done, 1 + ahead):
+            opened.append(planning.open(0, done + len(opened)))
+        split, timed = opened[0]
+        if split < 2:
+            failures += 1
+            assert planning.failed(0, done, split)
+            opened.clear()
+            continue
+        opened.pop(0)
+        splits.append(split)
+        planning.batch_done(0, done, split, world.batch(split, timed=timed))
+        done += 1
+    assert splits == [4] * 5 + [2] * 5 and failures == 2
+    assert planning.plan is not None and planning.split == BEST
+    assert [(c.before, c.after) for c in planning.changes] == [(0, 1), (1, 2), (4, 3)]
+    assert planning.changes[0].why == "out of memory at split 0, profiling goes on from split 1"
+
+
+# -- report and checkpoint -----------------------------------------------------------------------------------------
+
+
+def test_the_report_is_json_and_holds_every_candidate() -> None:
+    planning, _ = decided()
+    document = json.loads(json.dumps(planning.to_json()))
+    assert document["strategy"] == "auto" and document["split"] == BEST
+    assert [c["estimate"]["split"] for c in document["candidates"]] == [0, 1, 2, 3, 4]
+    assert set(document["strategies"]) == set(PLANNERS) and document["strategies"]["freeze"] == 4
+    assert document["changes"][0]["to"] == BEST
+    assert Profile.from_json(document["profile"]) == planning.profile
+    early = planning_in(World(truth()))
+    assert "candidates" not in early.to_json() and early.estimated_seconds(100) is None
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_resumed_run_goes_on_with_the_plan(ahead: int) -> None:
+    planning, world = decided(profile_batches=1)
+    state = json.loads(json.dumps(planning.state()))
+    again = planning_in(world, profile_batches=1)
+    again.restore(state, 0, 6)
+    assert again.split == BEST and again.profile == planning.profile
+    assert run_epoch(again, world, 0, first=6, ahead=ahead) == [BEST] * 4, "not profiled a second time"
+    assert again.changes == [Change(epoch=0, batch=6, before=4, after=BEST, why="from the checkpoint")]
+
+
+def test_a_run_that_is_resumed_while_profiling_profiles_the_rest() -> None:
+    world = World(truth())
+    planning = planning_in(world)
+    planning.begin_pass(0, 10)
+    assert planning.state() is None
+    again = planning_in(world)
+    again.restore(None, 0, 6)
+    assert run_epoch(again, world, 0, first=6) == [4, 4, 0, 0]
+    assert again.split == BEST
+
+
+def test_a_later_profiling_epoch_that_was_interrupted_is_resumed() -> None:
+    planning, world = decided(profile_epochs=(0, 2))
+    again = planning_in(world, profile_epochs=(0, 2))
+    again.restore(planning.state(), 2, 4)
+    assert run_epoch(again, world, 2, first=4) == [4, 4, 4, 0, 0, 0]
+
+
+def test_what_did_not_fit_is_remembered() -> None:
+    planning, world = decided()
+    planning.failed(1, 0, BEST)
+    again = planning_in(world)
+    again.restore(planning.state(), 1, 0)
+    assert again.split == 4
+    slower_link(world, 100.0)
+    assert set(run_epoch(again, world, 1, batches=20)) == {4}
+
+
+def test_resumed_with_another_strategy_it_decides_from_the_profile() -> None:
+    planning, world = decided(strategy="hapi")
+    planning.failed(1, 0, planning.split)
+    again = planning_in(world, "auto")
+    state = planning.state()
+    assert state is not None
+    state["earliest"] = 0
+    again.restore(state, 1, 0)
+    assert again.split == BEST
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"split": 5}, {"split": -1}, {"split": True}, {"split": "3"}, {"earliest": 9}, {"profiled": [None]},
+        {"profiled": 3}, {"profile": {}}, {"profile": None}, {"profile": replace(truth(), freeze=2).to_json()},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+    planning, world = decided()
+    state = planning.state()
+    assert state is not None
+    again = planning_in(world)
+    with pytest.raises((ValueError, TypeError, KeyError, ConfigError)):
+        again.restore({**state, **damage}, 1, 0)
+    for missing in state:
+        with pytest.raises(KeyError):
+            again.restore({k: v for k, v in state.items() if k != missing}, 1, 0)
