@@ -34,20 +34,22 @@ class Fields:
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
-        if not abs(value) < 1e18:
+        if not abs(value) < 1e300:
             raise ConfigError(f"{self.where}.{name}: the number is out of range")
         return float(value)
 
     def integer(self, name: str) -> int:
         """A whole number of at least 0."""
         value = self.number(name)
-        if value != int(value) or value < 0:
+        if value != int(value) or not 0 <= value < 1e18:
             raise self._wrong(name, "a whole number of at least 0", self.raw(name))
         return int(value)
 
     def seconds(self, name: str) -> float:
         """A number of at least 0."""
         value = self.number(name)
+        if value >= 1e18:
+            raise ConfigError(f"{self.where}.{name}: the number is out of range")
         if value < 0:
             raise ConfigError(f"{self.where}.{name}: is negative")
         return value

@@ -64,7 +64,7 @@ def escaped(text: str) -> str:
 
 def decimal(value: float | None) -> str:
     """A loss."""
-    return "–" if value is None else f"{value:.4f}"
+    return "–" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:

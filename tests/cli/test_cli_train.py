@@ -224,17 +224,15 @@ def test_a_batch_beyond_the_data_and_a_diverging_loss(
     capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
 ) -> None:
     report = tmp_path / "deep" / "er" / "report.json"
+    page = tmp_path / "report.html"
     arguments = ["--server", running.url, *FAST, "--bs", "1024", "--report", str(report)]
     assert command.main(arguments) == 0
     out = capsys.readouterr().out
     assert "note  --bs 1024 is more than the 200 samples: every epoch is one batch of 200" in out
     assert report_of(report)["epochs"][0]["samples"] == 200
-    assert (
-        command.main(
-            ["--server", running.url, *FAST, "--lr", "1e6", "--epochs", "2", "--report", str(report)]
-        )
-        == 0
-    )
+    outputs = ["--report", str(report), "--html", str(page)]
+    assert command.main(["--server", running.url, *FAST, "--lr", "1e6", "--epochs", "2", *outputs]) == 0
+    assert "A loss that was no number" in page.read_text(encoding="utf-8")
     assert "training has diverged" in capsys.readouterr().out
     json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
@@ -346,13 +344,15 @@ def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
 @pytest.mark.parametrize(("where", "number"), [("epoch", signal.SIGINT), ("validation", signal.SIGTERM)])
 def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: int) -> None:
     checkpoint, report = tmp_path / "training.pt", tmp_path / "report.json"
+    page = tmp_path / "report.html"
     share = "0.05" if where == "epoch" else "0.95"
     arguments = (
         *FAST, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
-        "--epochs", "200", "--request-size", "10", "--report", str(report),
+        "--epochs", "200", "--request-size", "10", "--report", str(report), "--html", str(page),
     )  # fmt: skip
     job = start_train(*arguments)
     wait_for(checkpoint.exists, 90, "a checkpoint")
+    assert not page.exists()
     children = children_of(job.pid)
     time.sleep(0.2)
     job.send_signal(number)
@@ -361,8 +361,9 @@ def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: in
     assert "Traceback" not in output
     assert f"go on with: --resume --checkpoint {checkpoint}" in output
     assert report_of(report)["epochs"]
+    assert " of 200 epochs" in page.read_text(encoding="utf-8")
     wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.json", "training.pt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "training.pt"]
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ LACKING: dict[str, Callable[[dict[str, Any]], object]] = {
     ],
     "null losses": lambda d: [e.update(loss=None, accuracy=None) for e in d["epochs"]],
     "a loss that is not finite": lambda d: d["epochs"][0].update(loss=math.nan),
+    "a loss beyond all bounds": lambda d: d["epochs"][0].update(loss=1e30, validation_loss=1e299),
     "an epoch of no time": lambda d: [
         e.update({k: 0.0 for k in e if k.endswith("seconds") and k != "server_stage_seconds"})
         for e in d["epochs"]
