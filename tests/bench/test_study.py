@@ -1,0 +1,129 @@
+"""The tables of an evaluation, from results that are made up here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hapi.bench.cells import PAPER_MODELS, Cell, Grid, Results, done_record, read
+from hapi.bench.study import VIEWS, errors, measured_cells, optimality
+from hapi.errors import ConfigError, UsageError
+
+CELL = Cell(model="resnet18", bs=16, bandwidth=1e7)
+CHOICES = {"auto": 2, "hapi": 1, "nsg": 0, "bandwidth": 3, "min": 3, "freeze": 3, "none": 0}
+
+
+def run(split: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    whole = {"ok": True, "over": False, "bytes": 1000 * split}
+    return {"kind": "run", "cell": CELL.key, "split": split, "seconds": seconds, **whole, **changes}
+
+
+def records() -> list[dict[str, Any]]:
+    plan = {
+        "kind": "plan", "cell": CELL.key, "choices": CHOICES, "auto": [2.0, 1.0, 1.1, 3.0],
+        "paper": [2.0, 1.5, 1.6, 3.0], "sum": [4.0, 3.0, 3.0, 5.0], "wire": [1, 2, 3, 4], "ok": True,
+    }  # fmt: skip
+    runs = [
+        run(2, 1.0),
+        run(1, 1.04),
+        run(0, 1.5, over=True),
+        run(3, 1.12),
+        run(2, 1.2),
+        run(1, 1.04),
+        run(2, 1.0),
+    ]
+    none = {"kind": "none", "cell": CELL.key, "form": "float32", "ok": True, "over": False, "seconds": 2.5}
+    return [plan, *runs, none, done_record(CELL, 9.0)]
+
+
+def test_medians_bounds_and_the_best() -> None:
+    (one,) = measured_cells(records())
+    assert one.cell == CELL and one.best == 1.0
+    assert (
+        one.seconds(2) == 1.0 and one.seconds(1) == 1.04 and one.seconds(0) is None and one.bounds == {0: 1.5}
+    )
+    assert one.slower(3) == pytest.approx(0.12) and one.slower(0) is None
+    assert one.tensors == {"float32": 2.5}
+
+
+def test_a_split_that_was_run_again_is_no_longer_broken_off() -> None:
+    again = records()
+    again.insert(-1, run(0, 1.3))
+    (one,) = measured_cells(again)
+    assert one.seconds(0) == 1.3 and not one.bounds
+
+
+def test_optimality() -> None:
+    cells = measured_cells(records())
+    places = {name: optimality(cells, name) for name in CHOICES}
+    assert places["auto"].optimal == 1 and places["auto"].good == 1.0
+    assert places["hapi"].within_5 == 1 and places["hapi"].good == 1.0
+    assert places["min"].within_15 == 1 and places["min"].good == 0.0
+    assert places["none"].beyond == 1
+
+
+def test_errors_of_the_estimates() -> None:
+    cells = measured_cells(records())
+    assert errors(cells, "auto", chosen_by="auto") == [pytest.approx(0.1)]
+    assert sorted(errors(cells, "auto")) == pytest.approx([0.04 / 1.04, 0.1, 1.88 / 1.12])
+    assert errors(cells, "sum", chosen_by="nsg") == []
+
+
+def test_every_view_prints_every_cell() -> None:
+    cells = measured_cells(records())
+    shown = {name: "\n".join(view(cells)) for name, view in VIEWS.items()}
+    assert (
+        "100.0%" in shown["optimality"] and ">1.50" in shown["competitors"] and ">3" in shown["competitors"]
+    )
+    assert "2: 1.00*a" in shown["splits"] and "0: >1.50" in shown["splits"]
+    for name in ("competitors", "bandwidth", "traffic", "splits"):
+        assert "resnet18" in shown[name]
+
+
+def test_nothing_measured_is_said_so() -> None:
+    with pytest.raises(UsageError, match="run 'hapi bench sweep' first"):
+        measured_cells(records()[:-1])
+
+
+def test_results_survive_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "sweep.jsonl"
+    first = Results(path, {"date": "then"})
+    for record in records():
+        first.add(record)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "run", "cell": "half')
+    second = Results(path, {"date": "now"})
+    assert second.done(CELL) and not second.done(Cell(model="resnet18", bs=16, bandwidth=2e7))
+    second.add(run(1, 1.0))
+    found = list(read(path))
+    assert len(found) == len(records()) + 3 and found[-1]["split"] == 1
+    assert [r["date"] for r in found if r["kind"] == "conditions"] == ["then", "now"]
+
+
+@pytest.mark.parametrize("content", ["not json", "[1, 2]\n", json.dumps({"kind": 5})])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="not a results file"):
+        list(read(path))
+    assert path.read_text() == content
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        Results(tmp_path / "file" / "sweep.jsonl", {})
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read(tmp_path / "absent"))
+
+
+def test_the_grid_has_every_cell_once_and_begins_spread_out() -> None:
+    cells = Grid().cells()
+    assert len(cells) == len({c.key for c in cells}) == 7 * 4 * 3
+    first = cells[:7]
+    assert {c.model for c in first} == set(PAPER_MODELS)
+    assert len({c.bs for c in first}) == 4 and len({c.bandwidth for c in first}) == 3
+    assert Grid().samples(16) % 16 == 0 and Grid().samples(384) == 6 * 384
