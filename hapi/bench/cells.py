@@ -47,6 +47,10 @@ class Grid:
     """An epoch has at least so many, however small the batch."""
     repeats: int = 3
     """Times that splits near the best are measured."""
+    server_device: str = "cpu"
+    client_device: str = "cpu"
+    memory: int | None = None
+    """Bytes that the client may use; None for what is free."""
 
     def cells(self) -> list[Cell]:
         """All cells; the first ones are spread over models, batches and bandwidths, so that a part tells much."""
@@ -83,6 +87,8 @@ PAPER = Grid(
     image_size=224,
     request_size=128,
     least_samples=3072,
+    server_device="auto",
+    client_device="auto",
 )
 """The papers' sizes, for machines with a GPU on each side."""
 
@@ -91,9 +97,13 @@ class Results:
     """The records of a run, appended one line each, so that a kill loses at most the one under way."""
 
     def __init__(self, path: Path, conditions: dict[str, Any]) -> None:
-        """Go on with the file at ``path`` if there is one; ``conditions`` head what is measured from now on."""
+        """Go on with the file at ``path`` if there is one; ``conditions`` head what is measured from now on.
+
+        :class:`UsageError` when what is there was measured in another way, and cannot stand beside it.
+        """
         self.path = path
         self.records: list[dict[str, Any]] = list(read(path)) if path.exists() else []
+        _check_alike(path, self.records, conditions)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _end_with_newline(path)
@@ -119,6 +129,42 @@ class Results:
     def done(self, cell: Cell) -> bool:
         """Whether the cell needs nothing more."""
         return bool(self.of(cell, "done"))
+
+    def seconds_left(self, grid: Grid) -> float | None:
+        """What the cells that are not done will take, from those that are; None before there is one.
+
+        A cell takes about as long as its model needs for a sample, times the samples of its epoch.
+        """
+        rates: dict[str, list[float]] = {}
+        for cell in cells_of(self.records).values():
+            taken = self.of(cell, "done")[-1]["seconds"]
+            rates.setdefault(cell.model, []).append(taken / grid.samples(cell.bs))
+        if not rates:
+            return None
+        means = {model: sum(found) / len(found) for model, found in rates.items()}
+        other = sum(means.values()) / len(means)
+        todo = [cell for cell in grid.cells() if not self.done(cell)]
+        return sum(means.get(cell.model, other) * grid.samples(cell.bs) for cell in todo)
+
+
+_MAY_DIFFER = frozenset(("models", "batches", "bandwidths"))
+
+
+def _check_alike(path: Path, records: Iterable[dict[str, Any]], conditions: dict[str, Any]) -> None:
+    settings = _settings(conditions)
+    for record in records:
+        before = _settings(record) if record["kind"] == "conditions" else {}
+        for name in sorted(before.keys() & settings.keys() - _MAY_DIFFER):
+            if before[name] != settings[name]:
+                raise UsageError(
+                    f"{path}: was measured with {name} {before[name]}, this run has {settings[name]}; give another "
+                    "--results"
+                )
+
+
+def _settings(conditions: dict[str, Any]) -> dict[str, Any]:
+    """What must not change within a file."""
+    return {**conditions.get("grid", {}), **{k: v for k, v in conditions.items() if k == "limited"}}
 
 
 def _end_with_newline(path: Path) -> None:

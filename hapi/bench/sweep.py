@@ -10,7 +10,6 @@ since one run varies by 8% here. Where that makes the best worse, splits that we
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 import subprocess
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hapi.bench.cells import Cell, Form, Grid, Results, done_record
-from hapi.bench.testbed import TestBed
-from hapi.bench.tiers import environment, last_line, start_server
-from hapi.errors import TransportError, UsageError
+from hapi.bench.loose import Bed
+from hapi.bench.tiers import BenchClient, environment, last_line, start_server
+from hapi.errors import UsageError
 from hapi.units import format_bandwidth, format_duration
 
 BEYOND, SURELY_BEYOND = 1.5, 1.25
@@ -40,74 +39,42 @@ _ANSWER_SECONDS = 1800.0
 Tell = Callable[[str], None]
 
 
-def sweep(grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
-    """Measure the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``.
-
-    Raises :class:`UsageError` where no test bed can be made.
-    """
+def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
+    """Measure on ``bed`` the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``."""
     todo = [cell for cell in grid.cells() if not results.done(cell)]
-    tell(f"{len(grid.cells())} cells, {len(todo)} to measure")
+    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{_left(grid, results)}")
     if not todo:
         return
-    began, taken = time.monotonic(), 0
-    with TestBed() as bed, tempfile.TemporaryDirectory(prefix="hapi-sweep-") as folder:
+    began = time.monotonic()
+    with bed, tempfile.TemporaryDirectory(prefix="hapi-sweep-") as folder:
         bench = _Bench(bed, Path(folder), grid, results, tell)
-        for cell in todo:
+        for number, cell in enumerate(todo):
             if seconds is not None and time.monotonic() - began > seconds:
-                tell(f"time is up: {len(todo) - taken} cells are left; the same command goes on")
+                tell(f"time is up: {len(todo) - number} cells are left; the same command goes on")
                 return
             started = time.monotonic()
             bench.measure(cell)
             results.add(done_record(cell, time.monotonic() - started))
-            taken += 1
-            mean = (time.monotonic() - began) / taken
-            tell(f"{taken}/{len(todo)}, about {format_duration(mean * (len(todo) - taken))} for the rest")
+            tell(f"{number + 1}/{len(todo)}{_left(grid, results)}")
 
 
-class _Client:
-    """The sweep's client process on its side of the bed."""
-
-    def __init__(self, bed: TestBed, token: str, folder: Path) -> None:
-        self._log = folder / "client.log"
-        with self._log.open("wb") as stderr:
-            self._process = bed.start(
-                "client",
-                [sys.executable, "-m", "hapi.bench.sweep_client"],
-                env=environment(token),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-            )
-
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do a command; the answer."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise TransportError("the sweep's client has no pipes; this is a defect of hapi")
-        try:
-            stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise TransportError(f"the sweep's client ended: {last_line(self._log.read_text())}")
-        answer: dict[str, Any] = json.loads(line)
-        if not answer["ok"] and not answer["memory"]:
-            raise TransportError(f"the sweep's client: {answer['error']}")
-        return answer
+def _left(grid: Grid, results: Results) -> str:
+    left = results.seconds_left(grid)
+    return (
+        "; the first will tell how long it takes" if left is None else f", about {format_duration(left)} left"
+    )
 
 
 class _Bench:
     """Two tiers that are kept from cell to cell."""
 
-    def __init__(self, bed: TestBed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
+    def __init__(self, bed: Bed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
         self._bed, self._grid, self._results, self._tell = bed, grid, results, tell
         token = secrets.token_hex(16)
         most = max(grid.samples(bs) for bs in grid.batches)
         store = make_store(folder, most, grid.image_size)
-        self._url = start_server(bed, store, token, folder)
-        self._client = _Client(bed, token, folder)
+        self._url = start_server(bed, store, token, folder, device=grid.server_device)
+        self._client = BenchClient(bed, token, folder)
         self._open: tuple[str, int, Form] | None = None
         self._splits: list[int] = []
         self._warm: set[int] = set()
@@ -125,14 +92,17 @@ class _Bench:
         times = _Times()
         for split in sorted(self._splits, key=lambda s: planned["auto"][s]):
             self._run(cell, split, samples, times, planned["wire"][split])
-        for _ in range(self._grid.repeats - 1):
+        for _ in range(self._grid.repeats - 1 if times.found else 0):
             # A split that some strategy chose is compared by name, so its time must be as good as the best's.
             again = times.near(NEAR) | {s for s in planned["choices"].values() if times.known(s)}
             for split in sorted(again):
                 self._run(cell, split, samples, times)
             for split in times.doubtful(SURELY_BEYOND):
                 self._run(cell, split, samples, times)
-        self._tensors(cell, samples)
+        if not times.found:
+            self._tell(f"{cell.key}: no split fitted the client's memory")
+            return
+        self._tensors(cell, samples, 3 * times.best())
         best = times.best_split()
         told = ", ".join(
             f"{name} {split} ({times.median(split) / times.best() - 1:+.0%})"
@@ -144,14 +114,14 @@ class _Bench:
             f"{cell.key} at {format_bandwidth(cell.bandwidth)}: best {best} {times.best():.2f} s; {told}"
         )
 
-    def _tensors(self, cell: Cell, samples: int) -> None:
+    def _tensors(self, cell: Cell, samples: int, limit: float) -> None:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
         forms: tuple[Form, ...] = ("uint8", "float32")
         for form in forms:
             self._opened(cell, form)
-            self._client.ask("warm", split=0, samples=cell.bs)
-            best = [r["seconds"] for r in self._results.of(cell, "run") if not r["over"]]
-            limit = 3 * min(best) if best else None
+            if not self._client.ask("warm", split=0, samples=cell.bs)["ok"]:
+                self._results.add({"kind": "none", "cell": cell.key, "form": form, "ok": False})
+                continue
             found = self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=limit)
             self._results.add({"kind": "none", "cell": cell.key, "form": form, **found})
 
@@ -169,7 +139,8 @@ class _Bench:
             request_size=self._grid.request_size,
             split="auto",
             threads=1,
-            device="cpu",
+            device=self._grid.client_device,
+            memory=self._grid.memory,
             replan="off",
         )
         self._open, self._splits, self._warm = (cell.model, cell.bs, form), opened["splits"], set()

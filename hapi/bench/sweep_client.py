@@ -1,7 +1,8 @@
-"""The client's side of a sweep: a session that does what the other process says, one JSON line each way.
+"""The client's side of the evaluation: a session that does what the other process says, one JSON line each way.
 
 Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch"}``, ``{"do": "epoch", "split", "samples",
-"epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``. It ends with its standard input.
+"epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples", "at_once"}``, and
+with ``--limited`` ``{"do": "limit", "bits"}``. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 
 import torch
 
+from hapi.client.buffers import BufferPool
+from hapi.client.limited import LimitedTransport, RateLimit
+from hapi.client.prepare import prepare
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.client.splits import planning_of
 from hapi.client.trainer import make_optimizer
+from hapi.client.transport import HttpTransport
+from hapi.client.window import Window
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, plan
@@ -26,8 +32,10 @@ from hapi.profiler.decide import PLANNERS, plan
 class SweepClient:
     """One session at a time."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, limit: RateLimit | None = None) -> None:
+        """``limit``: of the link, where the system has none of its own."""
         self._token = token
+        self._limit = limit
         self._session: Session | None = None
         self._optimizer: torch.optim.Optimizer | None = None
 
@@ -50,7 +58,7 @@ class SweepClient:
         """Another model or batch size."""
         self.close()
         made = TrainSettings(**{**settings, "server": tuple(settings["server"])})
-        self._session = session = Session.open(made, token=self._token)
+        self._session = session = self._connect(made)
         session.trained.train()
         self._optimizer = make_optimizer(made, session.trained)
         self._ids = session.prepared.training_ids
@@ -60,6 +68,21 @@ class SweepClient:
             "layers": len(session.prepared.model.layers),
             "count": len(self._ids),
         }
+
+    def _connect(self, settings: TrainSettings) -> Session:
+        if self._limit is None:
+            return Session.open(settings, token=self._token)
+        transports = [
+            LimitedTransport(HttpTransport(url, token=self._token), self._limit) for url in settings.server
+        ]
+        return Session(settings, prepare(settings, transports=transports))
+
+    def do_limit(self, bits: float | None) -> dict[str, Any]:
+        """The link's rate from now on."""
+        if self._limit is None:
+            raise HapiError("the benchmark's client was started without --limited; this is a defect of hapi")
+        self._limit.set_rate(bits)
+        return {}
 
     def do_warm(self, split: int, samples: int) -> dict[str, Any]:
         """Have both sides load what ``split`` needs."""
@@ -87,7 +110,31 @@ class SweepClient:
             "server_seconds": report.traffic.server_seconds(),
             "client_seconds": report.client.seconds,
             "stall_seconds": report.stall_seconds,
+            "requests": report.traffic.requests,
+            "stages": report.traffic.stages(),
         }
+
+    def do_fetch(self, split: int, samples: int, at_once: int) -> dict[str, Any]:
+        """Receive the first ``samples`` at ``split``, ``at_once`` requests at a time, and do nothing with them."""
+        session = self._opened(samples)
+        prepared, settings = session.prepared, session.settings
+        started = time.monotonic()
+        window = Window(
+            lambda number: prepared.job(split),
+            prepared.servers,
+            session.batch_ids(0),
+            request_size=settings.request_size,
+            in_flight=at_once,
+            budget=settings.prefetch_bytes,
+            buffers=BufferPool(pinned=session.device.type == "cuda"),
+            tracer=session.tracer,
+        )
+        try:
+            received = sum(len(batch.ids) for batch in window)
+            seconds = time.monotonic() - started
+        finally:
+            window.close()
+        return {"seconds": seconds, "samples": received, "bytes": window.traffic.bytes_received}
 
     def do_plan(self, samples: int, epoch: int) -> dict[str, Any]:
         """Profile one epoch as ``hapi-train`` does, and tell what every strategy makes of it."""
@@ -137,7 +184,8 @@ class SweepClient:
 
 def main() -> None:
     """Answer commands until standard input ends."""
-    client = SweepClient(os.environ.get("HAPI_TOKEN"))
+    limit = RateLimit(None) if "--limited" in sys.argv[1:] else None
+    client = SweepClient(os.environ.get("HAPI_TOKEN"), limit)
     try:
         for line in sys.stdin:
             print(json.dumps(client.answer(json.loads(line))), flush=True)

@@ -109,6 +109,11 @@ class TestBed:
     ) -> None:
         self._tear_down()
 
+    @property
+    def address(self) -> str:
+        """Of the server's side."""
+        return ADDRESS["server"]
+
     def set_bandwidth(self, bandwidth: float | None) -> None:
         """Change the bandwidth (bits per second, each way) at once, also under running transfers."""
         for side in SIDES:

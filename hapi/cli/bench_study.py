@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hapi.errors import UsageError
-from hapi.units import parse_bandwidth, parse_count, parse_duration
+from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 
 RESULTS = "bench-results/sweep.jsonl"
 _VIEWS = {
@@ -38,11 +38,24 @@ def configure_studies(benchmarks: Any) -> None:
     sweep.add_argument("--bandwidth", action="append", metavar="RATE", help="may be repeated")
     sweep.add_argument("--seconds", metavar="TIME", help="stop after the cell that is under way then")
     sweep.add_argument("--results", default=RESULTS, metavar="FILE", help=f"JSON lines (default {RESULTS})")
+    sweep.add_argument(
+        "--memory", metavar="SIZE", help="bytes that the client may use (default: what is free)"
+    )
+    add_no_bed(sweep)
     for name, text in _VIEWS.items():
         view = benchmarks.add_parser(name, help=f"from a sweep: {text}")
         view.add_argument(
             "--results", default=RESULTS, metavar="FILE", help=f"of hapi bench sweep (default {RESULTS})"
         )
+
+
+def add_no_bed(benchmark: argparse.ArgumentParser) -> None:
+    """The flag of every benchmark that can do without a test bed."""
+    benchmark.add_argument(
+        "--no-bed",
+        action="store_true",
+        help="no network namespaces, also where they could be made: the client limits the rate",
+    )
 
 
 def run_study(args: argparse.Namespace) -> int:
@@ -53,6 +66,7 @@ def run_study(args: argparse.Namespace) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     from hapi.bench.cells import PAPER, QUICK, Grid, Results
     from hapi.bench.conditions import conditions
+    from hapi.bench.loose import LooseBed, choose_bed
     from hapi.bench.sweep import sweep, sweep_conditions
 
     grid = PAPER if args.paper else QUICK if args.quick else Grid()
@@ -63,8 +77,13 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.bandwidth:
         grid = replace(grid, bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth))
     seconds = None if args.seconds is None else parse_duration(args.seconds, "--seconds")
-    results = Results(Path(args.results), {**conditions(), **sweep_conditions(grid)})
-    sweep(grid, results, lambda line: print(line, file=sys.stderr, flush=True), seconds=seconds)
+    if args.memory:
+        grid = replace(grid, memory=parse_bytes(args.memory, "--memory"))
+    bed = choose_bed(args.no_bed)
+    limited = isinstance(bed, LooseBed)
+    found = {**conditions(), **sweep_conditions(grid), "test_bed": bed.describe(), "limited": limited}
+    results = Results(Path(args.results), found)
+    sweep(bed, grid, results, lambda line: print(line, file=sys.stderr, flush=True), seconds=seconds)
     print(f"measured into {args.results}; look at it with hapi bench {'|'.join(_VIEWS)}")
     return 0
 
