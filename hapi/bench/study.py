@@ -1,4 +1,4 @@
-"""The papers' tables and figures as views of one sweep's results; see :mod:`hapi.bench.sweep`. Pure."""
+"""What a sweep's results say of each cell and of each strategy; :mod:`hapi.bench.views` prints it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from hapi.bench.cells import Cell, cells_of
 from hapi.errors import UsageError
-from hapi.units import format_bandwidth, format_bytes
 
 ORDER = ("auto", "hapi", "nsg", "bandwidth", "min", "freeze", "none")
 """Strategies, as the tables list them."""
@@ -32,6 +31,8 @@ class Measured:
     """Of splits that were broken off: their epoch takes longer than this."""
     tensors: dict[str, float] = field(default_factory=dict)
     """NoSplit with samples stored as ``uint8`` or ``float32`` tensors; seconds."""
+    unfit: set[int] = field(default_factory=set)
+    """Splits that ran out of the client's memory."""
 
     def seconds(self, split: int) -> float | None:
         """The median of the whole epochs; None for a split that was broken off."""
@@ -66,6 +67,8 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
                 one.bounds.pop(r["split"], None)
                 one.times.setdefault(r["split"], []).append(r["seconds"])
                 one.bytes_received[r["split"]] = r["bytes"]
+            elif r["kind"] == "run":
+                one.unfit.add(r["split"])
             elif r["kind"] == "none" and r.get("ok") and not r["over"]:
                 one.tensors[r["form"]] = r["seconds"]
         if one.times:
@@ -89,11 +92,18 @@ class Optimality:
     within_10: int
     within_15: int
     beyond: int
+    unfit: int
+    """Out of memory."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """In the table's order."""
+        return (self.optimal, self.within_5, self.within_10, self.within_15, self.beyond, self.unfit)
 
     @property
     def cells(self) -> int:
         """All of them."""
-        return self.optimal + self.within_5 + self.within_10 + self.within_15 + self.beyond
+        return sum(self.counts)
 
     @property
     def good(self) -> float:
@@ -103,33 +113,21 @@ class Optimality:
 
 NOISE = 0.01
 """Two splits whose medians differ by less are equally good: the best of them is the luck of the run."""
+_LIMITS = (NOISE, 0.05, 0.10, 0.15)
+_BEYOND, _UNFIT = 4, 5
 
 
 def optimality(cells: Sequence[Measured], strategy: str) -> Optimality:
     """Table 3's row of ``strategy``."""
-    counts = [0, 0, 0, 0, 0]
+    counts = [0] * 6
     for one in cells:
-        slower = one.slower(one.choices[strategy])
-        limits = (NOISE, 0.05, 0.10, 0.15)
-        place = 4 if slower is None else next((i for i, limit in enumerate(limits) if slower <= limit), 4)
-        counts[place] += 1
+        split = one.choices[strategy]
+        slower = one.slower(split)
+        if slower is None:
+            counts[_UNFIT if split in one.unfit else _BEYOND] += 1
+        else:
+            counts[next((i for i, limit in enumerate(_LIMITS) if slower <= limit), _BEYOND)] += 1
     return Optimality(*counts)
-
-
-def optimality_table(cells: Sequence[Measured]) -> list[str]:
-    """Table 3 for every strategy."""
-    lines = [
-        f"{'':<10}{'optimal':>9}{'<= 5%':>8}{'<= 10%':>8}{'<= 15%':>8}{'beyond':>8}{'cells':>7}{'within 5%':>11}"
-    ]
-    for strategy in ORDER:
-        o = optimality(cells, strategy)
-        lines.append(
-            f"{strategy:<10}{o.optimal:>9}{o.within_5:>8}{o.within_10:>8}{o.within_15:>8}{o.beyond:>8}{o.cells:>7}{o.good:>11.1%}"
-        )
-    lines.append(
-        "the paper's HAPI, its own setting (Table 3): 86.8% of 49 cases optimal or within 5%; goal for auto: 95%"
-    )
-    return lines
 
 
 def errors(cells: Sequence[Measured], form: str, *, chosen_by: str | None = None) -> list[float]:
@@ -144,105 +142,27 @@ def errors(cells: Sequence[Measured], form: str, *, chosen_by: str | None = None
     return found
 
 
-def estimates_table(cells: Sequence[Measured]) -> list[str]:
-    """Estimated against measured epoch seconds (Figure 11)."""
-    lines = [f"{'':<36}{'median':>8}{'p95':>8}{'worst':>8}{'epochs':>8}"]
-    rows = (
-        ("auto (streamed), all splits", "auto", None),
-        ("auto (streamed), at its choice", "auto", "auto"),
-        ("hapi (paper's form), all splits", "paper", None),
-        ("hapi (paper's form), at its choice", "paper", "hapi"),
-        ("nsg (sum), all splits", "sum", None),
-        ("nsg (sum), at its choice", "sum", "nsg"),
-    )
-    for name, form, chosen_by in rows:
-        found = sorted(errors(cells, form, chosen_by=chosen_by))
-        if found:
-            p95 = found[min(len(found) - 1, round(0.95 * (len(found) - 1)))]
-            median = statistics.median(found)
-            lines.append(f"{name:<36}{median:>8.1%}{p95:>8.1%}{found[-1]:>8.1%}{len(found):>8}")
-    lines.append("goal for auto: median 5%, p95 15%")
-    return lines
-
-
-def competitors_table(cells: Sequence[Measured]) -> list[str]:
-    """Epoch seconds of every strategy over auto's (Figures 7 to 10); ``>`` where it was broken off."""
-    names = [s for s in ORDER if s != "auto"]
-    lines = [f"{'model':<13}{'bs':>5}{'bandwidth':>13}{'auto s':>9}" + "".join(f"{n:>11}" for n in names)]
-    lines[0] += f"{'none uint8':>12}{'none fp32':>11}"
-    ratios: dict[str, list[float]] = {name: [] for name in names}
-    for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        auto = one.seconds(one.choices["auto"])
-        if auto is None:
-            auto = one.bounds[one.choices["auto"]]
-        row = f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}{auto:>9.2f}"
-        for name in names:
-            split = one.choices[name]
+def rows(cells: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Everything that the views are made of, a row for each split of each cell; for CSV and JSON."""
+    found = []
+    for one in cells:
+        for split in sorted(one.times.keys() | one.bounds.keys() | one.unfit):
             seconds = one.seconds(split)
-            if seconds is None:
-                row += f"{'>' + format(one.bounds.get(split, 0) / auto, '.2f'):>11}"
-                ratios[name].append(one.bounds.get(split, 0) / auto)
-            else:
-                row += f"{seconds / auto:>11.2f}"
-                ratios[name].append(seconds / auto)
-        for form, width in (("uint8", 12), ("float32", 11)):
-            seconds = one.tensors.get(form)
-            row += f"{'>3' if seconds is None else format(seconds / auto, '.2f'):>{width}}"
-        lines.append(row)
-    lines.append(f"{'median':<40}" + "".join(f"{statistics.median(ratios[n]):>11.2f}" for n in names))
-    lines.append(f"{'largest (at least)':<40}" + "".join(f"{max(ratios[n]):>11.2f}" for n in names))
-    lines.append("times auto's epoch; the paper's HAPI is up to 2.5 times as fast as NoSplit (Figure 7)")
-    return lines
-
-
-def traffic_table(cells: Sequence[Measured]) -> list[str]:
-    """Bytes of an epoch over the wire by strategy (earlier HAPI text, Figures 9 and 10), estimated where not run."""
-    lines = [f"{'model':<13}{'bs':>5}{'bandwidth':>13}" + "".join(f"{n:>12}" for n in ORDER)]
-    for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        row = f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}"
-        for name in ORDER:
-            split = one.choices[name]
-            row += f"{format_bytes(one.bytes_received.get(split, one.wire[split])):>12}"
-        lines.append(row)
-    return lines
-
-
-def splits_table(cells: Sequence[Measured]) -> list[str]:
-    """Epoch seconds at every split (Figure 3); ``>`` where it was broken off, ``*`` the best, ``a`` auto's choice."""
-    lines = []
-    for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        lines.append(f"{one.cell.model}, batch {one.cell.bs}, {format_bandwidth(one.cell.bandwidth)}:")
-        row = "  "
-        for split in sorted(one.times.keys() | one.bounds.keys()):
-            seconds = one.seconds(split)
-            text = f">{one.bounds[split]:.2f}" if seconds is None else f"{seconds:.2f}"
-            marks = ("*" if seconds == one.best else "") + ("a" if split == one.choices["auto"] else "")
-            row += f"{split}: {text}{marks}  "
-        lines.append(row.rstrip())
-    return lines
-
-
-def bandwidth_table(cells: Sequence[Measured]) -> list[str]:
-    """auto's split and epoch by bandwidth (Figure 13)."""
-    lines = [f"{'model':<13}{'bs':>5}{'bandwidth':>13}{'split':>7}{'seconds':>9}{'best':>6}{'seconds':>9}"]
-    for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        split = one.choices["auto"]
-        seconds = one.seconds(split)
-        best = min(one.times, key=lambda s: one.seconds(s) or 0.0)
-        shown = f">{one.bounds[split]:.2f}" if seconds is None else f"{seconds:.2f}"
-        lines.append(
-            f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}"
-            f"{split:>7}{shown:>9}{best:>6}{one.best:>9.2f}"
-        )
-    return lines
-
-
-VIEWS = {
-    "optimality": optimality_table,
-    "estimates": estimates_table,
-    "competitors": competitors_table,
-    "splits": splits_table,
-    "bandwidth": bandwidth_table,
-    "traffic": traffic_table,
-}
-"""The lines that ``hapi bench NAME`` prints of a sweep."""
+            found.append(
+                {
+                    "model": one.cell.model,
+                    "bs": one.cell.bs,
+                    "bandwidth": one.cell.bandwidth,
+                    "image_size": one.cell.image_size,
+                    "split": split,
+                    "seconds": seconds,
+                    "runs": len(one.times.get(split, ())),
+                    "longer_than": one.bounds.get(split),
+                    "out_of_memory": split in one.unfit,
+                    "slower_than_best": None if seconds is None else round(seconds / one.best - 1, 5),
+                    **{f"estimated_{form}": values[split] for form, values in one.estimates.items()},
+                    "bytes": one.bytes_received.get(split, one.wire[split]),
+                    "chosen_by": " ".join(name for name in ORDER if one.choices[name] == split),
+                }
+            )
+    return found

@@ -18,7 +18,8 @@ _VIEWS = {
     "competitors": "every strategy's epoch beside auto's (HAPI, Figures 7 to 10)",
     "splits": "epoch seconds at every split (HAPI, Figure 3)",
     "bandwidth": "the chosen split by bandwidth (HAPI, Figure 13)",
-    "traffic": "bytes over the wire by strategy (earlier HAPI text, Figures 9 and 10)",
+    "traffic": "bytes over the wire by strategy (earlier HAPI text, Figures 10 and 12)",
+    "cpu-client": "auto beside not splitting on a client without a GPU (earlier HAPI text, Figure 9)",
 }
 STUDIES = ("sweep", *_VIEWS)
 """Sub-commands that this module runs."""
@@ -46,6 +47,11 @@ def configure_studies(benchmarks: Any) -> None:
         view = benchmarks.add_parser(name, help=f"from a sweep: {text}")
         view.add_argument(
             "--results", default=RESULTS, metavar="FILE", help=f"of hapi bench sweep (default {RESULTS})"
+        )
+        view.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
+        view.add_argument("--csv", metavar="FILE", help="also write what it is made of, a row for each split")
+        view.add_argument(
+            "--json", metavar="FILE", help="the same as JSON, with the table and the conditions"
         )
 
 
@@ -97,17 +103,25 @@ def _batch(text: str) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     from hapi.bench.cells import read
-    from hapi.bench.conditions import condition_lines
-    from hapi.bench.study import VIEWS, measured_cells, unfit_cells
+    from hapi.bench.conditions import condition_lines, write_json
+    from hapi.bench.export import write_csv
+    from hapi.bench.plots import draw
+    from hapi.bench.study import measured_cells, rows, unfit_cells
+    from hapi.bench.views import VIEWS
 
     records = list(read(Path(args.results)))
     cells = measured_cells(records)
-    table = VIEWS[args.benchmark]
-    found = [
-        {k: v for k, v in r.items() if k not in ("kind", "grid")}
-        for r in records
-        if r["kind"] == "conditions"
-    ]
-    print("\n".join([*table(cells), "", f"{len(cells)} cells, {unfit_cells(records)} that fitted no memory"]))
-    print("\n".join(condition_lines(found[0])) if found else "conditions were not recorded")
+    table = VIEWS[args.benchmark](cells)
+    heads = [r for r in records if r["kind"] == "conditions"]
+    found = {k: v for k, v in heads[0].items() if k not in ("kind", "grid")} if heads else {}
+    counted = f"{len(cells)} cells, {unfit_cells(records)} that fitted no memory"
+    print("\n".join([*table, "", counted]))
+    print("\n".join(condition_lines(found)) if found else "conditions were not recorded")
+    if args.json:
+        document = {"benchmark": args.benchmark, "table": table, "rows": rows(cells), "conditions": heads}
+        write_json(args.json, document)
+    if args.csv:
+        write_csv(args.csv, rows(cells))
+    if args.figure:
+        draw(args.benchmark, cells, args.figure)
     return 0

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hapi.bench.cells import PAPER_MODELS, Cell, Grid, Results, done_record, read
-from hapi.bench.study import VIEWS, errors, measured_cells, optimality
+from hapi.bench.study import errors, measured_cells, optimality
+from hapi.bench.views import VIEWS
 from hapi.errors import ConfigError, UsageError
 
 CELL = Cell(model="resnet18", bs=16, bandwidth=1e7)
@@ -75,9 +76,7 @@ def test_errors_of_the_estimates() -> None:
 def test_every_view_prints_every_cell() -> None:
     cells = measured_cells(records())
     shown = {name: "\n".join(view(cells)) for name, view in VIEWS.items()}
-    assert (
-        "100.0%" in shown["optimality"] and ">1.50" in shown["competitors"] and ">3" in shown["competitors"]
-    )
+    assert "100.0" in shown["optimality"] and ">1.50" in shown["competitors"] and ">3" in shown["competitors"]
     assert "2: 1.00*a" in shown["splits"] and "0: >1.50" in shown["splits"]
     for name in ("competitors", "bandwidth", "traffic", "splits"):
         assert "resnet18" in shown[name]
