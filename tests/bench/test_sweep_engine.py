@@ -1,0 +1,176 @@
+"""How the sweep measures a cell, with tiers that are made up here: what is broken off, repeated, resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from hapi.bench import sweep as engine
+from hapi.bench.cells import Grid, Results
+from hapi.errors import TransportError
+
+BANDWIDTH = 1e6
+ONE = Grid(models=("alexnet",), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16, epoch_batches=1)
+
+
+class Tiers:
+    """A bed and its client: an epoch at a split takes as long as :attr:`seconds` says, run after run."""
+
+    address = "nowhere"
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, list[float]] = {0: [4.0], 1: [1.0], 2: [1.1], 3: [1.3]}
+        self.wire = [10, 10, 10, 10]
+        self.estimates = [4.0, 1.0, 1.1, 1.3]
+        self.unfit: set[int] = set()
+        self.plan_fits = True
+        self.fail_at: tuple[int, BaseException] | None = None
+        """The epoch (counted over all) at which something breaks."""
+        self.epochs: list[int] = []
+        self.bandwidth: float | None = None
+        self.form = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bandwidth = None
+
+    def set_bandwidth(self, bandwidth: float | None) -> None:
+        self.bandwidth = bandwidth
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        return dict(getattr(self, "do_" + do)(**arguments))
+
+    def do_open(self, **settings: Any) -> dict[str, Any]:
+        self.form = settings["dataset"]
+        return {"ok": True, "splits": list(self.seconds)}
+
+    def do_plan(self, samples: int, epoch: int) -> dict[str, Any]:
+        assert self.bandwidth is not None, "a profile without the link's rate is of another link"
+        if not self.plan_fits:
+            return {"ok": False, "memory": True, "error": "does not fit"}
+        choices = {"auto": 1, "none": 0}
+        forms = dict.fromkeys(("auto", "paper", "sum"), self.estimates)
+        return {"ok": True, "choices": choices, "wire": self.wire, **forms}
+
+    def do_warm(self, split: int, samples: int) -> dict[str, Any]:
+        return {"ok": split not in self.unfit, "memory": True, "error": "out of memory"}
+
+    def do_epoch(self, split: int, samples: int, epoch: int, limit: float | None) -> dict[str, Any]:
+        assert self.bandwidth == BANDWIDTH
+        if self.fail_at is not None and len(self.epochs) == self.fail_at[0]:
+            raise self.fail_at[1]
+        if self.form == "images":
+            self.epochs.append(split)
+        if split in self.unfit:
+            return {"ok": False, "memory": True, "error": "out of memory"}
+        took = self.seconds[split]
+        seconds = took.pop(0) if len(took) > 1 else took[0]
+        over = limit is not None and seconds > limit
+        return {
+            "ok": True, "seconds": limit if over else seconds, "over": over, "bytes": self.wire[split],
+        }  # fmt: skip
+
+
+@pytest.fixture
+def tiers(monkeypatch: pytest.MonkeyPatch) -> Tiers:
+    made = Tiers()
+    monkeypatch.setattr(engine, "make_store", lambda folder, samples, side: folder)
+    monkeypatch.setattr(engine, "start_server", lambda *args, **kwargs: "http://nowhere")
+    monkeypatch.setattr(engine, "BenchClient", lambda *args, **kwargs: made)
+    return made
+
+
+def measure(tiers: Tiers, path: Path, grid: Grid = ONE, **kwargs: Any) -> tuple[Results, list[str]]:
+    results, told = Results(path / "sweep.jsonl", {}), []
+    engine.sweep(tiers, grid, results, told.append, **kwargs)  # type: ignore[arg-type]
+    return results, told
+
+
+def runs(results: Results, split: int) -> list[dict[str, Any]]:
+    return [r for r in results.records if r["kind"] == "run" and r["split"] == split]
+
+
+def test_the_most_promising_come_first_and_those_near_the_best_are_repeated(
+    tiers: Tiers, tmp_path: Path
+) -> None:
+    tiers.wire = [1, 1, 1, 1]
+    results, _ = measure(tiers, tmp_path)
+    assert tiers.epochs[:4] == [1, 2, 3, 0]
+    assert [len(runs(results, split)) for split in (1, 2, 3)] == [3, 3, 1]
+    assert results.done(ONE.cells()[0])
+
+
+def test_repeats_are_in_turns(tiers: Tiers, tmp_path: Path) -> None:
+    results, _ = measure(tiers, tmp_path)
+    assert [r["split"] for r in results.records if r["kind"] == "run"][4:8] == [1, 2, 1, 2]
+
+
+def test_what_is_far_beyond_the_best_is_broken_off(tiers: Tiers, tmp_path: Path) -> None:
+    results, _ = measure(tiers, tmp_path)
+    (one,) = runs(results, 0)
+    assert one["over"] and one["seconds"] == pytest.approx(engine.BEYOND * 1.0)
+
+
+def test_what_the_link_alone_makes_too_long_is_not_run(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.wire = [10**6, 10, 10, 10]  # 8 s at the link's rate
+    results, _ = measure(tiers, tmp_path)
+    (one,) = runs(results, 0)
+    assert one["over"] and one["seconds"] == pytest.approx(8.0) and 0 not in tiers.epochs
+
+
+def test_a_lucky_first_run_does_not_condemn_the_others(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds = {0: [9.0], 1: [1.0, 2.0, 2.0], 2: [1.8], 3: [9.0]}
+    tiers.estimates = [9.0, 1.0, 1.8, 9.0]
+    results, _ = measure(tiers, tmp_path)
+    first, *others = runs(results, 2)
+    assert first["over"] and others and not any(r["over"] for r in others)
+
+
+def test_a_split_that_does_not_fit_is_recorded_and_the_rest_goes_on(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.unfit = {1}
+    results, _ = measure(tiers, tmp_path)
+    assert [r["ok"] for r in runs(results, 1)] == [False]
+    assert len(runs(results, 2)) == 3 and results.done(ONE.cells()[0])
+
+
+@pytest.mark.parametrize("plan_fits", [True, False])
+def test_a_cell_that_does_not_fit_at_all_ends_and_is_not_tried_again(
+    tiers: Tiers, tmp_path: Path, plan_fits: bool
+) -> None:
+    tiers.unfit, tiers.plan_fits = set(tiers.seconds), plan_fits
+    results, _ = measure(tiers, tmp_path)
+    assert results.done(ONE.cells()[0]) and not any(
+        r.get("ok") for r in results.records if r["kind"] == "run"
+    )
+    tried = len(tiers.epochs)
+    measure(tiers, tmp_path)
+    assert len(tiers.epochs) == tried
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), TransportError("the benchmark's client ended")])
+def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
+    tiers: Tiers, tmp_path: Path, error: BaseException
+) -> None:
+    grid = Grid(models=("alexnet", "vgg11"), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16)
+    tiers.fail_at = (10, error)  # the first cell takes 8
+    with pytest.raises(type(error)):
+        measure(tiers, tmp_path, grid)
+    tiers.fail_at = None
+    first, second = grid.cells()
+    results, told = measure(tiers, tmp_path, grid)
+    assert told[0].startswith("2 cells, 1 to measure")
+    assert [len(results.of(cell, "done")) for cell in (first, second)] == [1, 1]
+    assert [len(results.of(cell, "plan")) for cell in (first, second)] == [1, 2]
+
+
+def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> None:
+    grid = Grid(models=("alexnet", "vgg11"), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16)
+    results, told = measure(tiers, tmp_path, grid, seconds=0.0)
+    assert not any(results.done(cell) for cell in grid.cells()) and "2 cells are left" in told[-1]
