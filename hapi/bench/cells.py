@@ -148,6 +148,7 @@ class Results:
 
 
 _MAY_DIFFER = frozenset(("models", "batches", "bandwidths"))
+"""Settings that choose what is measured, not how."""
 
 
 def _check_alike(path: Path, records: Iterable[dict[str, Any]], conditions: dict[str, Any]) -> None:

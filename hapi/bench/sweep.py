@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hapi.bench.cells import Cell, Form, Grid, Results, done_record
 from hapi.bench.loose import Bed
-from hapi.bench.tiers import BenchClient, environment, last_line, start_server
-from hapi.errors import UsageError
+from hapi.bench.photos import make_store
+from hapi.bench.tiers import BenchClient, start_server
 from hapi.units import format_bandwidth, format_duration
 
 BEYOND, SURELY_BEYOND = 1.5, 1.25
@@ -34,7 +32,6 @@ NEAR = 1.15
 """Times the best epoch within which a split is measured again."""
 WARM = 1
 """Batches with which both sides are made to load a split's layers before it is measured first."""
-_ANSWER_SECONDS = 1800.0
 
 Tell = Callable[[str], None]
 
@@ -206,53 +203,6 @@ class _Times:
     def near(self, factor: float) -> set[int]:
         limit = factor * self.best()
         return {split for split in self.found if self.median(split) <= limit}
-
-
-def make_store(folder: Path, samples: int, side: int) -> Path:
-    """A store with ``samples`` crops of scikit-learn's photographs, as images, as uint8 and as float32 tensors."""
-    source = folder / "crops"
-    _write_crops(source, samples, side)
-    forms: Mapping[Form, str] = {"images": "none", "uint8": "uint8", "float32": "float32"}
-    for form, preprocess in forms.items():
-        command = [
-            sys.executable,
-            "-m",
-            "hapi.cli.main",
-            "pack",
-            str(source),
-            f"{folder / 'store'}/{form}",
-            "--quiet",
-        ]
-        command += ["--image-size", str(side), "--preprocess", preprocess]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, env=environment("")
-        )
-        if done.returncode != 0:
-            raise UsageError(f"the sweep's data set could not be packed: {last_line(done.stderr)}")
-    return folder / "store"
-
-
-def _write_crops(target: Path, samples: int, side: int) -> None:
-    """PNG files, one folder a class: about a fifth of a float32 tensor's bytes, as ImageNet's JPEGs are."""
-    import numpy as np
-    from PIL import Image
-
-    try:
-        from sklearn.datasets import load_sample_images
-    except ImportError as error:
-        raise UsageError(
-            f"the sweep's data are scikit-learn's photographs: pip install scikit-learn ({error})"
-        ) from error
-    photos = load_sample_images().images
-    generator = np.random.default_rng(0)
-    for number in range(samples):
-        photo = photos[number % len(photos)]
-        top = generator.integers(0, photo.shape[0] - side + 1)
-        left = generator.integers(0, photo.shape[1] - side + 1)
-        place = target / f"photo{number % len(photos)}"
-        place.mkdir(parents=True, exist_ok=True)
-        crop = np.ascontiguousarray(photo[top : top + side, left : left + side])
-        Image.fromarray(crop).save(place / f"{number:06d}.png")
 
 
 def sweep_conditions(grid: Grid) -> dict[str, Any]:
