@@ -88,7 +88,8 @@ def tiers(monkeypatch: pytest.MonkeyPatch) -> Tiers:
 
 
 def measure(tiers: Tiers, path: Path, grid: Grid = ONE, **kwargs: Any) -> tuple[Results, list[str]]:
-    results, told = Results(path / "sweep.jsonl", {}), []
+    results = Results(path / "sweep.jsonl", {})
+    told: list[str] = []
     engine.sweep(tiers, grid, results, told.append, **kwargs)  # type: ignore[arg-type]
     return results, told
 
