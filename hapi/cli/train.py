@@ -22,6 +22,7 @@ from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from hapi.client.passes import PassReport
+    from hapi.client.planning import Planning
     from hapi.client.session import Session
     from hapi.client.settings import TrainSettings
     from hapi.client.trainer import Trainer
@@ -63,7 +64,9 @@ def _run(args: argparse.Namespace) -> int:
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
         _announce(session)
-        trainer = Trainer(session, ProgressPrinter(settings.progress and sys.stderr.isatty()))
+        trainer = Trainer(
+            session, ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
+        )
         try:
             report = trainer.run()
         except BaseException:
@@ -134,10 +137,13 @@ def _check_output(flag: str, path: str) -> None:
 
 
 class ProgressPrinter:
-    """A live bar on a terminal, and one line per epoch everywhere."""
+    """A live bar on a terminal, and one line per epoch and per change of split everywhere."""
 
-    def __init__(self, live: bool) -> None:
+    def __init__(self, live: bool, planning: Planning | None) -> None:
         self._live = live
+        self._planning = planning
+        self._told = 0
+        """Changes of split that were printed."""
         self._bar: Any = None
         self._started = 0.0
 
@@ -177,12 +183,21 @@ class ProgressPrinter:
             self._bar.close()
             self._bar = None
         print(_epoch_line(entry), flush=True)
+        changes = [] if self._planning is None else self._planning.changes
+        for change in changes[self._told :]:
+            moved = (
+                f"from {change.before} to {change.after}"
+                if change.before != change.after
+                else f"stays {change.after}"
+            )
+            print(f"split {moved} at epoch {change.epoch}, batch {change.batch}: {change.why}", flush=True)
+        self._told = len(changes)
 
 
 def _epoch_line(entry: Mapping[str, Any]) -> str:
     seconds = max(entry["seconds"], 1e-9)
     line = (
-        f"epoch {entry['epoch']:>3}  split {entry['split']:>3}  {entry['seconds']:8.2f} s  "
+        f"epoch {entry['epoch']:>3}  split {_splits(entry):>5}  {entry['seconds']:8.2f} s  "
         f"{entry['samples'] / seconds:7.0f} samples/s  wire {format_bytes(entry['bytes_received']):>10}  "
         f"stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}  "
         f"accuracy {100 * entry['accuracy']:5.1f}%"
@@ -190,6 +205,11 @@ def _epoch_line(entry: Mapping[str, Any]) -> str:
     if "validation_loss" in entry:
         line += f"  validation {entry['validation_loss']:.4f} / {100 * entry['validation_accuracy']:.1f}%"
     return line
+
+
+def _splits(entry: Mapping[str, Any]) -> str:
+    """The splits of the epoch's batches, such as ``0/11``."""
+    return "/".join(str(split) for split, _ in entry["splits"][:3]) or str(entry["split"])
 
 
 def _announce(session: Session) -> None:
