@@ -38,6 +38,11 @@ class Measured:
         """The median of the whole epochs; None for a split that was broken off."""
         return statistics.median(self.times[split]) if split in self.times else None
 
+    def least(self, split: int) -> float | None:
+        """The median, or of a split that was broken off what its epoch takes at least; None when it did not fit."""
+        seconds = self.seconds(split)
+        return self.bounds.get(split) if seconds is None else seconds
+
     @property
     def best(self) -> float:
         """The shortest epoch's seconds: the truth that strategies are compared with."""
@@ -79,8 +84,11 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
 
 
 def unfit_cells(records: Sequence[Mapping[str, Any]]) -> int:
-    """Cells in which no split fitted the client's memory."""
-    return len({r["cell"] for r in records if r["kind"] == "unfit"})
+    """Cells in which no split fitted the client's memory, by prediction or when it was run; no table has them."""
+    predicted = {r["cell"] for r in records if r["kind"] == "unfit"}
+    ran = {r["cell"] for r in records if r["kind"] == "run" and (r.get("ok") or r.get("over"))}
+    tried = {r["cell"] for r in records if r["kind"] == "run"}
+    return len(predicted | (tried - ran))
 
 
 @dataclass(frozen=True)

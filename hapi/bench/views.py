@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -57,25 +58,28 @@ def competitors_table(cells: Sequence[Measured]) -> list[str]:
     lines[0] += f"{'none uint8':>12}{'none fp32':>11}"
     ratios: dict[str, list[float]] = {name: [] for name in names}
     for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        auto = one.seconds(one.choices["auto"])
+        auto = one.least(one.choices["auto"])
         if auto is None:
-            auto = one.bounds[one.choices["auto"]]
+            lines.append(
+                f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}{'OOM':>9}"
+            )
+            continue
         row = f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}{auto:>9.2f}"
         for name in names:
             split = one.choices[name]
-            seconds = one.seconds(split)
-            if seconds is None:
-                row += f"{'>' + format(one.bounds.get(split, 0) / auto, '.2f'):>11}"
-                ratios[name].append(one.bounds.get(split, 0) / auto)
-            else:
-                row += f"{seconds / auto:>11.2f}"
-                ratios[name].append(seconds / auto)
+            least = one.least(split)
+            if least is None:
+                row += f"{'OOM':>11}"
+                continue
+            more = "" if one.seconds(split) is not None else ">"
+            row += f"{more + format(least / auto, '.2f'):>11}"
+            ratios[name].append(least / auto)
         for form, width in (("uint8", 12), ("float32", 11)):
             seconds = one.tensors.get(form)
             row += f"{'>3' if seconds is None else format(seconds / auto, '.2f'):>{width}}"
         lines.append(row)
-    lines.append(f"{'median':<40}" + "".join(f"{statistics.median(ratios[n]):>11.2f}" for n in names))
-    lines.append(f"{'largest (at least)':<40}" + "".join(f"{max(ratios[n]):>11.2f}" for n in names))
+    for title, of in (("median", statistics.median), ("largest (at least)", max)):
+        lines.append(f"{title:<40}" + "".join(f"{of(ratios[n] or [math.nan]):>11.2f}" for n in names))
     lines.append(
         f"times auto's epoch; the paper's HAPI is up to {paper.LARGEST_SPEEDUP} times as fast as NoSplit"
     )
@@ -146,7 +150,8 @@ def bandwidth_table(cells: Sequence[Measured]) -> list[str]:
         split = one.choices["auto"]
         seconds = one.seconds(split)
         best = min(one.times, key=lambda s: one.seconds(s) or 0.0)
-        shown = f">{one.bounds[split]:.2f}" if seconds is None else f"{seconds:.2f}"
+        least = one.least(split)
+        shown = "OOM" if least is None else f">{least:.2f}" if seconds is None else f"{least:.2f}"
         lines.append(
             f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}"
             f"{split:>7}{shown:>9}{best:>6}{one.best:>9.2f}"

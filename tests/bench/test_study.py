@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hapi.bench.cells import PAPER_MODELS, Cell, Grid, Results, done_record, read
-from hapi.bench.study import errors, measured_cells, optimality
+from hapi.bench.study import errors, measured_cells, optimality, unfit_cells
 from hapi.bench.views import VIEWS
 from hapi.errors import ConfigError, UsageError
 
@@ -126,3 +126,16 @@ def test_the_grid_has_every_cell_once_and_begins_spread_out() -> None:
     assert {c.model for c in first} == set(PAPER_MODELS)
     assert len({c.bs for c in first}) == 4 and len({c.bandwidth for c in first}) == 3
     assert Grid().samples(16) % 16 == 0 and Grid().samples(384) == 6 * 384
+
+
+def test_what_ran_out_of_memory_is_shown_and_counted() -> None:
+    starved = [r for r in records() if r["kind"] != "run"]
+    starved[1:1] = [run(1, 1.0), run(2, 0.0, ok=False), run(3, 0.0, ok=False)]
+    cells = measured_cells(starved)
+    assert optimality(cells, "auto").unfit == 1 and optimality(cells, "min").unfit == 1
+    for name, view in VIEWS.items():
+        assert view(cells), name
+    assert "OOM" in "\n".join(VIEWS["competitors"](cells)) and "OOM" in "\n".join(VIEWS["bandwidth"](cells))
+    assert unfit_cells(starved) == 0
+    nothing = [r for r in starved if not r.get("ok") or r["kind"] != "run"]
+    assert unfit_cells(nothing) == 1
