@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.errors import UsageError
 from hapi.units import parse_bandwidth, parse_bytes, parse_count
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
     gpu.set_defaults(measure=_gpu)
     configure_studies(benchmarks)
+    configure_measured(benchmarks)
     for benchmark in (wire, overlap, gpu):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
@@ -52,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark and print its table and conditions; returns the exit code."""
     if args.benchmark in STUDIES:
         return run_study(args)
+    if args.benchmark in MEASURED:
+        return run_measured(args)
     from hapi.bench.conditions import condition_lines, write_json
 
     result = args.measure(args)

@@ -1,0 +1,183 @@
+"""``hapi bench layers``, ``reuse`` and ``concurrency``: what a sweep cannot show is measured by itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hapi.cli.bench_study import add_no_bed
+from hapi.errors import UsageError
+from hapi.units import parse_bandwidth, parse_count
+
+MEASURED = ("layers", "reuse", "concurrency")
+"""Sub-commands that this module runs."""
+_HELP = {
+    "layers": "output size, forward seconds and memory of every layer (HAPI, Figure 2)",
+    "reuse": "what keeping models loaded between requests is worth (HAPI, Figure 12, Table 4)",
+    "concurrency": "requests at once, and several clients, on one server (HAPI, Figure 14)",
+}
+
+
+def configure_measured(benchmarks: Any) -> None:
+    """Add them to ``hapi bench``."""
+    for name in MEASURED:
+        benchmark = benchmarks.add_parser(name, help=_HELP[name])
+        benchmark.add_argument(
+            "--model", action="append", metavar="NAME", help="may be repeated (default all 7)"
+        )
+        benchmark.add_argument(
+            "--image-size", default="64", metavar="N", help="side of the inputs (default 64)"
+        )
+        benchmark.add_argument("--repeats", metavar="N", help="times that each figure is measured")
+        benchmark.add_argument("--device", default="cpu", help="of both tiers: auto, cpu, cuda (default cpu)")
+        if name != "concurrency":
+            benchmark.add_argument("--bs", default="128", metavar="N", help="batch size (default 128)")
+        if name != "layers":
+            benchmark.add_argument("--bandwidth", metavar="RATE", help="of the link")
+            benchmark.add_argument("--request-size", default="16", metavar="N", help="samples (default 16)")
+            path = f"bench-results/{name}.jsonl"
+            benchmark.add_argument(
+                "--results", default=path, metavar="FILE", help=f"goes on where it was (default {path})"
+            )
+            add_no_bed(benchmark)
+        benchmark.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
+        benchmark.add_argument("--csv", metavar="FILE", help="also write the figures as a table")
+        benchmark.add_argument("--json", metavar="FILE", help="also write the figures and conditions")
+
+
+def run_measured(args: argparse.Namespace) -> int:
+    """Measure what is missing, and print it with its conditions."""
+    from hapi.figures.canvas import check_suffix
+
+    if args.figure:
+        check_suffix(args.figure)
+    return {"layers": _layers, "reuse": _reuse, "concurrency": _concurrency}[args.benchmark](args)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _layers(args: argparse.Namespace) -> int:
+    from hapi.bench.layers import LayersSettings, measure_layers
+    from hapi.bench.plots_measured import draw_layers
+
+    settings = _with(
+        LayersSettings(bs=_count(args.bs, "--bs"), image_size=_side(args), device=args.device), args
+    )
+    result = measure_layers(settings, _tell)
+    _write(args, result.table(), result.rows(), result.to_json(), result.conditions)
+    if args.figure:
+        draw_layers(result.layers, args.figure)
+    return 0
+
+
+def _reuse(args: argparse.Namespace) -> int:
+    from hapi.bench.plots_measured import draw_reuse
+    from hapi.bench.reuse import ReuseSettings, measure_reuse, reuse_rows, reuse_table
+
+    settings = _with(ReuseSettings(bs=_count(args.bs, "--bs"), **_common(args)), args)
+    bed, results = _prepared(args, settings)
+    measure_reuse(bed, settings, results, _tell)
+    rows = reuse_rows(results.records)
+    table = [asdict(row) | {"speedup": row.speedup} for row in rows]
+    _write(args, reuse_table(rows, settings), table, {"benchmark": "reuse"}, _conditions(results))
+    if args.figure:
+        draw_reuse(rows, args.figure)
+    return 0
+
+
+def _concurrency(args: argparse.Namespace) -> int:
+    from hapi.bench.concurrency import (
+        AT_ONCE,
+        ConcurrencySettings,
+        concurrency_table,
+        measure_concurrency,
+        request_rows,
+        tenant_rows,
+    )
+    from hapi.bench.plots_measured import draw_concurrency
+
+    settings = _with(ConcurrencySettings(**_common(args)), args)
+    bed, results = _prepared(args, settings)
+    measure_concurrency(bed, settings, results, _tell)
+    rows, tenants = request_rows(results.records), tenant_rows(results.records)
+    table = [
+        {"model": r.model, "split": r.split, "request_bytes": r.request_bytes}
+        | {f"seconds_{count}": r.seconds[count] for count in AT_ONCE}
+        for r in rows
+    ]
+    document = {"benchmark": "concurrency", "tenants": [asdict(row) for row in tenants]}
+    _write(args, concurrency_table(rows, tenants, settings), table, document, _conditions(results))
+    if args.figure:
+        draw_concurrency(rows, tenants, args.figure)
+    return 0
+
+
+def _with(settings: Any, args: argparse.Namespace) -> Any:
+    """``settings`` with the models and the repetitions that were asked for."""
+    if args.model:
+        settings = replace(settings, models=tuple(dict.fromkeys(args.model)))
+    if args.repeats is not None:
+        settings = replace(settings, repeats=_count(args.repeats, "--repeats"))
+    return settings
+
+
+def _common(args: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"image_size": _side(args), "device": args.device}
+    found["request_size"] = _count(args.request_size, "--request-size")
+    if args.bandwidth is not None:
+        found["bandwidth"] = parse_bandwidth(args.bandwidth, "--bandwidth")
+    return found
+
+
+def _prepared(args: argparse.Namespace, settings: Any) -> tuple[Any, Any]:
+    """(the bed, the results that are there already)."""
+    from hapi.bench.cells import Results
+    from hapi.bench.conditions import conditions
+    from hapi.bench.loose import LooseBed, choose_bed
+
+    bed = choose_bed(args.no_bed)
+    limited = isinstance(bed, LooseBed)
+    found = {**conditions(), "grid": asdict(settings), "test_bed": bed.describe(), "limited": limited}
+    return bed, Results(Path(args.results), found)
+
+
+def _conditions(results: Any) -> dict[str, Any]:
+    """Of the first run that measured into ``results``."""
+    head = next(r for r in results.records if r["kind"] == "conditions")
+    return {k: v for k, v in head.items() if k not in ("kind", "grid")}
+
+
+def _write(
+    args: argparse.Namespace,
+    table: list[str],
+    rows: list[dict[str, Any]],
+    document: dict[str, Any],
+    conditions: dict[str, Any],
+) -> None:
+    from hapi.bench.conditions import condition_lines, write_json
+    from hapi.bench.export import write_csv
+
+    print("\n".join([*table, "", *condition_lines(conditions)]))
+    if args.json:
+        write_json(args.json, {**document, "table": table, "rows": rows, "conditions": conditions})
+    if args.csv:
+        write_csv(args.csv, rows)
+
+
+def _side(args: argparse.Namespace) -> int:
+    side = _count(args.image_size, "--image-size")
+    if not 64 <= side <= 512:
+        raise UsageError("--image-size: expected 64 to 512; AlexNet takes no smaller one")
+    return side
+
+
+def _count(text: str, what: str) -> int:
+    count = parse_count(text, what)
+    if not 1 <= count <= 1 << 20:
+        raise UsageError(f"{what}: expected 1 to 1048576")
+    return count
