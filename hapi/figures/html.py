@@ -17,7 +17,7 @@ from hapi.figures.reading import Epoch, PlanPart, Run
 from hapi.figures.run import epochs_svg, learning_svg, timeline_svg
 from hapi.figures.words import bottleneck, layer, state, summary
 from hapi.profiler.decide import Candidate
-from hapi.profiler.profile import Profile
+from hapi.profiler.profile import PROFILE_VERSION, Profile
 from hapi.units import format_bandwidth, format_bytes, format_count, format_duration
 
 _WIDE = 60
@@ -143,9 +143,7 @@ def _learning(epochs: Sequence[Epoch]) -> str:
 
 def _choice(plan: PlanPart) -> str:
     if plan.profile is None:
-        return section(
-            "The choice of the split", "<p>The run ended while it was being profiled; there is no plan.</p>"
-        )
+        return section("The choice of the split", f"<p>{escaped(_why_no_plan(plan))}</p>")
     profile, job = plan.profile, plan.job
     drawing = stages_svg(plan.candidates, plan.split, profile, job)
     caption = (
@@ -185,6 +183,15 @@ def _choice(plan: PlanPart) -> str:
         + measured
         + (other if others else "")
         + notes,
+    )
+
+
+def _why_no_plan(plan: PlanPart) -> str:
+    if plan.other_version is None:
+        return "The run ended while it was being profiled; there is no plan."
+    return (
+        f"The plan is in a form of another version of Hapi ({plan.other_version}, this one reads {PROFILE_VERSION}) "
+        "and is not shown; the version that made the report can draw it."
     )
 
 

@@ -15,7 +15,7 @@ from hapi.errors import ConfigError, UsageError
 from hapi.figures.fields import Fields, as_text
 from hapi.profiler.cost import Estimate, Memory, Stages
 from hapi.profiler.decide import Candidate
-from hapi.profiler.profile import Job, Profile, read_strictly
+from hapi.profiler.profile import PROFILE_VERSION, Job, Profile, read_strictly
 
 MAX_REPORT_BYTES = 64 << 20
 STAGES = ("server", "network", "client")
@@ -62,7 +62,9 @@ class PlanPart:
     split: int
     job: Job
     profile: Profile | None
-    """None while profiling, as :attr:`candidates` is empty then."""
+    """None while profiling and when :attr:`other_version` is not; :attr:`candidates` is empty then."""
+    other_version: int | None
+    """The profile's version, when another Hapi wrote it in a form that this one does not read."""
     candidates: tuple[Candidate, ...]
     strategies: tuple[tuple[str, int | None], ...]
     changes: tuple[Change, ...]
@@ -198,8 +200,13 @@ def _span(f: Fields) -> Span:
 
 def _plan(f: Fields) -> PlanPart:
     memory = f.inner("memory") if f.has("memory") else None
-    profile = Profile.from_json(f.raw("profile")) if f.has("profile") else None
-    candidates = tuple(_candidate(c, split) for split, c in enumerate(f.objects("candidates")))
+    version = f.inner("profile").whole("version") if f.has("profile") else None
+    if version in (None, PROFILE_VERSION):
+        profile = Profile.from_json(f.raw("profile")) if f.has("profile") else None
+        candidates = tuple(_candidate(c, split) for split, c in enumerate(f.objects("candidates")))
+        version = None
+    else:
+        profile, candidates = None, ()
     expected = 0 if profile is None else profile.last_split + 1
     if len(candidates) != expected:
         raise ConfigError(
@@ -214,6 +221,7 @@ def _plan(f: Fields) -> PlanPart:
         split=split,
         job=read_strictly(Job, f.raw("job"), f"{f.where}.job"),
         profile=profile,
+        other_version=version,
         candidates=candidates,
         strategies=()
         if strategies is None

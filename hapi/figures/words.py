@@ -45,6 +45,8 @@ def _choice(run: Run) -> Iterator[str]:
     plan = run.plan
     if plan is None or run.strategy is None:
         yield f"The run used {where}, {'fixed by its settings' if run.strategy is None else run.strategy}."
+    elif plan.other_version is not None:
+        yield f"{plan.strategy} chose {where}."
     elif plan.profile is None:
         yield f"The run ended before {plan.strategy} had a profile to choose from; it was at {where}."
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_tools import KEPT
 
 from hapi.figures.html import page
 from hapi.figures.reading import Run
@@ -20,7 +21,6 @@ from hapi.figures.reading import Run
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
-KEPT = json.loads((Path(__file__).parent / "run.json").read_text(encoding="utf-8"))
 SHOTS = os.environ.get("HAPI_SCREENSHOTS")
 """A folder to keep the screenshots in, to be looked at."""
 

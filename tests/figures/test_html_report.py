@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_tools import KEPT
 
 from hapi.cli.main import main
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.html import page
 from hapi.figures.reading import Run, load_run
+from hapi.profiler.profile import PROFILE_VERSION
 
-KEPT: dict[str, Any] = json.loads((Path(__file__).parent / "run.json").read_text(encoding="utf-8"))
-"""What a real run wrote: resnet18 on 640 JPEGs, five epochs, --split auto, --validation 0.2."""
 VOID = {"meta", "link", "br"}
 
 
@@ -139,6 +139,15 @@ LACKING: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_a_report_may_lack_much(what: str) -> None:
     _, words = parsed(changed(LACKING[what]))
     assert "resnet18 on photos" in words
+
+
+def test_of_a_plan_in_another_versions_form_the_run_is_shown_all_the_same() -> None:
+    reader, words = parsed(
+        changed(lambda d: d["plan"]["profile"].update(version=PROFILE_VERSION + 1, novelty=[]))
+    )
+    assert f"({PROFILE_VERSION + 1}, this one reads {PROFILE_VERSION})" in words
+    assert f"auto chose split {KEPT['split']} ({KEPT['split_name']})." in words
+    assert "being profiled" not in words and reader.tags.count("svg") == 3
 
 
 def test_an_interrupted_run_says_so() -> None:
