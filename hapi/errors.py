@@ -96,6 +96,12 @@ class ModelError(UnprocessableError):
     slug, title = "model", "Model cannot be used so"
 
 
+class UnknownModelError(ModelError):
+    """A name that stands for no architecture."""
+
+    slug, title = "unknown-model", "Unknown model"
+
+
 class BusyError(HapiError):
     """The queue is full; ``retry_after`` says when to come back."""
 

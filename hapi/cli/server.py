@@ -60,12 +60,31 @@ def parser() -> argparse.ArgumentParser:
         metavar="PACKAGE.MODULE:FACTORY",
         help="a model factory that clients may name; may be repeated",
     )
+    _add_limits(p)
     p.add_argument(
         "--drain-seconds", type=_seconds, default=30.0, help="time for running requests after SIGTERM"
     )
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return p
+
+
+def _add_limits(p: argparse.ArgumentParser) -> None:
+    """What one request may take of the machine."""
+    for flag, default, what in (
+        ("--max-model-bytes", "8GiB", "largest model built from the zoo for a request"),
+        ("--max-layer-bytes", "1GiB", "a COS batch's data at any layer; larger COS batches are cut"),
+        ("--max-frame-bytes", "256MiB", "a COS batch's inputs or outputs; larger COS batches are cut"),
+        ("--max-response-bytes", "16GiB", "largest answer to one request"),
+    ):
+        p.add_argument(flag, type=_bound, default=default, metavar="SIZE", help=f"{what} (default {default})")
+    for flag, seconds, what in (
+        ("--max-request-seconds", 600.0, "a request's longest wait, and its longest time in all"),
+        ("--send-timeout", 60.0, "seconds after which a client that takes nothing is dropped"),
+    ):
+        p.add_argument(
+            flag, type=_timeout, default=seconds, metavar="SECONDS", help=f"{what} (default {seconds:g})"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,6 +112,12 @@ def _run(args: argparse.Namespace) -> int:
         decode_threads=args.decode_threads,
         allow_models=tuple(args.allow_model),
         drain_seconds=args.drain_seconds,
+        max_model_bytes=args.max_model_bytes,
+        max_layer_bytes=args.max_layer_bytes,
+        max_frame_bytes=args.max_frame_bytes,
+        max_response_bytes=args.max_response_bytes,
+        max_request_seconds=args.max_request_seconds,
+        send_timeout=args.send_timeout,
     )
     listen = ListenSettings(
         host=args.host,
@@ -134,6 +159,20 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 <= value <= 86400:  # also false for nan
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to 86400 seconds")
+    return value
+
+
+def _timeout(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 seconds is no time at all; give more")
+    return value
+
+
+def _bound(text: str) -> int:
+    value = _size(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 bytes would refuse every request; give more")
     return value
 
 

@@ -73,6 +73,11 @@ class HttpTransport:
     ) -> None:
         self.url = url.rstrip("/")
         self._address = parse_url(url)
+        if ca_file is not None and self._address.scheme != "https":
+            raise UsageError(
+                f"--ca-file {ca_file}: {url} is not an https:// server, so nothing would be encrypted or "
+                "checked; write https://, or leave --ca-file away"
+            )
         self._tls = tls_context(ca_file) if self._address.scheme == "https" else None
         self._headers = bearer(token)
         self._timeout = timeout

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from hapi.errors import ModelError
+from hapi.errors import ModelError, UnknownModelError
 from hapi.models.families import ALIASES
 from hapi.models.tracing import TRACE_LOCK, describe_failure
 from hapi.storage.vision import vision
@@ -57,7 +57,7 @@ def find_architecture(
     """
     name = ALIASES.get(name, name)
     if ARCHITECTURE_PATTERN.fullmatch(name) is None:
-        raise ModelError(f"{name[:80]!r} is not an architecture's name")
+        raise UnknownModelError(f"{name[:80]!r} is not an architecture's name")
     if name.startswith(_TIMM):
         return _from_timm(name, input_shape)
     if ":" in name:
@@ -142,7 +142,7 @@ def _from_torchvision(name: str, input_shape: Sequence[int], pretrained: bool) -
     models = vision("torchvision.models")
     known = torchvision_names()
     if name not in known:
-        raise ModelError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")
+        raise UnknownModelError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Auxiliary heads would make training return three tensors.

@@ -213,8 +213,9 @@ def _from_zoo(
     nbytes = front_bytes(kept, len(kept))
     if max_bytes is not None and nbytes > max_bytes:
         raise TooLargeError(
-            f"model {reference.name} has {nbytes} bytes of weights, at most {max_bytes} are built here; push it into "
-            "the store, from which only the layers that are needed are read"
+            f"model {reference.name} has {nbytes} bytes of weights, at most {max_bytes} are built here "
+            "(--max-model-bytes of hapi-server); push it into the store, from which only the layers that are needed "
+            "are read"
         )
     architecture = architecture_of(spec, allow_imports)
     module = build_module(architecture, random_seed(spec.weights) or 0)

@@ -59,8 +59,8 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
         state: dict[str, torch.Tensor] = entry.get_state_dict(progress=False, check_hash=True)
     except Exception as error:
         raise ModelError(
-            f"weights {weights} of {architecture.name} are not in torch's cache ({torch.hub.get_dir()}) and cannot"
-            f" be downloaded ({error}); give a local file (--weights PATH) or random:SEED"
+            f"weights {weights} of {architecture.name} are not in torch's cache and cannot be downloaded "
+            f"({_reason(error)}); give a local file (--weights PATH) or random:SEED"
         ) from error
     image_size, patch_size = getattr(module, "image_size", None), getattr(module, "patch_size", None)
     if isinstance(image_size, int) and isinstance(patch_size, int):
@@ -69,6 +69,18 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
 
         state = interpolate_embeddings(image_size, patch_size, state)
     return state
+
+
+def _reason(error: Exception) -> str:
+    """Why a download failed, without paths of this machine: a client of the server may be told."""
+    cause = getattr(error, "reason", None)
+    if isinstance(cause, OSError):  # of a URLError
+        error = cause
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without the file's name
+    return (str(error).splitlines() or [type(error).__name__])[0][:200].replace(
+        torch.hub.get_dir(), "TORCH_HOME"
+    )
 
 
 def _timm_state(name: str, weights: str) -> Mapping[str, torch.Tensor]:
@@ -84,7 +96,7 @@ def _timm_state(name: str, weights: str) -> Mapping[str, torch.Tensor]:
         return loaded
     except Exception as error:
         raise ModelError(
-            f"pre-trained weights of {name} cannot be fetched ({error}); give a file or random:SEED"
+            f"pre-trained weights of {name} cannot be fetched ({_reason(error)}); give a file or random:SEED"
         ) from error
 
 

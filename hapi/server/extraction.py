@@ -179,14 +179,14 @@ class Extraction:
     def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
         """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
         settings = self._settings
-        for what, need, limit in (
-            ("a frame", sample_bytes, settings.max_frame_bytes),
-            ("a layer's output", widest_bytes, settings.max_layer_bytes),
+        for what, need, limit, flag in (
+            ("a frame", sample_bytes, settings.max_frame_bytes, "--max-frame-bytes"),
+            ("a layer's output", widest_bytes, settings.max_layer_bytes, "--max-layer-bytes"),
         ):
             if need > limit:
                 raise TooLargeError(
-                    f"one sample needs {need} bytes in {what}, at most {limit} are allowed; "
-                    "choose another split or a smaller input (--image-size)"
+                    f"one sample needs {need} bytes in {what}, the server allows at most {limit} "
+                    f"({flag} of hapi-server); choose another split or a smaller input (--image-size)"
                 )
         return min(
             settings.cos_batch,

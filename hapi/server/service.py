@@ -156,8 +156,8 @@ class Service:
         if length > self.settings.max_response_bytes:
             parts.close()  # type: ignore[attr-defined]
             raise TooLargeError(
-                f"the answer would be {length} bytes, at most {self.settings.max_response_bytes}; "
-                "send fewer samples per request (--request-size)"
+                f"the answer would be {length} bytes, at most {self.settings.max_response_bytes} "
+                "(--max-response-bytes of hapi-server); send fewer samples per request (--request-size)"
             )
         return FrameStream(length, parts, clock, samples)
 

@@ -6,12 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import environment, run, server
 
 from hapi.cli import server as command
+from hapi.server.settings import ServerSettings
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -39,6 +42,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--model-cache", "4 elephants"], "elephants"),
         (["--drain-seconds", "nan"], "nan is not from 0 to 86400"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
+        (["--max-layer-bytes", "0"], "--max-layer-bytes: 0 bytes would refuse every request"),
+        (["--max-model-bytes", "8G"], "ambiguous"),
+        (["--max-frame-bytes=-1MiB"], "negative"),
+        (["--max-response-bytes", "lots"], "--max-response-bytes"),
+        (["--max-request-seconds", "0"], "--max-request-seconds: 0 seconds is no time at all"),
+        (["--max-request-seconds", "nan"], "nan is not from 0 to 86400"),
+        (["--send-timeout", "inf"], "inf is not from 0 to 86400"),
         (["--log-level", "loud"], "--log-level"),
         (["--device", "tpu"], "expected auto, cpu, cuda"),
         (["--host", "0.0.0.0"], "give a token"),
@@ -60,6 +70,31 @@ def test_wrong_use(
     code, line = refused(capsys, "--store", str(tmp_path), *arguments)
     assert code == 2 and match in line
     assert len(line) < 6000
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without flags a server runs with the settings' own defaults; each flag changes its own."""
+    started: list[ServerSettings] = []
+
+    def note(settings: ServerSettings, *args: object, **more: object) -> int:
+        started.append(settings)
+        return 0
+
+    monkeypatch.setattr("hapi.server.run.run_server", note)
+    limits: dict[str, tuple[str, Any]] = {
+        "max_model_bytes": ("3GiB", 3 << 30),
+        "max_layer_bytes": ("5MiB", 5 << 20),
+        "max_frame_bytes": ("7MB", 7_000_000),
+        "max_response_bytes": ("123", 123),
+        "max_request_seconds": ("1.5", 1.5),
+        "send_timeout": ("0.25", 0.25),
+        "drain_seconds": ("0", 0.0),
+    }
+    flags = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in limits.items()]
+    assert command.main(["--store", str(tmp_path)]) == 0
+    assert command.main(["--store", str(tmp_path), *flags]) == 0
+    plain = ServerSettings(store=str(tmp_path))
+    assert started == [plain, replace(plain, **{name: value for name, (_, value) in limits.items()})]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
             ["--server", "https://x", "--ca-file", "/nowhere"],
             "--ca-file /nowhere: cannot be read: No such file",
         ),
+        (
+            ["--server", "http://x", "--ca-file", "/some.pem"],
+            "--ca-file /some.pem: http://x is not an https:// server",
+        ),
         (["--store", "/nowhere"], "no data set in the store '/nowhere'; make one with 'hapi pack"),
         (["--store", "memory://"], "lives in one process"),
         ([], "no data set in the store"),
@@ -166,10 +170,10 @@ def test_the_experiments_can_be_read(path: Path) -> None:
     ("arguments", "code", "match"),
     [
         (["--dataset", "digit"], 1, "no data set 'digit'"),
-        (["--model", "resnet1"], 1, "unknown architecture 'resnet1'; did you mean resnet18"),
+        (["--model", "resnet1"], 2, "unknown architecture 'resnet1'; did you mean resnet18"),
         (["--model", "nothing:there"], 1, "'nothing:there' cannot be imported"),
         (["--model", "store:nope"], 1, "has no model 'nope'"),
-        (["--model", "../x"], 1, "'../x' is not an architecture's name"),
+        (["--model", "../x"], 2, "'../x' is not an architecture's name"),
         (["--weights", "/nowhere.pth"], 1, "/nowhere.pth does not exist"),
         (["--split", "12"], 2, "--split 12: layer 12 comes after the freeze (11)"),
         (["--split", "99"], 2, "--split: layer 99 is out of range"),

@@ -394,6 +394,8 @@ def test_bad_ca_files(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "ca.pem"
     if content is not None:
         path.write_text(content)
+    with pytest.raises(UsageError, match=f"--ca-file {path}: http://x:1 is not an https:// server"):
+        HttpTransport("http://x:1", ca_file=str(path))  # the token would travel in the clear
     with pytest.raises(UsageError, match=f"--ca-file {path}: cannot be read") as caught:
         HttpTransport("https://x", ca_file=str(path))
     assert str(caught.value).isprintable()

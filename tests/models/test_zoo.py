@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 
 import pytest
 import torch
@@ -244,6 +246,36 @@ def test_weights_names_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> Non
         ModelError, match=r"cannot be downloaded \(Name or service not known\); give a local file"
     ):
         build(spec(weights="IMAGENET1K_V1"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (PermissionError(13, "Permission denied", "{home}/hub/checkpoints"), "Permission denied"),
+        (RuntimeError("{home}/hub/a.pth: invalid hash\nmore"), "TORCH_HOME/a.pth: invalid hash"),
+        (URLError(OSError(-2, "Name or service not known")), "Name or service not known"),
+        (HTTPError("https://x", 403, "Forbidden", Message(), None), "HTTP Error 403: Forbidden"),
+        (EOFError(), "EOFError"),
+    ],
+)  # fmt: skip
+def test_failed_downloads_name_no_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, reason: str
+) -> None:
+    """A client of the server is told so too, and the server's folders are none of its business."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    if isinstance(failure, RuntimeError):
+        failure = RuntimeError(str(failure).format(home=tmp_path))
+    if isinstance(failure, PermissionError):
+        failure.filename = str(failure.filename).format(home=tmp_path)
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", failing)
+    with pytest.raises(ModelError) as caught:
+        build(spec(weights="IMAGENET1K_V1"))
+    assert f"({reason})" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
 
 
 def test_named_weights_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

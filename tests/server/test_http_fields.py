@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from http_tools import (
     EXTRACT,
     MISSING,
@@ -173,6 +174,22 @@ def test_images_too_small_for_the_model(server: ServedApplication, known: Known)
     for name in ("alexnet", "vit_b_16", "swin_t", "maxvit_t", "inception_v3"):
         document["model"] |= {"name": name, "input_shape": [3, 1, 1]}
         check_problem(exchange(server.port, "POST", EXTRACT, document), 422, "1")
+
+
+def test_weights_that_cannot_be_fetched(
+    server: ServedApplication, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client learns why, and nothing of the server's folders."""
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", torch.hub.get_dir())
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", failing)
+    document = known.extract()
+    document["model"]["weights"] = "IMAGENET1K_V1"
+    answer = exchange(server.port, "POST", EXTRACT, document)
+    check_problem(answer, 422, "cannot be downloaded (Permission denied)")
+    assert torch.hub.get_dir().encode() not in answer.body
 
 
 def test_what_large_inputs_need_is_bounded(folder: Path, known: Known) -> None:
