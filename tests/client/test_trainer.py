@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -418,8 +419,12 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(path), *(p for p in sys.path if p)]
     last = 0
     for delay in (0.05, 0.06, 0.072):
+        before = path.stat().st_ino
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
             process.stdout.readline()  # type: ignore[union-attr]
+            deadline = time.monotonic() + 60
+            while path.stat().st_ino == before and time.monotonic() < deadline:
+                time.sleep(0.005)  # until one was saved, however slow the machine is
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(delay)
             process.kill()
