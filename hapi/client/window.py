@@ -21,6 +21,7 @@ while the batches before are still under way.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -151,6 +152,11 @@ class Window:
 
     def close(self) -> None:
         """Stop receiving; returns once no thread writes into a batch any more."""
+        # Ctrl-C may have come after the lock was taken and before the block that gives it back, or the other way
+        # round; nobody else would ever get it then.
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self._changed.release()
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -244,6 +244,19 @@ def test_close_does_not_wait_for_the_rest_of_long_answers() -> None:
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_close_after_an_interrupt_that_left_the_lock_taken(times: int) -> None:
+    """A signal's KeyboardInterrupt may come between taking the lock and the with block that gives it back."""
+    window, _ = make_window([FakeServer(delay=0.01)], batches_of(200, 20))
+    next(iter(window))
+    for _ in range(times):
+        window._changed.acquire()
+    started = time.monotonic()
+    window.close()
+    assert time.monotonic() - started < 5
+    assert not any(thread.is_alive() for thread in window._threads)
+
+
 def test_a_closed_pool_reaches_the_consumer() -> None:
     """Who goes on with an epoch after the session was closed must not wait for ever."""
     server = FakeServer(delay=0.01)
