@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hapi.client.memory import FrozenRest, MicroBatch, to_device
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
 from hapi.errors import DeviceMemoryError
 
 CPU = torch.device("cpu")
@@ -75,3 +79,88 @@ def test_what_does_not_fit_is_said_so() -> None:
 def test_other_errors_pass_through() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         rest(nn.Linear(5, 3), 4)(torch.ones(4, 3))
+
+
+# -- the budget ----------------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+needs_linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the system does not tell a process's peak"
+)
+
+
+def filled(nbytes: int) -> np.ndarray:
+    """Memory that is really there."""
+    return np.ones(nbytes, dtype=np.uint8)
+
+
+@needs_linux
+def test_a_budget_is_exceeded_by_what_was_really_used() -> None:
+    budget = MemoryBudget(48 * MIB, CPU)
+    assert budget.enforced and budget.bytes == 48 * MIB
+    budget.begin()
+    assert not budget.exceeded()
+    del_me = filled(96 * MIB)
+    assert budget.exceeded()
+    del del_me
+    assert budget.exceeded(), "the peak counts, also when it is over"
+    budget.begin()
+    assert not budget.exceeded(), "from now on"
+    assert 90 * MIB < budget.highest() < 200 * MIB
+
+
+@needs_linux
+def test_what_was_there_before_is_not_the_budgets() -> None:
+    held, gone = filled(64 * MIB), filled(128 * MIB)
+    del gone
+    budget = MemoryBudget(32 * MIB, CPU)
+    assert not budget.exceeded() and budget.highest() < 32 * MIB
+    assert held[0] == 1
+
+
+@needs_linux
+def test_without_a_limit_nothing_is_enforced_and_the_peak_is_told() -> None:
+    budget = MemoryBudget(None, CPU)
+    assert budget.bytes is not None and budget.bytes > 0, "what is free is planned with"
+    budget.begin()
+    del_me = filled(64 * MIB)
+    del del_me
+    assert not budget.exceeded() and budget.highest() >= 60 * MIB
+
+
+@needs_linux
+def test_the_processs_peak_survives_the_budgets_looks() -> None:
+    """Linux forgets the peak of which getrusage tells when the budget makes it begin anew."""
+    budget = MemoryBudget(16 * MIB, CPU)
+    del_me = filled(256 * MIB)
+    del del_me
+    peak = budget.process_highest()
+    for _ in range(3):
+        budget.begin()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < peak
+    assert budget.process_highest() >= peak
+
+
+@needs_linux
+def test_a_budget_that_is_exceeded_halves_the_micro_batch() -> None:
+    """Every sample takes 24 MiB for a moment: of 8 at a time 2 fit 64 MiB."""
+
+    class Wasteful(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(filled(len(x) * 24 * MIB)[-1])
+
+    size, x = MicroBatch(8), torch.arange(48.0).reshape(16, 3)
+    frozen = FrozenRest(Wasteful(), (3,), torch.float32, size, CPU, MemoryBudget(64 * MIB, CPU))
+    assert torch.equal(frozen(x), x)
+    assert size.size == 2
+
+
+@needs_linux
+def test_one_sample_that_exceeds_the_budget_is_told() -> None:
+    class Wasteful(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(filled(96 * MIB)[-1])
+
+    frozen = FrozenRest(Wasteful(), (3,), torch.float32, MicroBatch(4), CPU, MemoryBudget(32 * MIB, CPU))
+    with pytest.raises(DeviceMemoryError, match="one sample does not fit cpu"):
+        frozen(torch.ones(40, 3))

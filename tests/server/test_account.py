@@ -1,0 +1,263 @@
+"""The server's account: what a request cost, what others' cost meanwhile, and layers that were timed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from http_tools import (
+    EXTRACT,
+    SAMPLES,
+    SPLIT,
+    TENSORS,
+    Known,
+    ServedApplication,
+    check_problem,
+    exchange,
+    make_store,
+    served,
+)
+
+from hapi.errors import BadRequestError
+from hapi.server.account import JOBS_KEPT, Account
+from hapi.server.loopback import loopback_handler
+from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.messages import STAGES, RequestReport
+
+
+def account(device: str = "cpu") -> Account:
+    return Account("server", torch.device(device), running=3, reuse=True)
+
+
+def delta(pair: tuple[float, float]) -> float:
+    return pair[1] - pair[0]
+
+
+# -- whose work it was ---------------------------------------------------------------------------------------------
+
+
+def test_own_work_and_that_of_others() -> None:
+    a = account()
+    mine = a.clock("mine")
+    begun = a.marks("mine")
+    mine.add("forward", 1.0, 0.5)
+    a.clock("other").add("decode", 9.0, 2.0)
+    a.clock("third").add("send", 9.0, 1.0)
+    a.clock("mine").add("forward", 1.0, 0.25)  # another request of the same job
+    report = a.report("mine", begun, mine, 16, (0.5, 0.25))
+    assert delta(report.work) == pytest.approx(3.75) and delta(report.others) == pytest.approx(3.0)
+    assert (report.cpu["forward"], report.seconds["forward"]) == (0.5, 1.0)
+    assert set(report.cpu) == set(STAGES)
+    assert (report.cos_batch, report.layers, report.server) == (16, (0.5, 0.25), "server")
+    assert report.tier.running == 3 and report.tier.threads == torch.get_num_threads()
+    assert delta(report.clock) >= 0 and delta(report.process) >= 0
+
+
+def test_a_job_alone_has_no_others() -> None:
+    a = account()
+    a.clock("before").add("forward", 5.0, 5.0)
+    mine = a.clock("mine")
+    begun = a.marks("mine")
+    mine.add("forward", 1.0, 0.5)
+    assert delta(a.report("mine", begun, mine).others) == pytest.approx(0.0)
+
+
+def test_a_request_of_nobody_known_cannot_tell_others_apart() -> None:
+    a = account()
+    nobody = a.clock("")
+    begun = a.marks("")
+    nobody.add("read", 1.0, 0.5)
+    a.clock("other").add("read", 1.0, 0.5)
+    report = a.report("", begun, nobody)
+    assert delta(report.work) == pytest.approx(1.0) and report.others == (0.0, 0.0)
+    mine = a.clock("mine")
+    begun = a.marks("mine")
+    a.clock("").add("read", 1.0, 0.5)
+    assert delta(a.report("mine", begun, mine).others) == pytest.approx(0.5), "it is an other to the others"
+
+
+def test_the_job_that_asked_longest_ago_is_forgotten() -> None:
+    a = account()
+    mine = a.clock("mine")
+    mine.add("forward", 9.0, 9.0)
+    kept = a.clock("kept")
+    kept.add("forward", 1.0, 1.0)
+    begun, begun_kept = a.marks("mine"), a.marks("kept")
+    for i in range(JOBS_KEPT - 1):
+        a.clock(f"job{i}")
+    a.clock("kept")
+    a.clock("one more")
+    assert len(a._jobs) == JOBS_KEPT and "mine" not in a._jobs and "kept" in a._jobs
+    forgotten = a.report("mine", begun, mine)
+    assert delta(forgotten.others) <= 0, "its own work of before is not taken for that of others"
+    assert delta(a.report("kept", begun_kept, kept).others) == pytest.approx(0.0)
+
+
+def test_on_a_gpu_forward_passes_count_by_the_wall() -> None:
+    a = account("cuda")
+    mine = a.clock("mine")
+    begun = a.marks("mine")
+    mine.add("forward", 2.0, 0.1)
+    mine.add("decode", 5.0, 5.0)
+    report = a.report("mine", begun, mine)
+    assert delta(report.work) == pytest.approx(2.0) and report.process == (0.0, 0.0)
+
+
+def test_stages_take_cpu_seconds_of_their_thread() -> None:
+    a = account()
+    clock = a.clock("mine")
+    with clock.stage("read"):
+        time.sleep(0.03)
+    with clock.stage("decode"):
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+    assert clock.seconds()["read"] >= 0.03 > clock.cpu_seconds()["read"]
+    assert clock.cpu_seconds()["decode"] >= 0.02
+
+
+def test_many_threads_lose_nothing() -> None:
+    a = account()
+
+    def work(job: str) -> None:
+        for _ in range(300):
+            a.clock(job).add("forward", 0.5, 0.25)
+            a.marks(job)
+
+    threads = [threading.Thread(target=work, args=(f"j{i % 2}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    marks = a.marks("j0")
+    assert marks.work == pytest.approx(6 * 300 * 0.25) and marks.others == pytest.approx(3 * 300 * 0.25)
+
+
+# -- over the wire -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServedApplication]:
+    with served(folder, cos_batch=3, threads=1) as application:
+        yield application
+
+
+def answered(
+    server: ServedApplication, path: str, document: Any, way: str
+) -> tuple[np.ndarray, RequestReport]:
+    """The first tensor of all frames, and the report."""
+    if way == "http":
+        answer = exchange(server.port, "POST", path, document)
+        assert answer.status == 200, answer.body
+        body = answer.body
+    else:
+        status, _, buffers = loopback_handler(server.service)("POST", path, json.dumps(document).encode())
+        assert status == 200
+        body = b"".join(bytes(b) for b in buffers)
+    reader, parts = FrameReader(BufferSource(iter([body]))), []
+
+    def sink(header: Any) -> list[memoryview]:
+        arrays = [np.empty(t.nbytes, np.uint8) for t in header.tensors]
+        parts.append(arrays[0])
+        return [array.data for array in arrays]
+
+    while not isinstance(header := reader.next(sink), StreamEnd):
+        pass
+    return np.concatenate(parts), RequestReport.from_json(header.report)
+
+
+@pytest.mark.parametrize("way", ["http", "loopback"])
+def test_layers_are_timed_when_asked(server: ServedApplication, known: Known, way: str) -> None:
+    ids = list(range(10))
+    plain, report = answered(server, EXTRACT, known.extract(ids), way)
+    assert report.layers == ()
+    timed, report = answered(server, EXTRACT, known.extract(ids, time_layers=True), way)
+    np.testing.assert_array_equal(timed, plain)
+    assert len(report.layers) == SPLIT and all(seconds > 0 for seconds in report.layers)
+    assert sum(report.layers) <= report.seconds["forward"] * 1.05 + 0.01
+    again, report = answered(server, EXTRACT, known.extract(ids, time_layers=False), way)
+    assert report.layers == () and report.cos_batch == 3
+    np.testing.assert_array_equal(again, plain)
+
+
+def test_two_jobs_see_each_other(server: ServedApplication, known: Known) -> None:
+    """One asks all the time, the other once in the middle: most of the work meanwhile was the first one's."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            exchange(server.port, "POST", EXTRACT, known.extract(list(range(40)), job="busy"))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        time.sleep(0.1)
+        _, seen = answered(server, EXTRACT, known.extract(list(range(40)), job="me"), "http")
+    finally:
+        stop.set()
+        thread.join()
+    assert delta(seen.others) > 0 and delta(seen.work) >= delta(seen.others)
+    _, alone = answered(server, EXTRACT, known.extract(list(range(40)), job="me"), "http")
+    assert delta(alone.others) == pytest.approx(0.0, abs=1e-5) and delta(alone.work) > 0
+    _, stored = answered(server, SAMPLES, {**known.samples(), "job": "me"}, "http")
+    assert stored.layers == () and stored.cos_batch == 0 and stored.cpu["read"] > 0
+
+
+@pytest.mark.parametrize("path", [EXTRACT, SAMPLES])
+def test_what_a_job_may_be_called(server: ServedApplication, known: Known, path: str) -> None:
+    good = {EXTRACT: known.extract, SAMPLES: known.samples}[path]()
+    for job in ("", "a", "0123456789abcdef" * 4, "ABCxyz"):
+        assert exchange(server.port, "POST", path, {**good, "job": job}).status == 200
+    for job in (
+        None,
+        1,
+        True,
+        [],
+        {},
+        ["a"],
+        "a" * 65,
+        "a b",
+        "a-b",
+        "ä",
+        "٣",
+        "²",
+        "a\n",
+        "\x00",
+        "../x",
+        "\ud800",
+    ):
+        check_problem(exchange(server.port, "POST", path, {**good, "job": job}), 400, "job: expected")
+
+
+def test_time_layers_is_true_or_false(server: ServedApplication, known: Known) -> None:
+    for wrong in (None, 1, 0, "true", "", [], {}):
+        document = known.extract(time_layers=wrong)
+        check_problem(exchange(server.port, "POST", EXTRACT, document), 400, "time_layers: expected")
+    for path, document in ((SAMPLES, known.samples()), (TENSORS, known.tensors())):
+        answer = exchange(server.port, "POST", path, {**document, "time_layers": True})
+        check_problem(answer, 400, "unknown field 'time_layers'")
+
+
+def test_a_report_that_lacks_something_is_refused(server: ServedApplication, known: Known) -> None:
+    _, report = answered(server, EXTRACT, known.extract([1]), "http")
+    document = report.to_json()
+    for field in set(document) - {"layers"}:
+        with pytest.raises(BadRequestError, match="another form than agreed"):
+            RequestReport.from_json({k: v for k, v in document.items() if k != field})
