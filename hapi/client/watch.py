@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from dataclasses import replace
 
 from hapi.client.measuring import Meter, Snapshot, observed_between
@@ -20,17 +20,44 @@ PARTS = {
 STAGES = ("network", "share", *PARTS)
 
 
-class Watch:
-    """Compares each batch with the profile that the plan was made from; not thread-safe.
+class Drift:
+    """Has one stage left its estimate? A two-sided cumulative sum (CUSUM; Page, Biometrika 1954) of log ratios.
 
-    A stage has left its estimate when it differs by more than :attr:`MARGIN` in :attr:`EVIDENCE` batches after
-    each other, in the same direction.
+    What a batch is off by more than :attr:`MARGIN` adds up, what it is off by less wears that off again. A stage
+    that became twice or half of its estimate is told after :attr:`EVIDENCE` batches, a smaller change after more
+    (one and a half times: after six), a change within the margin never; one wild batch tells nothing.
     """
 
     MARGIN = 0.25
     """Largest difference, as a share of the estimate, that counts as noise: one forward pass varies by 8%."""
     EVIDENCE = 2
-    """Batches that must agree."""
+    """Fewest batches that tell a change."""
+    PLAIN = 2.0
+    """A change by this factor is told after the fewest batches."""
+
+    def __init__(self) -> None:
+        self._sums = {1: 0.0, -1: 0.0}
+        self._runs: dict[int, list[float]] = {1: [], -1: []}
+
+    def add(self, ratio: float) -> float | None:
+        """A batch's measured over estimated; the change that it and those before it tell, if they do."""
+        log = math.log(max(ratio, 1e-9))
+        most = math.log(self.PLAIN / (1 + self.MARGIN))
+        for sign, run in self._runs.items():
+            self._sums[sign] += min(most, sign * log - math.log(1 + self.MARGIN))
+            if self._sums[sign] <= 0:
+                self._sums[sign] = 0.0
+                run.clear()
+                continue
+            run.append(log)
+            if self._sums[sign] > most * (self.EVIDENCE - 1e-6):
+                return math.exp(sum(run) / len(run))
+        return None
+
+
+class Watch:
+    """Compares each batch with the profile that the plan was made from; not thread-safe."""
+
     SIGNIFICANT = 0.2
     """Smallest share of a tier's seconds that a part of them must have to be compared: what is less is noise."""
     HYSTERESIS = 0.05
@@ -42,7 +69,7 @@ class Watch:
         self._profile = profile
         self._split: int | None = None
         self._before: Snapshot = {}
-        self._seen: dict[str, deque[float]] = {}
+        self._drifts = {stage: Drift() for stage in STAGES}
 
     def restart(self) -> None:
         """A pass begins: its first batches show how the pipeline fills."""
@@ -56,26 +83,14 @@ class Watch:
         if split == self._split:  # else the sums since the last batch are of another split, or of none
             observed = observed_between(before, now, self._meter.servers, self._client).get(split)
         self._split = split
-        for stage, ratio in self._ratios(observed, rates).items():
-            self._seen.setdefault(stage, deque(maxlen=self.EVIDENCE)).append(ratio)
-        left = {stage: self._agreed(stage) for stage in STAGES}
-        changed = {stage: ratio for stage, ratio in left.items() if ratio is not None}
+        told = {s: self._drifts[s].add(ratio) for s, ratio in self._ratios(observed, rates).items()}
+        changed = {stage: ratio for stage, ratio in told.items() if ratio is not None}
         if not changed:
             return None
-        for stage in changed:
-            self._seen[stage].clear()
+        self._drifts.update({stage: Drift() for stage in changed})
         why = ", ".join(_in_words(stage, ratio, self._profile) for stage, ratio in changed.items())
         self._profile = _scaled(self._profile, split, changed)
         return self._profile, why
-
-    def _agreed(self, stage: str) -> float | None:
-        """The mean of the last ratios if all of them are beyond the margin on the same side."""
-        seen = self._seen.get(stage, deque())
-        if len(seen) < self.EVIDENCE:
-            return None
-        high = all(ratio > 1 + self.MARGIN for ratio in seen)
-        low = all(ratio < 1 / (1 + self.MARGIN) for ratio in seen)
-        return sum(seen) / len(seen) if high or low else None
 
     def _ratios(self, observed: Observed | None, rates: list[tuple[int, float]]) -> dict[str, float]:
         """Measured over estimated: the link's bits per second, the server's share, the tiers' seconds a sample."""

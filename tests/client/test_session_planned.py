@@ -256,7 +256,7 @@ def test_a_smaller_micro_batch_is_enough(service: Service, reference: list[float
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert session._micro_batch.size == 2 and max(n for _, n in ran) <= 3
     assert report["epochs"][0]["splits"] == [[0, 3], [FREEZE, 2]]
-    assert len(report["plan"]["changes"]) == 1
+    assert not any("out of memory" in change["why"] for change in report["plan"]["changes"])
 
 
 @pytest.mark.slow

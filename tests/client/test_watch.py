@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_tools import JOB, World, truth
 
-from hapi.client.watch import Watch
+from hapi.client.watch import Drift, Watch
 from hapi.profiler.cost import estimate
 from hapi.profiler.observe import Tier
 from hapi.profiler.profile import Profile
@@ -143,18 +143,53 @@ def test_several_stages_at_once_are_told_together() -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 1 << 32), st.integers(0, 4))
-def test_noise_of_8_percent_is_never_told(seed: int, split: int) -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(0, 4), st.sampled_from([0.08, 0.33]))
+def test_noise_is_never_told(seed: int, split: int, noise: float) -> None:
+    """One forward pass varies by 8%, two tiers that share two cores by a third."""
     watched, random = Watched(), Random(seed)
-    watched.world.noise = lambda: random.uniform(0.92, 1.08)
+    watched.world.noise = lambda: random.uniform(1 - noise, 1 + noise)
     assert watched.batches(60, split) == [None] * 60
 
 
+@pytest.mark.parametrize(
+    ("factor", "batches"),
+    [
+        (10.0, 2),
+        (2.0, 2),
+        (0.5, 2),
+        (0.1, 2),
+        (1.5, 6),
+        (1 / 1.5, 6),
+        (1.3, 24),
+        (1.24, None),
+        (1 / 1.24, None),
+    ],
+)
+def test_a_smaller_change_takes_more_batches(factor: float, batches: int | None) -> None:
+    drift = Drift()
+    told = [drift.add(factor) for _ in range(200)]
+    found = [i + 1 for i, change in enumerate(told) if change is not None]
+    assert found[:1] == ([] if batches is None else [batches])
+    if batches is not None:
+        assert told[batches - 1] == pytest.approx(factor)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.01, 100.0), min_size=2, max_size=40))
+def test_what_is_told_lies_among_what_was_seen(ratios: list[float]) -> None:
+    drift = Drift()
+    for i, ratio in enumerate(ratios):
+        change = drift.add(ratio)
+        if change is not None:
+            assert i > 0 and min(ratios) * 0.999 <= change <= max(ratios) * 1.001
+            break
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0.2, 4.0])), max_size=20))
+@given(st.lists(st.tuples(st.integers(3, 6), st.sampled_from([0.2, 4.0])), max_size=20))
 def test_it_takes_two_batches_that_agree(lone: list[tuple[int, float]]) -> None:
-    """Single slow or fast batches, with one or more as planned between them, are told nobody."""
+    """Single slow or fast batches, with three or more as planned between them, are told nobody."""
     watched = Watched()
     for between, factor in lone:
         assert watched.batches(between) == [None] * between
