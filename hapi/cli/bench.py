@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
@@ -44,9 +45,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--image-size", default="224", metavar="N", help="side of the inputs (default 224)")
     gpu.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
     gpu.set_defaults(measure=_gpu)
+    memory = benchmarks.add_parser(
+        "memory", help="predicted against observed memory of the client's part, on a CPU (Linux)"
+    )
+    memory.add_argument(
+        "--model", action="append", metavar="NAME", help="may be repeated (default: the paper's 7)"
+    )
+    memory.add_argument("--bs", action="append", metavar="N", help="may be repeated (default 16, 64, 256)")
+    memory.add_argument("--image-size", default="64", metavar="N", help="side of the inputs (default 64)")
+    memory.set_defaults(measure=_memory)
     configure_studies(benchmarks)
     configure_measured(benchmarks)
-    for benchmark in (wire, overlap, gpu):
+    for benchmark in (wire, overlap, gpu, memory):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
@@ -104,6 +114,18 @@ def _gpu(args: argparse.Namespace) -> Any:
         device=args.device,
     )
     return measure_gpu(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _memory(args: argparse.Namespace) -> Any:
+    from hapi.bench.memory import BATCHES, MODELS, MemorySettings, measure_memory
+
+    settings = MemorySettings(
+        models=tuple(args.model or MODELS),
+        batches=tuple(_positive(b, "--bs") for b in args.bs) if args.bs else BATCHES,
+        image_size=_positive(args.image_size, "--image-size"),
+    )
+    results = Path(args.json) if args.json else None
+    return measure_memory(settings, results, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _positive(text: str, what: str) -> int:

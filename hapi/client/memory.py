@@ -41,7 +41,7 @@ class MemoryBudget:
         self._before = 0
         if device.type == "cpu":
             self._forget_peak()
-            self._before = _status_bytes("VmRSS")
+            self._before = status_bytes("VmRSS")
         self.bytes = limit if limit is not None else _free_bytes(device)
         """The budget; None where the system does not tell what is free."""
         if limit is not None and device.type == "cuda":
@@ -80,10 +80,10 @@ class MemoryBudget:
         """Most bytes since :meth:`begin`, or without it since the job began (on a GPU since the process did)."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
-        return max(0, _status_bytes("VmHWM") - self._before)
+        return max(0, status_bytes("VmHWM") - self._before)
 
 
-def _status_bytes(name: str) -> int:
+def status_bytes(name: str) -> int:
     """A size from Linux's process status; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (_PROC / "status").read_text(encoding="ascii").splitlines():

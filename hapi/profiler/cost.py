@@ -8,10 +8,14 @@ overlap and a batch takes the largest of the three, after a filling and before a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hapi.profiler.profile import Job, Profile
+from hapi.profiler.profile import Job, LayerProfile, Profile
+
+_LIBRARY_BYTES = 8 << 20
+"""On a CPU, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in ``hapi bench memory``."""
 
 Form = Literal["stored", "uint8", "tensor"]
 """What split 0 sends: the sample as it is stored, or made into a tensor on the server."""
@@ -124,16 +128,42 @@ def memory(profile: Profile, job: Job, split: int) -> Memory:
 
 
 def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
-    """Bytes of weights, and of computing: a micro-batch in the frozen layers, or all that a backward pass needs."""
+    """Bytes of weights, and of computing: a micro-batch in the frozen layers, or a training step in the others."""
     bs, boundary = min(job.bs, job.samples), profile.last_split
     trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
     weights = sum(layer.parameter_bytes for layer in trained)
     parameters = sum(layer.parameter_bytes for layer in frozen) + int(
         weights * (2 + profile.optimizer_bytes_per_parameter_byte)
     )
-    features = bs * profile.output_bytes()[boundary]
-    micro = min(bs, job.micro_batch) * max((layer.working_bytes for layer in frozen), default=0)
-    return parameters, features + max(micro, bs * sum(layer.saved_bytes for layer in trained))
+    on_cpu = profile.client_tier.device == "cpu"
+    # On a CPU features that need no frozen layer are trained with where they arrived.
+    features = 0 if on_cpu and split == boundary else bs * profile.output_bytes()[boundary]
+    micro = max(
+        (min(bs, job.micro_batch) * layer.working_bytes + layer.workspace_bytes for layer in frozen),
+        default=0,
+    )
+    return parameters, features + max(micro, _step_bytes(trained, bs, profile.output_bytes()[boundary])) + (
+        _LIBRARY_BYTES if on_cpu else 0
+    )
+
+
+def _step_bytes(trained: Sequence[LayerProfile], bs: int, feature_bytes: int) -> int:
+    """Bytes of a training step beside weights, all gradients and the batch's features.
+
+    In the forward pass each layer leaves behind what its backward pass needs. The backward pass gives that up layer
+    by layer and holds the gradients of the layer's result and input, but not yet those of earlier layers' weights.
+    """
+    most = kept = earlier_weights = entering = 0
+    for number, layer in enumerate(trained):
+        # What the first layer works with counts the features, which are counted already.
+        working = layer.working_bytes - (0 if number else feature_bytes)
+        forward = bs * (kept + max(working, layer.output_bytes, layer.saved_bytes))
+        backward = bs * (kept + layer.saved_bytes + layer.output_bytes + entering) - earlier_weights
+        most = max(most, max(forward, backward) + layer.workspace_bytes)
+        kept += layer.saved_bytes
+        earlier_weights += layer.parameter_bytes
+        entering = layer.output_bytes
+    return most
 
 
 class _Coster:

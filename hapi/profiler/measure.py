@@ -73,7 +73,7 @@ def measure(
     """
     device = device or torch.device("cpu")
     encoded = conditions.stored_bytes is not None
-    work = layer_work(model, model.pushable(freeze).stop - 1)
+    work = layer_work(model, model.pushable(freeze).stop - 1, device.type)
     sizes = sizes_of(
         model,
         title,

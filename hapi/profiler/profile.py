@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from hapi.errors import ConfigError, UsageError
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 MAX_PROFILE_BYTES = 16 << 20
 _MAX_LAYERS = 100_000
 
@@ -32,6 +32,8 @@ class LayerProfile:
     """Most bytes of one sample that are alive at once inside it: input, output, what is between."""
     saved_bytes: int
     """Bytes of one sample that it keeps for the backward pass when it is trained."""
+    workspace_bytes: int = 0
+    """Most bytes that one of its operations takes beside, whatever the batch: weights in another layout."""
     server_seconds: float
     """Seconds of one sample's forward pass on the server."""
     client_seconds: float

@@ -42,10 +42,13 @@ def sizes_of(
                 parameter_bytes=layer.parameter_bytes,
                 working_bytes=each.working_bytes,
                 saved_bytes=each.saved_bytes,
+                workspace_bytes=each.workspace_bytes,
                 server_seconds=0.0,
                 client_seconds=0.0,
             )
-            for layer, each in zip(model.layers, work or layer_work(model, last_split), strict=True)
+            for layer, each in zip(
+                model.layers, work or layer_work(model, last_split, client.device), strict=True
+            )
         ),
         samples=SampleProfile(
             stored_bytes=max(1, round(stored_bytes)),

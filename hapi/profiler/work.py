@@ -33,17 +33,22 @@ class LayerWork:
     traffic_bytes: int
     """Activations read and written by its operations."""
     working_bytes: int
-    """Most bytes of activations alive at once while it runs without gradients: its input, what is between, results."""
+    """Most bytes of activations alive at once while it runs without gradients: its input, what is between, results.
+
+    On a CPU with the copies that convolutions make of their input and output, in the layout that oneDNN computes in.
+    """
     saved_bytes: int
     """What training keeps for the backward pass of the tensors that it makes; 0 in layers that are not trained."""
+    workspace_bytes: int
+    """Whatever the batch: a CPU's copy of a convolution's weights in oneDNN's layout, the largest one."""
 
 
-def layer_work(model: LayeredModel, boundary: int) -> list[LayerWork]:
-    """The work of each layer, in order, when the layers after ``boundary`` are trained.
+def layer_work(model: LayeredModel, boundary: int, device: str = "cpu") -> list[LayerWork]:
+    """The work of each layer on ``cpu`` or ``cuda``, in order, when the layers after ``boundary`` are trained.
 
     :class:`ModelError` for a layer that needs data to run.
     """
-    counter = _Counter()
+    counter = _Counter(copies=device == "cpu")
     try:
         replay(model.module, model.traced, model.input_shape, counter.around)
         kept = _kept_bytes(model, boundary)
@@ -58,6 +63,7 @@ def layer_work(model: LayeredModel, boundary: int) -> list[LayerWork]:
                 traffic_bytes=sum(cost.traffic for cost in costs),
                 working_bytes=max([layer.output_bytes, *(cost.alive for cost in costs)]),
                 saved_bytes=kept.get(layer.index, 0),
+                workspace_bytes=max((cost.workspace for cost in costs), default=0),
             )
         )
     return found
@@ -92,6 +98,7 @@ class _Cost:
     flops: int = 0
     traffic: int = 0
     alive: int = 0
+    workspace: int = 0
 
 
 class _Visitor(TorchDispatchMode):
@@ -121,8 +128,9 @@ class _Visitor(TorchDispatchMode):
 class _Counter(_Visitor):
     """Operations, bytes that they read and write, and what is alive meanwhile, for each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: bool) -> None:
         super().__init__()
+        self._copies = copies
         self.costs: dict[fx.Node, _Cost] = defaultdict(_Cost)
         self._node: fx.Node | None = None
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -146,7 +154,11 @@ class _Counter(_Visitor):
             storage = tensor.untyped_storage()
             self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
-        cost.alive = max(cost.alive, sum(nbytes for _, nbytes in self._alive.values()))
+        alive = sum(nbytes for _, nbytes in self._alive.values())
+        if self._copies and func is torch.ops.aten.convolution.default:
+            alive += _nbytes(args[0]) + _nbytes(result)
+            cost.workspace = max(cost.workspace, _nbytes(args[1]))
+        cost.alive = max(cost.alive, alive)
 
 
 class _Keeper(_Visitor):

@@ -344,11 +344,11 @@ def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> N
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 1 << 32))
-def test_noise_never_moves_the_split(seed: int) -> None:
+@given(st.integers(0, 1 << 32), st.sampled_from([0.08, 0.2]))
+def test_noise_never_moves_the_split(seed: int, noise: float) -> None:
     source = Random(seed)
     world = World(truth())
-    world.noise = lambda: source.uniform(0.92, 1.08)
+    world.noise = lambda: source.uniform(1 - noise, 1 + noise)
     planning = planning_in(world)
     run_epoch(planning, world)
     assert len(set(run_epoch(planning, world, 1, batches=60))) == 1
@@ -456,7 +456,7 @@ def test_failing_chooses_among_what_fits() -> None:
     true = replace(true, layers=tuple(
         replace(x, output_bytes=9 * MB if i == 2 else sizes[i]) for i, x in enumerate(true.layers)
     ))  # fmt: skip
-    job = with_memory(20 * MB)
+    job = with_memory(20 * MB + (8 << 20))  # what libraries take on a CPU
     found = plan("auto", true, job)
     assert [c.fits for c in found.candidates] == [True, True, True, False, True]
     assert allowed(found, 3) == 4

@@ -149,10 +149,30 @@ def test_memory_by_hand() -> None:
     got = memory(profile, job, 1)
     assert got.parameters == 100 + 300  # one frozen layer; weights, gradients and momentum of the trained one
     assert got.batches == 2 * 100 * 1000
-    assert got.compute == 100 * 500 + max(8 * 1000, 100 * 100)
+    # Features; then the trained layer's gradients and what it kept are more than a micro-batch of the frozen one.
+    assert got.compute == 100 * 500 + max(8 * 1000, 100 * (100 + 100))
     assert got.peak == got.parameters + got.compute
+    small = replace(profile, layers=tuple(replace(x, working_bytes=5000) for x in profile.layers))
+    assert memory(small, job, 1).compute == 100 * 500 + 100 * (5000 - 500)
     on_cpu = replace(profile, client_tier=free_tier("cpu"))
-    assert memory(on_cpu, job, 1).peak == got.parameters + got.compute + got.batches
+    library = 8 << 20
+    assert memory(on_cpu, job, 1).peak == got.parameters + got.compute + got.batches + library
+    # Features that arrive at the boundary are trained with where they are.
+    assert memory(on_cpu, job, 2).compute == 100 * (100 + 100) + library
+    assert memory(profile, job, 2).compute == 100 * 500 + 100 * (100 + 100)
+
+
+def test_memory_of_a_step_through_several_layers() -> None:
+    profile = replace(crafted([1000, 500, 100], [0.0] * 3), freeze=0, last_split=0)
+    sized = [{"working_bytes": 2000, "saved_bytes": 300}, {"saved_bytes": 400}, {"saved_bytes": 50}]
+    layers = tuple(
+        replace(x, parameter_bytes=7, workspace_bytes=11, **more)
+        for x, more in zip(profile.layers, sized, strict=True)
+    )
+    got = memory(replace(profile, layers=layers), Job(bs=10, samples=10, prefetch_bytes=0), 0)
+    # The second layer's backward pass: two layers' saved, its result's and its input's gradients, no gradient of
+    # the first one's weights yet.
+    assert got.compute == 10 * 6000 + 10 * (300 + 400 + 500 + 1000) - 7 + 11
 
 
 def test_prefetch_depth_follows_the_byte_budget() -> None:

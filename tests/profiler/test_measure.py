@@ -43,13 +43,17 @@ def test_operations_are_the_published_ones() -> None:
 def test_bytes_of_single_operations() -> None:
     work = layer_work(model("alexnet", 224), 17)
     inputs, conv = 3 * 224 * 224 * 4, 64 * 55 * 55 * 4
-    assert work[0].working_bytes == work[0].traffic_bytes == inputs + conv
+    assert work[0].traffic_bytes == inputs + conv
+    assert work[0].working_bytes == 2 * (inputs + conv)  # and in the layout that a CPU convolves in
+    assert work[0].workspace_bytes == 64 * 3 * 11 * 11 * 4 and work[1].workspace_bytes == 0
+    on_gpu = layer_work(model("alexnet", 224), 17, "cuda")
+    assert on_gpu[0].working_bytes == inputs + conv and on_gpu[0].workspace_bytes == 0
     assert work[0].flops == 2 * 64 * 55 * 55 * 3 * 11 * 11
 
 
 def test_bytes_between_operations_follow_the_graph() -> None:
     """A block's input lives until it is added at the end, and what an operation in place writes is not new."""
-    work = layer_work(model("resnet18", 64), 11)
+    work = layer_work(model("resnet18", 64), 11, "cuda")
     plain = 64 * 16 * 16 * 4
     # conv1 of a block: its input, kept for the addition, and the result; then bn1 takes one and makes one.
     assert work[4].working_bytes == pytest.approx(3 * plain, rel=0.01)
