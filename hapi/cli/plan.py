@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ _STORED = "110kB"
 _KIND = "plan"
 _MEASURE_FORM = 1
 """To be raised when layers are measured or sized in another way than before."""
-_ANSWER_SECONDS = 3.7
+_ANSWER_SECONDS = 3.4
 """When timing layers ends, counted from the command's beginning: sizing the layers is still to come."""
 _MEASURE_SECONDS, _LEAST_SECONDS = 0.8, 0.2
 """For timing layers."""
@@ -150,7 +151,8 @@ def _own(args: argparse.Namespace) -> Profile:
     if kept is not None:
         with contextlib.suppress(ConfigError):
             return _noted(Profile.from_json(kept.content), f"kept in {kept.path}; --remeasure measures again")
-    profile = _measured(args, started)
+    with _without_collections():
+        profile = _measured(args, started)
     problem = "" if key is None else cache.save(_KIND, key, profile.to_json())
     return _noted(profile, problem) if problem else profile
 
@@ -166,6 +168,18 @@ def _key(args: argparse.Namespace) -> tuple[str, ...] | None:
 
 def _noted(profile: Profile, note: str) -> Profile:
     return replace(profile, notes=(*profile.notes, note))
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Python's garbage collector stands still: nearly everything made here stays, and looking at it takes 0.3 s."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _measured(args: argparse.Namespace, started: float) -> Profile:
