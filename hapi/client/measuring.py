@@ -45,8 +45,10 @@ class Meter:
     :func:`observed_between` them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, servers: int = 1) -> None:
+        """``servers``: how many share the requests."""
         self._device = device
+        self._count = servers
         self._clock = work_clock(device)
         self._own: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
         self._past: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
@@ -103,7 +105,7 @@ class Meter:
         shares = {} if self._traffic is None else self._traffic.shares()
         for split, share in shares.items():
             if share.tier is not None:
-                self.servers[split] = Tier(**vars(share.tier))
+                self.servers[split] = Tier(**vars(share.tier), count=self._count)
         return _counted(shares)
 
 
@@ -167,6 +169,8 @@ def observed_between(
 
 def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
     cpu = {name.partition(":")[2]: value for name, value in d.items() if name.startswith("cpu:")}
+    wall = {name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")}
+    factor, loads = _factor(d, cpu, server), not server.reuse
     # Requests ahead of the batches that were handed out are in one sum and not in the other.
     ahead = d["samples"] / d["handed_out"]
     receive, decode = d.get("receive", 0.0), d.get("decode", 0.0)
@@ -186,11 +190,11 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         receive_seconds=receive,
         decode_seconds=decode,
         client_other_seconds=other,  # below 0 where another split's batches did what was received for this one
-        server_cpu={stage: value for stage, value in cpu.items() if not (server.reuse and stage == "model")},
-        server_wall={name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")},
-        server_layers=_listed(d, "server_layer"),
+        server_cpu={stage: v / server.count for stage, v in cpu.items() if loads or stage != "model"},
+        server_wall={stage: _together(stage, v, cpu, server.count) for stage, v in wall.items()},
+        server_layers=tuple(seconds / server.count for seconds in _listed(d, "server_layer")),
         server_timed=round(d["server_timed"]),
-        server_factor=_factor(d, cpu, server),
+        server_factor=factor,
         share=_share(d, server),
         cos_batch=round(d[_LARGEST]),
         server=server,
@@ -207,6 +211,13 @@ def _rest(d: Counts) -> float:
 def _listed(d: Counts, name: str) -> tuple[float, ...]:
     count = sum(key.startswith(f"{name}:") for key in d)
     return tuple(d[f"{name}:{i}"] for i in range(count))
+
+
+def _together(stage: str, seconds: float, cpu: Counts, servers: int) -> float:
+    """Wall seconds of a stage on several servers: its work is shared, waiting (also for the store) is not."""
+    if stage in ("forward", "copy_out"):
+        return seconds / servers
+    return seconds - (1 - 1 / servers) * cpu.get(stage, 0.0)
 
 
 def _factor(d: Counts, cpu: Counts, server: Tier) -> float:

@@ -76,7 +76,7 @@ class Session:
             self.device
         )
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
-        self.meter = Meter(self.device)
+        self.meter = Meter(self.device, self._servers.size)
         self.planning = planning_of(settings, prepared, self.meter, self.budget)
         """Chooses the split of each batch; None when it is fixed."""
         self.last = PassReport()

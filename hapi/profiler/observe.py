@@ -35,6 +35,8 @@ class Tier:
     """Server: requests worked on at a time."""
     reuse: bool = True
     """Server: layers stay loaded between requests."""
+    count: int = 1
+    """Servers, each on its own machine, that share the work and are taken for alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,10 @@ class Observed:
     client_other_seconds: float = 0.0
     """CPU seconds of the client beside all these."""
     server_cpu: Mapping[str, float]
-    """Of the stages that come with every request; where layers stay loaded, loading them is none."""
+    """Of the stages that come with every request; where layers stay loaded, loading them is none.
+
+    Of several servers these and all other seconds of work are such that one could do alone what they do together.
+    """
     server_wall: Mapping[str, float]
     server_layers: tuple[float, ...] = ()
     """Seconds in each of the layers 1..split, of ``server_timed`` samples."""
@@ -140,7 +145,7 @@ def profile_of(
             model_load_seconds=0.0
             if tier.reuse
             else _ratio(most.server_wall.get("model", 0.0), most.requests),
-            concurrency=tier.running,
+            concurrency=tier.running * tier.count,
             waiting_seconds=_ratio(least.server_wall.get("queue", 0.0), least.requests),
             cos_batch=max(1, most.cos_batch),
             share=most.share,

@@ -104,6 +104,21 @@ def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None
     assert between(meter)[2].server_cpu["model"] == 0.25
 
 
+def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -> None:
+    """Their work is shared, their waiting is not: a request queues and awaits the store as long as on one."""
+    traffic = Traffic()
+    meter = Meter(torch.device("cpu"), servers=2)
+    meter.follow(traffic)
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)))
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    o = between(meter)[2]
+    assert o.server.count == 2
+    assert o.server_cpu["forward"] == 0.125 and o.server_layers == (0.5, 1.0)
+    assert o.server_wall["forward"] == 0.25
+    assert o.server_wall["read"] - o.server_cpu["read"] == 0.25  # as with one
+    assert o.server_factor == 1.5 and o.step_seconds == 1.0
+
+
 def test_requests_ahead_are_evened_out(clock: Clock) -> None:
     """The servers worked on 30 samples, this side on 10 of them: its seconds count as if for 30."""
     traffic = Traffic()

@@ -196,6 +196,11 @@ def test_what_is_beside_the_layers() -> None:
     assert Profile.from_json(profile.to_json()) == profile
 
 
+def test_several_servers_work_on_more_requests_at_a_time() -> None:
+    profile = profile_of(sizes(), {4: observed(4, server=Tier(running=4, count=3))}, (1e9, 0.0))
+    assert profile.server.concurrency == 12
+
+
 def test_decoding_that_was_never_done_here_is_as_on_the_server() -> None:
     there = observed(4, server_cpu={"decode": 0.6}, server_factor=2.0)
     profile = profile_of(sizes(), {4: there}, (1e9, 0.0))
