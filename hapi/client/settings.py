@@ -46,6 +46,8 @@ class TrainSettings:
     profile_epoch: tuple[int, ...] = setting(
         "epoch that is profiled before the split is chosen; may be repeated (HAPI, section 4.3: epoch 0)",
         default=(0,),
+        low=0,
+        high=1 << 20,
     )
     profile_batches: int | None = setting(
         "batches that are profiled at the freeze, and as many at the earliest split (default: half the epoch each)",
