@@ -1,45 +1,39 @@
-"""The evaluation's data: crops of real photographs, packed by Hapi's own command."""
+"""The evaluation's data: crops of real photographs in each form in which samples can be stored, and pushed models."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hapi.bench.cells import Form
-from hapi.bench.tiers import environment, last_line
 from hapi.errors import UsageError
+from hapi.models.repository import push
+from hapi.models.zoo import ModelSpec, build
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions, Preprocess
+from hapi.storage.sources import open_source
+from hapi.wire.references import TransformSpec
 
-_COMMAND_SECONDS = 1800.0
-_PREPROCESS: Mapping[Form, str] = {"images": "none", "uint8": "uint8", "float32": "float32"}
+_PREPROCESS: Mapping[Form, Preprocess] = {"images": "none", "uint8": "uint8", "float32": "float32"}
 FORMS: tuple[Form, ...] = tuple(_PREPROCESS)
 
 
 def make_store(folder: Path, samples: int, side: int, forms: Sequence[Form] = FORMS) -> Path:
     """A store with ``samples`` crops of scikit-learn's photographs: a data set for each form, of its name."""
-    source = folder / "crops"
-    _write_crops(source, samples, side)
-    store = folder / "store"
+    crops = folder / "crops"
+    _write_crops(crops, samples, side)
+    store, transform = folder / "store", TransformSpec.for_image_size(side)
     for form in forms:
-        size = ["--image-size", str(side), "--preprocess", _PREPROCESS[form]]
-        run_hapi("pack", str(source), f"{store}/{form}", "--quiet", *size)
+        options = PackOptions(transform=transform, preprocess=_PREPROCESS[form])
+        pack(open_source(str(crops)), open_store(str(store)), form, options)
     return store
 
 
 def push_model(store: Path, model: str, side: int) -> None:
     """Put ``model`` with random weights into the store, under its own name."""
-    run_hapi("push", model, f"{store}/{model}", "--weights", "random:0", "--input-size", str(side))
-
-
-def run_hapi(*arguments: str) -> None:
-    """Run ``hapi ARGUMENTS``; :class:`UsageError` with its last line when that fails."""
-    command = [sys.executable, "-m", "hapi.cli.main", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, env=environment("")
-    )
-    if done.returncode != 0:
-        raise UsageError(f"the benchmark's hapi {arguments[0]} failed: {last_line(done.stderr)}")
+    spec = ModelSpec(architecture=model, weights="random:0", input_shape=(3, side, side))
+    push(open_store(str(store)), model, build(spec), spec)
 
 
 def _write_crops(target: Path, samples: int, side: int) -> None:
