@@ -7,11 +7,15 @@ on to the processes it starts. The tests send such signals and expect them to ar
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -21,3 +25,14 @@ _cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("TORCH_HOME", str(_cache_home / "torch"))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """A server sets up the logging of its process, which here is the tests' own."""
+    loggers = [logging.getLogger(name) for name in (None, "aiohttp.access", "aiohttp.server")]
+    before = [(one, one.handlers[:], one.filters[:], one.level) for one in loggers]
+    yield
+    for one, handlers, filters, level in before:
+        one.handlers[:], one.filters[:] = handlers, filters
+        one.setLevel(level)

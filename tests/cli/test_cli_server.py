@@ -16,6 +16,8 @@ from harness import environment, run, server
 from hapi.cli import server as command
 from hapi.server.settings import ServerSettings
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """(exit code, the one line on stderr) of a server that does not start."""

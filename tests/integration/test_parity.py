@@ -29,6 +29,7 @@ from plain import (
 )
 from torch import nn
 
+from hapi.client.session import Session
 from hapi.models import zoo
 from hapi.models.architectures import Architecture, build_module
 from hapi.models.layers import LayeredModel
@@ -119,6 +120,34 @@ def test_other_models_at_some_splits(service: Service, store: Path, f: Family) -
                 splits = [freeze, freeze // 2, freeze // 3, 1]
                 plain = plain_training(f, order_of(session, store))
             check_equal(split_training(session), plain, f"{f.name} split {split}")
+
+
+def with_changes(session: Session, freeze: int) -> Session:
+    """Each batch at another split, by turns early and late, in the middle of epochs too."""
+    splits = [[freeze, 0], [freeze // 2, freeze], [1, freeze // 3]]
+    epoch = session.epoch
+    session.epoch = lambda e: epoch(e, split_of=lambda n: min(splits[e][n], freeze))  # type: ignore[method-assign]
+    return session
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "f",
+    [f for f in FAMILIES if f.name not in HEAVY or os.environ.get("HAPI_PARITY") == "full"],
+    ids=lambda f: f.name,
+)
+def test_splits_that_change_in_the_middle_of_epochs(service: Service, store: Path, f: Family) -> None:
+    """The heavy families with HAPI_PARITY=full."""
+    with open_session(service, f, "auto", f.freeze) as session:
+        plain = plain_training(f, order_of(session, store))
+        check_equal(split_training(with_changes(session, f.freeze)), plain, f"{f.name} with changes")
+
+
+def test_one_model_with_changes_fast(service: Service, store: Path) -> None:
+    f = FAMILIES[1]
+    with open_session(service, f, "auto", f.freeze) as session:
+        plain = plain_training(f, order_of(session, store))
+        check_equal(split_training(with_changes(session, f.freeze)), plain, "resnet18 with changes")
 
 
 def test_one_model_fast(service: Service, store: Path) -> None:

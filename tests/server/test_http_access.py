@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +15,6 @@ from hapi.cli.server import main
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture
-def logging_as_before() -> Iterator[None]:
-    """A server sets up the logging of its process, which here is the tests' own."""
-    loggers = [logging.getLogger(name) for name in (None, "aiohttp.access", "aiohttp.server")]
-    before = [(one, one.handlers[:], one.filters[:], one.level) for one in loggers]
-    yield
-    for one, handlers, filters, level in before:
-        one.handlers[:], one.filters[:] = handlers, filters
-        one.setLevel(level)
 
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "bearer a-long-secret", "Basic a-long-secret",
