@@ -9,6 +9,9 @@ States of a planned run::
                             new split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
 
+While decided, a split that sends too little to show what the link is like is left for a batch or two now and then,
+where a faster link would make another split better: else a link that recovered would never be noticed.
+
 In every state a batch that did not fit this side's memory moves the earliest split, which nothing goes below.
 Nothing of this changes what is trained: the split says where frozen layers run, not what comes out of them.
 """
@@ -22,11 +25,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hapi.client.choices import Change, allowed, choice, earliest_that_fits, fitted, received_ahead
+from hapi.client.look import Look
 from hapi.client.measuring import Meter, Snapshot, merged, observed_between
-from hapi.client.watch import Watch
+from hapi.client.watch import Drift, Watch
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, Plan, plan
-from hapi.profiler.observe import Sizes, link_rate, profile_of
+from hapi.profiler.observe import Arrivals, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Job, Profile
 
 ORACLE = "oracle"
@@ -97,6 +101,11 @@ class Planning:
         self._hold = 0
         self._held = 0
         """Batches since the watch changed the split."""
+        self._look = Look()
+        self._looks: list[int] = []
+        """Splits of batches to come that show the link."""
+        self.looks = 0
+        """Batches that were run to see the link."""
         if profile is not None:
             self._profiled.add(0)
             self._adopt(fitted(profile, sizes), (0, 0), "from the given profile")
@@ -110,6 +119,9 @@ class Planning:
                 split, timed = self._schedule.pop(0)
                 self._under_way.append((split, timed))
                 return max(split, self._earliest), timed
+            if self._looks:
+                self.looks += 1
+                return max(self._looks.pop(), self._earliest), False
             if self._unopened_change:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
@@ -158,8 +170,8 @@ class Planning:
             parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self.sizes.last_split + 1)]
         return [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
 
-    def batch_done(self, epoch: int, batch: int, split: int, rates: list[tuple[int, float]]) -> None:
-        """A batch was trained; ``rates``: what the link showed since the last one."""
+    def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
+        """A batch was trained; ``rates``, ``bounds``: arrivals since the last one, and how long some took at most."""
         now = time.monotonic()
         seconds, self._last_done = now - self._last_done, now
         self._held += 1
@@ -171,11 +183,12 @@ class Planning:
             if not self.profiling:
                 self._decide(epoch, batch)
         elif self._watch is not None and self._replan:
-            found = self._watch.batch_done(split, rates)
+            found = self._watch.batch_done(split, rates, bounds)
             if found is not None:
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
             self._follow_plan((epoch, batch + 1))
+            self._look_at_link(rates)
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
@@ -236,7 +249,9 @@ class Planning:
             split = min(tried, key=lambda s: tried[s])
         chosen = max(split, self._earliest) if split is not None else allowed(self.plan, self._earliest)
         self._change(at, chosen, why)
-        self._watch = Watch(self._meter, self.sizes.client, profile) if self._replan else None
+        self._watch = None
+        if self._replan:
+            self._watch = Watch(self._meter, self.sizes.client, profile, self.job.bs)
         self._why = None
 
     def _follow_plan(self, at: tuple[int, int]) -> None:
@@ -252,8 +267,17 @@ class Planning:
             soon = self._hold > 0 and self._held < 4 * self._hold
             self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
             self._held = 0
+            self._look.restart(self._hold)
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
+
+    def _look_at_link(self, rates: Arrivals) -> None:
+        """Have the next batches show the link if it was not seen for long and a faster one would be of use."""
+        if self.profile is not None and self._look.due(rates):
+            split = self._look.split(self.strategy, self.profile, self.job, self._earliest, self._split)
+            if split is not None:
+                with self._lock:
+                    self._looks = [split] * Drift.EVIDENCE
 
     def _change(self, at: tuple[int, int], split: int, why: str) -> None:
         with self._lock:
@@ -261,6 +285,7 @@ class Planning:
                 change = Change(epoch=at[0], batch=at[1], before=self._split, after=split, why=why)
                 self.changes.append(change)
                 self._unopened_change = True
+                self._looks.clear()
             self._split = split
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
@@ -277,6 +302,7 @@ class Planning:
             "strategy": self.strategy,
             "split": self._split,
             "changes": [change.to_json() for change in self.changes],
+            "looks": self.looks,
             "job": asdict(self.job),
         }
         if self.profile is not None and self.plan is not None:

@@ -222,7 +222,8 @@ class Session:
                 meter.batch(split, count)
                 asked = time.monotonic()
                 report.seconds = before + asked - started
-                splits.done(number, split, report.traffic.link.rates(seen))
+                link = report.traffic.link
+                splits.done(number, split, link.rates(seen), link.bounds(seen))
                 seen = asked
         finally:
             report.seconds = before + time.monotonic() - started

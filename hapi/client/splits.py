@@ -13,6 +13,7 @@ from hapi.client.planning import Planning
 from hapi.client.prepare import Prepared
 from hapi.client.settings import TrainSettings
 from hapi.errors import ConfigError, UsageError
+from hapi.profiler.observe import Arrivals
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.sizes import sizes_of
 
@@ -30,8 +31,11 @@ class Splits(Protocol):
     def open(self, number: int) -> ExtractionJob:
         """The job of batch ``number``, which opens; from any thread."""
 
-    def done(self, number: int, split: int, rates: list[tuple[int, float]]) -> None:
-        """Batch ``number`` was handed out and worked on."""
+    def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        """Batch ``number`` was handed out and worked on.
+
+        ``rates``, ``bounds``: (bytes, seconds) of arrivals since the last one, as they took and as they took at most.
+        """
 
     def failed(self, number: int, split: int) -> bool:
         """Batch ``number`` did not fit this side's memory; whether it is to be tried at another split."""
@@ -53,7 +57,7 @@ class Fixed:
     def open(self, number: int) -> ExtractionJob:
         return self.prepared.job(self.split, validation=self.validation)
 
-    def done(self, number: int, split: int, rates: list[tuple[int, float]]) -> None:
+    def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         return
 
     def failed(self, number: int, split: int) -> bool:
@@ -90,8 +94,8 @@ class Planned:
         split, time_layers = self.planning.open(self.epoch, number)
         return replace(self.prepared.job(split), time_layers=time_layers)
 
-    def done(self, number: int, split: int, rates: list[tuple[int, float]]) -> None:
-        self.planning.batch_done(self.epoch, number, split, rates)
+    def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        self.planning.batch_done(self.epoch, number, split, rates, bounds)
 
     def failed(self, number: int, split: int) -> bool:
         return self.planning.failed(self.epoch, number, split)

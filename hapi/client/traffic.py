@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,6 +91,7 @@ class LinkMeter:
         self._since = 0.0
         self._before: tuple[int | None, int] = (None, 0)
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
+        self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
 
     def begin(self) -> None:
         """A payload begins to arrive."""
@@ -116,6 +117,19 @@ class LinkMeter:
         """(bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
         with self._lock:
             return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
+
+    def crossed(self, nbytes: int, seconds: float) -> None:
+        """``nbytes`` crossed in at most ``seconds``: they did not exist before and are there now."""
+        with self._lock:
+            self._longest.append((time.monotonic(), nbytes, seconds))
+
+    def bounds(self, since: float = 0.0) -> list[tuple[int, float]]:
+        """(bytes, most seconds that they took) of what :meth:`crossed` after ``since``.
+
+        A link that is faster than its readers shows in these only: what it brings is there before they look.
+        """
+        with self._lock:
+            return [(nbytes, seconds) for at, nbytes, seconds in self._longest if at > since]
 
     def _open(self) -> None:
         self._since, self._before = time.monotonic(), (self._arrived(), self._read)
@@ -185,8 +199,13 @@ class Traffic:
             share.bytes_received += nbytes
             share.receive_cpu_seconds += cpu_seconds
 
-    def answered(self, split: int, samples: int, report: RequestReport) -> None:
-        """A request was answered whole."""
+    def answered(self, split: int, samples: int, report: RequestReport, nbytes: int, seconds: float) -> None:
+        """A request was answered whole: ``nbytes`` in frames, ``seconds`` after it was made."""
+        if report.cos_batch >= samples:  # one frame, which was not sent before all of it was made
+            took = defaultdict(float, report.seconds)
+            making = took["queue"] + max(took["model"], took["read"] + took["decode"])
+            seconds = max(seconds - making - took["device_wait"] - took["forward"], 0.05 * seconds)
+        self.link.crossed(nbytes, seconds)
         with self._lock:
             self._of(split).add(samples, report)
             start, end = self._busy.get(report.server, report.busy)

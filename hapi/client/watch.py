@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from hapi.client.measuring import Meter, Snapshot, observed_between
-from hapi.profiler.observe import Observed, Tier, forward_seconds, link_rate
+from hapi.profiler.observe import ENOUGH_BYTES, Arrivals, Observed, Tier, forward_seconds, link_rate
 from hapi.profiler.profile import Profile
 from hapi.units import format_bandwidth
 
@@ -39,12 +39,16 @@ class Drift:
         self._sums = {1: 0.0, -1: 0.0}
         self._runs: dict[int, list[float]] = {1: [], -1: []}
 
-    def add(self, ratio: float) -> float | None:
-        """A batch's measured over estimated; the change that it and those before it tell, if they do."""
+    def add(self, ratio: float, batches: float = 1.0) -> float | None:
+        """A batch's measured over estimated; the change that it and those before it tell, if they do.
+
+        ``batches``: what it was measured on is worth so many, of which no more than the fewest count.
+        """
+        weight = min(max(1.0, batches), self.EVIDENCE)
         log = math.log(max(ratio, 1e-9))
         most = math.log(self.PLAIN / (1 + self.MARGIN))
         for sign, run in self._runs.items():
-            self._sums[sign] += min(most, sign * log - math.log(1 + self.MARGIN))
+            self._sums[sign] += weight * min(most, sign * log - math.log(1 + self.MARGIN))
             if self._sums[sign] <= 0:
                 self._sums[sign] = 0.0
                 run.clear()
@@ -63,7 +67,8 @@ class Watch:
     HYSTERESIS = 0.05
     """Share of an epoch's seconds that another split must gain before the split changes."""
 
-    def __init__(self, meter: Meter, client: Tier, profile: Profile) -> None:
+    def __init__(self, meter: Meter, client: Tier, profile: Profile, batch_size: int) -> None:
+        self._batch_size = batch_size
         self._meter = meter
         self._client = client
         self._profile = profile
@@ -75,15 +80,20 @@ class Watch:
         """A pass begins: its first batches show how the pipeline fills."""
         self._split = None
 
-    def batch_done(self, split: int, rates: list[tuple[int, float]]) -> tuple[Profile, str] | None:
-        """(the profile as it is now, why) when a stage has left its estimate; ``rates``: the link's since the last."""
+    def batch_done(self, split: int, rates: Arrivals, bounds: Arrivals = ()) -> tuple[Profile, str] | None:
+        """(the profile as it is now, why) when a stage has left its estimate.
+
+        ``rates``, ``bounds``: arrivals since the last batch, and how long some took at most.
+        """
         now = self._meter.snapshot()
         before, self._before = self._before, now
         observed = None
         if split == self._split:  # else the sums since the last batch are of another split, or of none
             observed = observed_between(before, now, self._meter.servers, self._client).get(split)
         self._split = split
-        told = {s: self._drifts[s].add(ratio) for s, ratio in self._ratios(observed, rates).items()}
+        ratios = self._ratios(observed)
+        told: dict[str, float | None] = {"network": self._network(split, rates, bounds)}
+        told |= {stage: self._drifts[stage].add(ratio) for stage, ratio in ratios.items()}
         changed = {stage: ratio for stage, ratio in told.items() if ratio is not None}
         if not changed:
             return None
@@ -92,12 +102,20 @@ class Watch:
         self._profile = _scaled(self._profile, split, changed)
         return self._profile, why
 
-    def _ratios(self, observed: Observed | None, rates: list[tuple[int, float]]) -> dict[str, float]:
-        """Measured over estimated: the link's bits per second, the server's share, the tiers' seconds a sample."""
+    def _network(self, split: int, rates: Arrivals, bounds: Arrivals) -> float | None:
+        """The change of the link that its arrivals tell, of which several batches' may have come at once."""
+        link, expected = link_rate(rates, sound=True), self._profile.link.bits_per_second
+        faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]
+        bits = max([rate for _, rate in faster] + ([] if link is None else [link[0]]), default=None)
+        if bits is None:
+            return None
+        nbytes = max(sum(n for n, _ in rates), sum(n for n, _ in faster))
+        batches = nbytes / (self._batch_size * self._profile.sent_bytes(split))
+        return self._drifts["network"].add(bits / expected, batches)
+
+    def _ratios(self, observed: Observed | None) -> dict[str, float]:
+        """Measured over estimated: the server's share, the tiers' seconds a sample."""
         found: dict[str, float] = {}
-        link = link_rate(rates, sound=True)
-        if link is not None:
-            found["network"] = link[0] / self._profile.link.bits_per_second
         if observed is None:
             return found
         found["share"] = observed.share / self._profile.server.share

@@ -23,6 +23,9 @@ ENOUGH_BYTES, ENOUGH_SECONDS = 128 << 10, 0.08
 """A shorter stretch of arrivals with fewer bytes may have come out of some buffer on the way at once."""
 LARGEST_VARIATION = 0.9
 
+Arrivals = Sequence[tuple[int, float]]
+"""(bytes, seconds) of what arrived over a link."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
@@ -90,7 +93,7 @@ class Sizes:
     optimizer_bytes_per_parameter_byte: float = 1.0
 
 
-def link_rate(rates: Sequence[tuple[int, float]], *, sound: bool = False) -> tuple[float, float] | None:
+def link_rate(rates: Arrivals, *, sound: bool = False) -> tuple[float, float] | None:
     """(bits per second, standard deviation over mean) of a link from (bytes, seconds) of arrivals; None without any.
 
     The upper quartile by bytes: an arrival may be slowed down by a busy sender or reader, never hurried. Stretches

@@ -77,7 +77,7 @@ def test_what_a_batch_cost(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     traffic.received(2, 1000, 0.125)
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     clock.works(0.0, others=1.125)  # the receiving thread: 0.125 of it in payloads
     work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
     o = between(meter)[2]
@@ -99,7 +99,7 @@ def test_what_a_batch_cost(clock: Clock) -> None:
 def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, replace(REPORT, tier=replace(REPORT.tier, reuse=False)))
+    traffic.answered(2, 10, replace(REPORT, tier=replace(REPORT.tier, reuse=False)), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].server_cpu["model"] == 0.25
 
@@ -109,7 +109,7 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
     traffic = Traffic()
     meter = Meter(torch.device("cpu"), servers=2)
     meter.follow(traffic)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)))
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert o.server.count == 2
@@ -124,7 +124,7 @@ def test_requests_ahead_are_evened_out(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     for _ in range(3):
-        traffic.answered(2, 10, REPORT)
+        traffic.answered(2, 10, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
     o = between(meter)[2]
     assert (o.samples, o.rest_seconds, o.step_seconds) == (30, 6.0, 9.0)
@@ -133,9 +133,9 @@ def test_requests_ahead_are_evened_out(clock: Clock) -> None:
 def test_splits_are_told_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(0, 4, REPORT)
-    traffic.answered(3, 6, REPORT)
-    traffic.answered(4, 6, REPORT)  # nothing of it was handed out yet
+    traffic.answered(0, 4, REPORT, 500, 0.1)
+    traffic.answered(3, 6, REPORT, 500, 0.1)
+    traffic.answered(4, 6, REPORT, 500, 0.1)  # nothing of it was handed out yet
     work_on(meter, clock, 0, 4, 1.0, 0.5)
     work_on(meter, clock, 3, 6, 2.0, 0.5)
     found = between(meter)
@@ -146,11 +146,11 @@ def test_splits_are_told_apart(clock: Clock) -> None:
 def test_only_what_lies_between_counts(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, 9.0, 9.0)
     before = meter.snapshot()
     assert between(meter, before) == {}
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 2.0)
     o = between(meter, before)[2]
     assert (o.samples, o.rest_seconds, o.step_seconds, o.cos_batch) == (10, 1.0, 2.0, 16)
@@ -162,7 +162,7 @@ def test_passes_add_up_but_for_the_largest_batch(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     for number in range(3):
-        traffic.answered(2, 10, REPORT)
+        traffic.answered(2, 10, REPORT, 500, 0.1)
         work_on(meter, clock, 2, 10, 1.0, 1.0)
         traffic = Traffic()
         if number < 2:
@@ -176,7 +176,7 @@ def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
     meter = meter_with(traffic)
     clock.works(50.0)
     meter.follow(traffic := Traffic())
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].client_other_seconds == pytest.approx(0.0)
 
@@ -184,7 +184,7 @@ def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
 def test_timed_layers_count_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)))
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.1)
     with meter.working(2, "timed"):
         clock.works(4.0)
     meter.layers(2, 10, [1.0, 2.5])
@@ -192,7 +192,7 @@ def test_timed_layers_count_apart(clock: Clock) -> None:
     only = between(meter)[2]
     assert (only.server_layers, only.server_timed) == ((1.0, 2.0), 10)
     assert (only.client_layers, only.client_timed, only.rest_seconds) == ((1.0, 2.5), 10, 4.0)
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, rest=3.0, step=0.0)
     both = between(meter)[2]
     assert both.rest_seconds == 6.0  # 20 samples at the rate of those that were not timed
@@ -202,7 +202,7 @@ def test_timed_layers_count_apart(clock: Clock) -> None:
 def test_threads_that_help_the_main_one_are_not_others(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, REPORT)
+    traffic.answered(2, 10, REPORT, 500, 0.1)
     with meter.working(2, "rest"):
         clock.works(1.0, others=3.0)  # four threads
     meter.rested(2, 10)
@@ -220,7 +220,7 @@ def test_what_others_leave_of_the_server(clock: Clock, others: float, processors
     traffic = Traffic()
     meter = meter_with(traffic)
     tier = replace(REPORT.tier, processors=processors)
-    traffic.answered(2, 10, replace(REPORT, others=(1.0, 1.0 + others), tier=tier))
+    traffic.answered(2, 10, replace(REPORT, others=(1.0, 1.0 + others), tier=tier), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].share == pytest.approx(share)
 
@@ -229,11 +229,11 @@ def test_a_server_without_clocks_is_alone_and_has_no_factor(clock: Clock) -> Non
     traffic = Traffic()
     meter = meter_with(traffic)
     none = (0.0, 0.0)
-    traffic.answered(2, 10, replace(REPORT, work=none, others=none, process=none, clock=none))
+    traffic.answered(2, 10, replace(REPORT, work=none, others=none, process=none, clock=none), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert (o.share, o.server_factor) == (1.0, 1.0)
-    traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)))
+    traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].server_factor <= module.MOST_BESIDE
 

@@ -343,6 +343,51 @@ def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> N
     assert len(planning.changes) == settled
 
 
+def unseen_at_the_freeze() -> tuple[Planning, World]:
+    """Of split 4 a request sends 25 kB, which shows nothing of a link; the plan was made when it was fast."""
+    true = truth()
+    deepest = replace(true.layers[3], output_bytes=5_000)
+    world = World(replace(true, layers=(*true.layers[:3], deepest, true.layers[4])))
+    planning = planning_in(world)
+    run_epoch(planning, world)
+    assert planning.split == BEST
+    return planning, world
+
+
+def test_a_link_that_recovered_is_noticed_where_nothing_shows_it() -> None:
+    planning, world = unseen_at_the_freeze()
+    slower_link(world, 0.1)
+    assert run_epoch(planning, world, 1, batches=12)[-1] == 4
+    slower_link(world, 10)
+    splits = run_epoch(planning, world, 2, batches=40)
+    assert splits[-1] == BEST and planning.looks == 2
+    assert "bandwidth is 100.0 Mbit/s" in planning.changes[-1].why
+    assert planning.to_json()["looks"] == 2
+
+
+def test_a_link_that_stays_slow_is_looked_at_ever_more_rarely() -> None:
+    planning, world = unseen_at_the_freeze()
+    slower_link(world, 0.1)
+    run_epoch(planning, world, 1, batches=12)
+    splits = run_epoch(planning, world, 2, batches=600)
+    assert len(planning.changes) == 2 and planning.split == 4
+    elsewhere = [s for s in splits if s != 4]
+    assert elsewhere == [0] * planning.looks, "the split that sends least of those that show the link"
+    assert 2 * 8 <= planning.looks <= 2 * (4 + 600 // 64)
+
+
+def test_a_link_that_shows_itself_or_does_not_matter_is_not_looked_at() -> None:
+    planning, world = decided()
+    slower_link(world, 0.1)
+    run_epoch(planning, world, 1, batches=200)
+    assert planning.split == 4 and planning.looks == 0, "100 kB a request show it"
+    planning, world = unseen_at_the_freeze()
+    layers = tuple(replace(x, client_seconds=x.client_seconds * 50) for x in world.true.layers)
+    world.true = replace(world.true, layers=layers)
+    run_epoch(planning, world, 1, batches=200)
+    assert planning.split == 4 and planning.looks == 0, "no link makes it better to compute here"
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([0.08, 0.2]))
 def test_noise_never_moves_the_split(seed: int, noise: float) -> None:

@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, profile: Profile | None = None) -> None:
         profile = profile or truth()
         self.world = World(profile)
-        self.watch = Watch(self.world, Tier(), profile)  # type: ignore[arg-type]
+        self.watch = Watch(self.world, Tier(), profile, JOB.bs)  # type: ignore[arg-type]
 
     def batches(self, count: int, split: int = 3) -> list[tuple[Profile, str] | None]:
         return [self.watch.batch_done(split, self.world.batch(split)) for _ in range(count)]
@@ -175,6 +175,17 @@ def test_a_smaller_change_takes_more_batches(factor: float, batches: int | None)
         assert told[batches - 1] == pytest.approx(factor)
 
 
+def test_several_batches_that_came_at_once_are_so_much_evidence() -> None:
+    assert Drift().add(2.0, batches=2.0) == pytest.approx(2.0)
+    assert Drift().add(2.0, batches=0.1) is None and Drift().add(1.6, batches=100.0) is None
+    watched = Watched()
+    watched.batches(2)
+    watched.change(bits=0.5)
+    arrivals = [rate for _ in range(2) for rate in watched.world.batch(3)]
+    found = watched.watch.batch_done(3, arrivals)
+    assert found is not None and found[1].startswith("bandwidth is 50.0 Mbit/s")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.01, 100.0), min_size=2, max_size=40))
 def test_what_is_told_lies_among_what_was_seen(ratios: list[float]) -> None:
@@ -223,6 +234,21 @@ def test_short_arrivals_are_no_evidence() -> None:
     for _ in range(10):
         watched.world.batch(4)
         assert watched.watch.batch_done(4, [(4_000, 4_000 * 8 / 1e9)]) is None
+
+
+def test_a_link_that_is_faster_than_its_readers_shows_in_bounds() -> None:
+    """What arrived before anyone looked has no rate, but it took no longer than since it was made."""
+    watched = Watched()
+    watched.batches(2)
+    for _ in range(10):  # slower than the plan's link: says nothing
+        watched.world.batch(3)
+        assert watched.watch.batch_done(3, [], [(300_000, 0.1)]) is None
+    watched.world.batch(3)
+    assert watched.watch.batch_done(3, [], [(50_000, 1e-4)] * 9) is None, "out of some bucket, perhaps"
+    fast = [(300_000, 0.006), (300_000, 0.1), (300_000, 0.012)]
+    assert watched.watch.batch_done(3, [], fast) is None
+    found = watched.watch.batch_done(3, [], fast)
+    assert found is not None and found[0].link.bits_per_second == pytest.approx(400e6)
 
 
 def test_no_arrivals_are_no_evidence() -> None:
