@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--bs", action="append", metavar="N", help="may be repeated (default 16, 64, 256)")
     memory.add_argument("--image-size", default="64", metavar="N", help="side of the inputs (default 64)")
     memory.set_defaults(measure=_memory)
+    steps = benchmarks.add_parser(
+        "steps", help="a link that changes under a run, beside runs that knew its bandwidth (needs root)"
+    )
+    steps.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
+    steps.add_argument(
+        "--bandwidth",
+        action="append",
+        metavar="RATE",
+        help="of one stretch after the other (default 100Mbps, 10Mbps, 100Mbps)",
+    )
+    steps.add_argument("--epochs", default="4", metavar="N", help="of each stretch (default 4)")
+    steps.add_argument("--samples", default="640", metavar="N", help="samples of an epoch (default 640)")
+    steps.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
+    steps.add_argument("--repeats", default="3", metavar="N", help="times that all is measured (default 3)")
+    steps.set_defaults(measure=_steps)
     configure_studies(benchmarks)
     configure_measured(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory):
+    for benchmark in (wire, overlap, gpu, memory, steps):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
@@ -126,6 +142,22 @@ def _memory(args: argparse.Namespace) -> Any:
     )
     results = Path(args.json) if args.json else None
     return measure_memory(settings, results, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _steps(args: argparse.Namespace) -> Any:
+    from hapi.bench.steps import StepsSettings, measure_steps
+
+    settings = StepsSettings(
+        model=args.model,
+        epochs=_positive(args.epochs, "--epochs"),
+        samples=_positive(args.samples, "--samples"),
+        batch=_positive(args.bs, "--bs"),
+        repeats=_positive(args.repeats, "--repeats"),
+    )
+    if args.bandwidth:
+        bandwidths = tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth)
+        settings = replace(settings, bandwidths=bandwidths)
+    return measure_steps(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _positive(text: str, what: str) -> int:
