@@ -195,7 +195,7 @@ def test_a_small_sweep_without_a_test_bed(tmp_path: Path) -> None:
     results = Results(tmp_path / "sweep.jsonl", {})
     sweep(LooseBed("a test"), SMALL, results, lambda line: None)
     (cell,) = measured_cells(results.records)
-    assert cell.times.keys() | cell.bounds.keys() == set(range(14)) and not cell.unfit
+    assert cell.times.keys() | cell.bounds.keys() == set(range(12)) and not cell.unfit
     assert cell.best > 0 and cell.tensors.keys() <= {"uint8", "float32"}
     for split, times in cell.times.items():
         # A little of the first frames passes at once, and end frames are no payload.
