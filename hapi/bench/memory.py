@@ -22,7 +22,7 @@ from hapi.errors import HapiError, UsageError
 from hapi.models.families import ALIASES
 from hapi.models.freeze import choose_freeze
 from hapi.models.zoo import ModelSpec, structure
-from hapi.profiler.cost import memory
+from hapi.profiler.cost import CLIENT_BYTES, memory
 from hapi.profiler.machine import constants
 from hapi.profiler.measure import Conditions, measure
 from hapi.profiler.profile import Job, Profile
@@ -158,9 +158,10 @@ def _cases(profile: Profile, batches: Sequence[int]) -> Iterator[tuple[int, int]
 
 
 def predicted_bytes(profile: Profile, split: int, bs: int, micro_batch: int) -> int:
-    """The planner's peak with one training batch on the host, which came as tensors."""
+    """The planner's peak with one training batch on the host, which came as tensors; the client's own objects, which
+    these processes do not have, left out."""
     estimate = memory(profile, Job(bs=bs, samples=bs, micro_batch=micro_batch), split)
-    return estimate.parameters + estimate.compute + bs * profile.output_bytes()[split]
+    return estimate.parameters + estimate.compute - CLIENT_BYTES + bs * profile.output_bytes()[split]
 
 
 def _observed(profile: Profile, split: int, bs: int, settings: MemorySettings) -> MemoryCase:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, status_bytes
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, status_bytes, warm_up_libraries
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import make_optimizer
 from hapi.models.freeze import choose_freeze
@@ -30,7 +30,7 @@ def main() -> None:
     side, device = case["image_size"], torch.device("cpu")
     spec = ModelSpec(architecture=case["model"], weights="random:0", input_shape=(3, side, side))
     model = structure(spec)
-    _warm_up()
+    warm_up_libraries()
     before, code_before = status_bytes("RssAnon"), status_bytes("RssFile")
     split, boundary = case["split"], model.pushable(choose_freeze(model, None)).stop - 1
     fill(model, split, len(model), device)
@@ -60,16 +60,6 @@ def _step(
     output = trained(at_boundary)
     nn.functional.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64)).backward()
     optimizer.step()
-
-
-def _warm_up() -> None:
-    """What torch takes whatever the model: threads, code, the optimiser's imports."""
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
-    layers(torch.rand(2, 3, 8, 8))
-    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
-    nn.functional.cross_entropy(layers(torch.rand(2, 3, 8, 8)), torch.zeros(2, dtype=torch.int64)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 if __name__ == "__main__":

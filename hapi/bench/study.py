@@ -138,6 +138,16 @@ def optimality(cells: Sequence[Measured], strategy: str) -> Optimality:
     return Optimality(*counts)
 
 
+def spreads(cells: Sequence[Measured]) -> list[float]:
+    """(slowest - fastest) / fastest of every split's whole epochs of which there are several: the machine's noise."""
+    return [
+        (max(times) - min(times)) / min(times)
+        for one in cells
+        for times in one.times.values()
+        if len(times) > 1
+    ]
+
+
 def errors(cells: Sequence[Measured], form: str, *, chosen_by: str | None = None) -> list[float]:
     """|estimated - measured| / measured of every whole epoch, or only at the splits that a strategy chose."""
     found = []

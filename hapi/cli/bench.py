@@ -70,9 +70,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     steps.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
     steps.add_argument("--repeats", default="3", metavar="N", help="times that all is measured (default 3)")
     steps.set_defaults(measure=_steps)
+    answer = benchmarks.add_parser("plan", help="seconds until hapi plan answers, for torchvision's models")
+    answer.add_argument(
+        "--model", action="append", metavar="NAME", help="may be repeated (default: torchvision's, all 80)"
+    )
+    answer.set_defaults(measure=_plan)
     configure_studies(benchmarks)
     configure_measured(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory, steps):
+    for benchmark in (wire, overlap, gpu, memory, steps, answer):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
@@ -158,6 +163,14 @@ def _steps(args: argparse.Namespace) -> Any:
         bandwidths = tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth)
         settings = replace(settings, bandwidths=bandwidths)
     return measure_steps(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _plan(args: argparse.Namespace) -> Any:
+    from hapi.bench.plan_seconds import measure_plan
+    from hapi.models.architectures import torchvision_names
+
+    models = args.model or torchvision_names()
+    return measure_plan(models, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _positive(text: str, what: str) -> int:

@@ -330,9 +330,10 @@ class Trainer:
         }
 
     def _memory(self) -> dict[str, int | None]:
-        """The client's peak as the plan had it, and as it was."""
+        """The client's peak as the plan has it, of the splits that batches ran at, and as it was."""
         planning = self.session.planning
         predicted = None
         if planning is not None and planning.plan is not None:
-            predicted = planning.plan.candidates[planning.split].estimate.memory.peak
+            ran = {split for epoch in self.epochs for split, _ in epoch["splits"]} or {planning.split}
+            predicted = max(planning.plan.candidates[split].estimate.memory.peak for split in ran)
         return {"predicted": predicted, "observed": self.session.budget.highest()}

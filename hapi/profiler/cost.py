@@ -16,6 +16,9 @@ from hapi.profiler.profile import Job, LayerProfile, Profile
 
 _LIBRARY_BYTES = 8 << 20
 """On a CPU, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in ``hapi bench memory``."""
+CLIENT_BYTES = 40 << 20
+"""On a CPU, whatever the job: the client's own objects, such as torchvision, the traced model and its connections; what
+a process grows by while it prepares a job without weights."""
 
 Form = Literal["stored", "uint8", "tensor"]
 """What split 0 sends: the sample as it is stored, or made into a tensor on the server."""
@@ -143,7 +146,7 @@ def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
         default=0,
     )
     return parameters, features + max(micro, _step_bytes(trained, bs, profile.output_bytes()[boundary])) + (
-        _LIBRARY_BYTES if on_cpu else 0
+        _LIBRARY_BYTES + CLIENT_BYTES if on_cpu else 0
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hapi.bench.cells import Cell, Results, done_record
 from hapi.bench.export import write_csv
 from hapi.bench.plots import PANELS
-from hapi.bench.study import measured_cells, optimality, rows
+from hapi.bench.study import measured_cells, optimality, rows, spreads
 from hapi.bench.views import VIEWS
 from hapi.cli.main import main
 from hapi.errors import UsageError
@@ -116,3 +116,16 @@ def test_results_of_another_kind_of_run_are_not_mixed_in(tmp_path: Path) -> None
         ):
             Results(path, other)
     assert path.read_text() == before
+
+
+def test_the_noise_of_repeats_is_told_beside_what_it_blurs(tmp_path: Path) -> None:
+    cell = CELLS[0]
+    (once,) = measured_cells(records(cell))
+    for view in ("optimality", "estimates"):
+        assert not any(line.startswith("noise") for line in VIEWS[view]([once]))
+    again = {"kind": "run", "cell": cell.key, "ok": True, "over": False, "bytes": 7000}
+    more = [{**again, "split": 1, "seconds": 1.2}, {**again, "split": 2, "seconds": 2.0}]
+    (twice,) = measured_cells([*records(cell)[:-1], *more, done_record(cell, 20.0)])
+    assert sorted(spreads([twice])) == [0.0, pytest.approx(0.2)]
+    for view in ("optimality", "estimates"):
+        assert "10.0% longer than the fastest in the median, 20.0% at" in VIEWS[view]([twice])[-1]

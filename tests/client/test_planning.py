@@ -501,7 +501,7 @@ def test_failing_chooses_among_what_fits() -> None:
     true = replace(true, layers=tuple(
         replace(x, output_bytes=9 * MB if i == 2 else sizes[i]) for i, x in enumerate(true.layers)
     ))  # fmt: skip
-    job = with_memory(20 * MB + (8 << 20))  # what libraries take on a CPU
+    job = with_memory(20 * MB + (48 << 20))  # what libraries and the client take on a CPU
     found = plan("auto", true, job)
     assert [c.fits for c in found.candidates] == [True, True, True, False, True]
     assert allowed(found, 3) == 4
