@@ -308,7 +308,7 @@ def test_a_budget_that_nothing_fits(service: Service) -> None:
 @pytest.mark.slow
 def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]) -> None:
     """ResNet18's weights do not fit beside a training batch, its last layers' do."""
-    with open_session(service, split="auto", memory=30 << 20, prefetch_bytes=0) as session:
+    with open_session(service, split="auto", memory=70 << 20, prefetch_bytes=0) as session:
         report = Trainer(session, Silent()).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     fits = [c["fits"] for c in report["plan"]["candidates"]]
