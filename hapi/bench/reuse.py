@@ -101,6 +101,7 @@ class _Bench:
             self._clients[name] = BenchClient(bed, token, folder, f"client-{name}")
 
     def measure(self, model: str) -> dict[str, Any]:
+        """The record of one model: what both servers' epochs and single requests took."""
         settings, samples = self._settings, self._samples
         push_model(self._store, model, settings.image_size)
         self._bed.set_bandwidth(None)  # weights are fetched over the link, once

@@ -134,6 +134,7 @@ def _fetch(
     buffers = [tensor_bytes(torch.empty(e.nbytes, dtype=torch.uint8)) for e in entries]
 
     def receive(reader: FrameReader) -> None:
+        """Read the answer's frames, one for each tensor, into the buffers in their order."""
         for entry, buffer in zip(entries, buffers, strict=True):
             expected = (TensorSpec(entry.name, entry.dtype, entry.shape),)
 

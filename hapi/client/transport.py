@@ -114,6 +114,7 @@ class HttpTransport:
             _shut(connection)
 
     def close(self) -> None:
+        """End all connections, also those that are in use: their requests fail at once."""
         with self._lock:
             self._closed = True
             idle, active = list(self._idle), list(self._active)

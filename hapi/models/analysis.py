@@ -215,6 +215,7 @@ def _stand_in(module: nn.Module, traced: Traced, graph: fx.Graph, kind: Means) -
     made: dict[int, torch.Tensor] = {}
 
     def substitute(tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that stands in for a parameter or buffer; the same one each time."""
         if id(tensor) not in made:
             if kind == "real":
                 made[id(tensor)] = tensor.detach().to("cpu", copy=True)

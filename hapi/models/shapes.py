@@ -119,6 +119,7 @@ def _memory_order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
     tells two dimensions apart (0 is a side that was broadcast)."""
 
     def inner_first(one: int, two: int) -> int:
+        """Which of two dimensions lies further inside in memory: negative for ``one``, positive for ``two``."""
         for stride in strides:
             if stride[one] == 0 or stride[two] == 0:
                 continue

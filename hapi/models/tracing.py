@@ -66,6 +66,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """As fx does it, in the tracing thread only."""
         # fx patches nn.Module.__call__ for the whole process; what other threads compute is not ours.
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)

@@ -243,6 +243,7 @@ def frame_seconds() -> tuple[float, float]:
     sent: list[float] = []
 
     def send() -> None:
+        """The sending side's runs; CPU seconds of each are noted."""
         try:
             for _ in range(_RUNS):
                 started = time.thread_time()

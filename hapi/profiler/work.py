@@ -143,6 +143,7 @@ class _Counter(_Visitor):
             yield
 
     def made(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count one operation: what it computes, reads and writes, and what is alive around it."""
         leaving = _tensors(result)
         cost = _Cost() if self._node is None else self.costs[self._node]
         if self._node is not None and self._node.op != "placeholder":

@@ -17,6 +17,7 @@ def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
     """(method, path, body) to (status, headers, buffers), as the HTTP application answers."""
 
     def handle(method: str, path: str, body: bytes) -> Answer:
+        """Status, headers and body of one request, without a socket between."""
         try:
             if method == "GET":
                 return 200, {}, iter([json.dumps(service.document(path)).encode()])

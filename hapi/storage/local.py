@@ -39,6 +39,7 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, key) from error
 
     def read_many(self, parts: Sequence[ReadPart]) -> None:
+        """See :meth:`hapi.storage.objects.ObjectStore.read_many`; files of one name are opened once."""
         # In the disk's order, every object opened once.
         ordered = sorted(parts, key=lambda part: (part.key, part.start))
         for key, group in groupby(ordered, key=lambda part: part.key):
@@ -65,6 +66,7 @@ class LocalStore(ObjectStore):
             done += count
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write ``data`` beside its place and move it there, so that a reader sees all of it or nothing."""
         path = self._path(key)
         try:
             temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
@@ -99,6 +101,7 @@ class LocalStore(ObjectStore):
         return self._path(key).is_file()
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Every object below ``prefix`` in order of names; none where there is no such folder."""
         top = self.root / check_prefix(prefix)
         found = []
         try:
@@ -113,6 +116,7 @@ class LocalStore(ObjectStore):
         return sorted(found, key=lambda info: info.key)
 
     def list_names(self, prefix: str) -> Names:
+        """Names one level below ``prefix`` that hold objects, in order."""
         top = self.root / check_prefix(prefix)
         try:
             with os.scandir(top) as entries:

@@ -140,6 +140,7 @@ class _Packer:
         sums: list[int] = []
 
         def flush() -> None:
+            """Write what has gathered as the next shard, with its part of the index."""
             nonlocal buffer, first
             number = len(shards)
             shard = Shard(key=shard_name(number), size=len(buffer), xxh3=digest(buffer), count=len(sizes))

@@ -370,6 +370,7 @@ class BufferSource:
         self._current = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
+        """Fill as much of ``buffer`` as the present piece has; the bytes written, 0 at the end."""
         while not self._current:
             following = next(self._buffers, None)
             if following is None:

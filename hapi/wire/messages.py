@@ -103,6 +103,7 @@ class ExtractRequest:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong."""
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
         optional = {"time_layers": False, "job": False}
         d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
@@ -123,6 +124,7 @@ class ExtractRequest:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The request's body; fields at their defaults are left away."""
         return {
             **({"time_layers": True} if self.time_layers else {}),
             **({"job": self.job} if self.job else {}),
@@ -164,6 +166,7 @@ class TensorsRequest:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` for anything else."""
         d = strict_fields(document, dict.fromkeys(("name", "digest", "names"), True), "request")
         names = d["names"]
         if not isinstance(names, list) or not 1 <= len(names) <= MAX_SAMPLES:
@@ -256,6 +259,7 @@ class RequestReport:
             raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
 
     def to_json(self) -> dict[str, Any]:
+        """For the end frame; seconds to the microsecond."""
         return {
             "server": self.server,
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
@@ -314,6 +318,7 @@ class DatasetDescription:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` for anything else."""
         names = ("reference", "count", "classes", "total_bytes", "layout", "transform")
         d = strict_fields(document, dict.fromkeys(names, True), "data set description")
         classes, layout = d["classes"], d["layout"]
@@ -331,6 +336,7 @@ class DatasetDescription:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The answer's body."""
         return {
             "reference": self.reference.to_json(),
             "count": self.count,

@@ -112,6 +112,7 @@ class ModelReference:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` names the field."""
         known = {f.name: f.name not in ("blocks", "input_shape") for f in fields(cls)}
         d = strict_fields(document, known, "model")
         source = d["source"]
@@ -164,6 +165,7 @@ class TransformSpec:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` names the field."""
         d = strict_fields(document, dict.fromkeys(("resize", "crop", "mean", "std"), True), "transform")
         crop = check_int(d["crop"], 1, MAX_IMAGE_SIDE, "transform.crop")
         resize = check_int(d["resize"], crop, MAX_IMAGE_SIDE, "transform.resize")
