@@ -130,6 +130,11 @@ def _notes(machine: Machine) -> tuple[str, ...]:
     return measured, assumed
 
 
+_STEP_PASSES = 10
+"""Over the trained weights in a timed step: fresh gradients are written (the system clears their pages first) and read,
+momentum and weights read and written."""
+
+
 class _Timer:
     """Times layers within a budget, and predicts those that do not fit into it."""
 
@@ -178,10 +183,12 @@ class _Timer:
             return 1.0
         return sum(measured[i] for i in chosen) / sum(self.predicted(i) for i in chosen)
 
-    def _affordable(self, start: int, stop: int, seconds: float, limit: float, batches: Sequence[int]) -> int:
-        """The largest batch whose ``seconds`` a sample, and the filling of weights, stay below ``limit``; or 0."""
+    def _affordable(
+        self, start: int, stop: int, seconds: float, limit: float, batches: Sequence[int], passes: int = 4
+    ) -> int:
+        """The largest batch whose ``seconds`` a sample, and ``passes`` over weights, stay below ``limit``; or 0."""
         weights = sum(layer.parameter_bytes for layer in self._model.layers[start:stop])
-        left = limit - 4 * weights / self._traffic
+        left = limit - passes * weights / self._traffic
         return next((batch for batch in batches if batch * seconds <= left), 0)
 
     def _input(self, before: int, batch: int) -> torch.Tensor:
@@ -200,7 +207,9 @@ class _Timer:
         """(seconds a sample of forward and backward pass after ``boundary``, seconds of an update, a note)."""
         stop = len(self._model)
         guess = 3 * sum(forward[boundary:])
-        batch = self._affordable(boundary, stop, guess * _RUNS, budget, _TRAINED_BATCHES)
+        batch = self._affordable(
+            boundary, stop, guess * _RUNS, budget, _TRAINED_BATCHES, _STEP_PASSES * _RUNS
+        )
         weights = sum(layer.parameter_bytes for layer in self._model.layers[boundary:])
         if not batch:
             # Read weight, gradient and momentum, write weight and momentum; the copy rate counts both ways.
