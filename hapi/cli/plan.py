@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from hapi import units
-from hapi.errors import ConfigError, DeviceMemoryError, UsageError
+from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
 from hapi.profiler import cache
 from hapi.profiler.cost import Estimate, Form, estimate
-from hapi.profiler.decide import PLANNERS, Candidate, Plan, plan
+from hapi.profiler.decide import PLANNERS, Candidate, Plan, choices, plan
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 
 _JOB = Job()
@@ -103,14 +103,17 @@ def run(args: argparse.Namespace) -> int:
     if args.save_profile:
         profile.save(args.save_profile)
     found = plan(args.strategy, profile, job)
-    choices = {name: _choice(name, profile, job) for name in PLANNERS}
+    chosen = {
+        name: None if split is None else found.candidates[split]
+        for name, split in choices(profile, job).items()
+    }
     forms = _forms(profile, job)
     if args.figure:
         plan_figure(found, profile, job, args.figure)
     if args.json:
-        print(json.dumps(_document(found, choices, forms, profile, job), indent=1))
+        print(json.dumps(_document(found, chosen, forms, profile, job), indent=1))
     else:
-        _print(found, choices, forms, profile, job)
+        _print(found, chosen, forms, profile, job)
     return 0
 
 
@@ -256,14 +259,6 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _choice(strategy: str, profile: Profile, job: Job) -> Candidate | None:
-    """What ``strategy`` chooses; None when nothing fits the memory."""
-    try:
-        return plan(strategy, profile, job).chosen
-    except DeviceMemoryError:
-        return None
-
-
 def _forms(profile: Profile, job: Job) -> list[Estimate]:
     """Split 0 in the other forms in which samples could be sent, to compare with."""
     names: tuple[Form, ...] = ("uint8", "tensor") if profile.samples.encoded else ()
@@ -271,7 +266,7 @@ def _forms(profile: Profile, job: Job) -> list[Estimate]:
 
 
 def _document(
-    found: Plan, choices: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
+    found: Plan, chosen: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
 ) -> dict[str, Any]:
     return {
         "model": profile.model,
@@ -282,13 +277,13 @@ def _document(
         "bits_per_second": profile.link.bits_per_second,
         "candidates": [dataclasses.asdict(c) for c in found.candidates],
         "not_split_in_other_forms": [dataclasses.asdict(e) for e in forms],
-        "strategies": {name: c.estimate.split if c else None for name, c in choices.items()},
+        "strategies": {name: c.estimate.split if c else None for name, c in chosen.items()},
         "notes": list(profile.notes),
     }
 
 
 def _print(
-    found: Plan, choices: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
+    found: Plan, chosen: dict[str, Candidate | None], forms: list[Estimate], profile: Profile, job: Job
 ) -> None:
     bandwidth = units.format_bandwidth(profile.link.bits_per_second)
     print(
@@ -305,7 +300,7 @@ def _print(
     _print_table(rows)
     print()
     print(f"what each strategy would choose (epoch, {job.epochs} epochs):")
-    for name, candidate_or_none in choices.items():
+    for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")
     for note in profile.notes:
         print(note)

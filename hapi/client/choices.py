@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hapi.errors import ConfigError, DeviceMemoryError
+from hapi.errors import ConfigError
 from hapi.profiler.cost import memory
 from hapi.profiler.decide import Plan, plan
 from hapi.profiler.observe import Sizes, profile_of
@@ -92,11 +92,3 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         samples=sizes.samples,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
     )
-
-
-def choice(strategy: str, profile: Profile, job: Job) -> int | None:
-    """What ``strategy`` would choose; None when nothing fits the memory."""
-    try:
-        return plan(strategy, profile, job).split
-    except DeviceMemoryError:
-        return None

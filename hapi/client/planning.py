@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from hapi.client.choices import Change, allowed, choice, earliest_that_fits, fitted, received_ahead
+from hapi.client.choices import Change, allowed, earliest_that_fits, fitted, received_ahead
 from hapi.client.look import Look
 from hapi.client.measuring import Meter, Snapshot, merged, observed_between
 from hapi.client.watch import Drift, Watch
 from hapi.profiler.cost import estimate
-from hapi.profiler.decide import PLANNERS, Plan, plan
+from hapi.profiler.decide import PLANNERS, Plan, choices, plan
 from hapi.profiler.observe import Arrivals, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Job, Profile
 
@@ -308,7 +308,7 @@ class Planning:
         if self.profile is not None and self.plan is not None:
             document["profile"] = self.profile.to_json()
             document["candidates"] = [asdict(candidate) for candidate in self.plan.candidates]
-            document["strategies"] = {name: choice(name, self.profile, self.job) for name in PLANNERS}
+            document["strategies"] = choices(self.profile, self.job)
         if self.measured:
             document["measured_batch_seconds"] = {str(s): round(t, 6) for s, t in self.measured.items()}
         return document

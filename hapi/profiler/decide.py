@@ -141,7 +141,7 @@ def plan(strategy: str, profile: Profile, job: Job) -> Plan:
     """
     if strategy not in PLANNERS:
         raise UsageError(f"unknown split strategy {strategy!r}; known are {', '.join(PLANNERS)}")
-    estimates = [estimate(profile, job, split) for split in range(profile.last_split + 1)]
+    estimates = _estimates(profile, job)
     split = PLANNERS[strategy](profile, job, estimates)
     names = ["", *(layer.name for layer in profile.layers)]
     candidates = tuple(
@@ -154,6 +154,22 @@ def plan(strategy: str, profile: Profile, job: Job) -> Plan:
         for e in estimates
     )
     return Plan(strategy=strategy, split=split, candidates=candidates)
+
+
+def choices(profile: Profile, job: Job) -> dict[str, int | None]:
+    """What every strategy would choose, by name; None for one that finds nothing that fits the memory."""
+    estimates = _estimates(profile, job)
+    found: dict[str, int | None] = {}
+    for name, planner in PLANNERS.items():
+        try:
+            found[name] = planner(profile, job, estimates)
+        except DeviceMemoryError:
+            found[name] = None
+    return found
+
+
+def _estimates(profile: Profile, job: Job) -> list[Estimate]:
+    return [estimate(profile, job, split) for split in range(profile.last_split + 1)]
 
 
 def _fits(job: Job, candidate: Estimate) -> bool:

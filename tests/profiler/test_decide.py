@@ -8,7 +8,7 @@ import pytest
 from profiler_tools import crafted, free_tier
 
 from hapi.errors import UsageError
-from hapi.profiler.decide import PLANNERS, STRATEGIES, choose_split, plan
+from hapi.profiler.decide import PLANNERS, STRATEGIES, choices, choose_split, plan
 from hapi.profiler.profile import Job, LinkProfile
 
 # Stored 1 kB, tensor 6 kB; 1 MB/s. Layer 3 has the smallest output, layer 4 is the freeze, 5 may be pushed too.
@@ -33,6 +33,13 @@ def test_every_strategy_has_its_own_reason() -> None:
     assert chosen["hapi"] == 3
     # 3000 B x 100 cross in 0.3 s; 8000 is larger than the input.
     assert chosen["bandwidth"] == 2
+
+
+def test_choices_are_what_each_would_plan() -> None:
+    assert choices(PROFILE, JOB) == {name: plan(name, PROFILE, JOB).split for name in PLANNERS}
+    nothing = choices(PROFILE, replace(JOB, memory_bytes=1))
+    assert [name for name, split in nothing.items() if split is None] == ["auto", "hapi", "nsg"]
+    assert nothing["freeze"] == 4
 
 
 def test_streaming_chooses_a_split_that_the_papers_form_cannot_see() -> None:
