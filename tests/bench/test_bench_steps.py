@@ -69,7 +69,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     link = ["--bandwidth", "100Mbps", "--bandwidth", "8Mbps"]
     assert main(["bench", "steps", *sizes, *link, "--json", str(tmp_path / "out.json")]) == 0
     out = capsys.readouterr().out
-    assert "goal: each stretch ends within 10%" in out and "test_bed" in out
+    assert "goal: each stretch ends within 10%" in out and "test bed" in out
     found = json.loads((tmp_path / "out.json").read_text())
     assert [row["bandwidth"] for row in found["rows"]] == [100e6, 8e6]
     assert found["loss_difference"] < 1e-4 and all(row["seconds"] > 0 for row in found["rows"])
