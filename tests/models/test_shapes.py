@@ -161,8 +161,10 @@ def test_convolutions(
         return
     # The strides of such a result are another matter in every version of torch: channels last in 2.9, as its
     # kernels have it in all versions, and not in 2.15.
-    found, expected = meta_result(aten.convolution.default, args, {}), aten.convolution.default(*args)
-    assert found is None or (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    found = meta_result(aten.convolution.default, args, {})
+    if found is not None:
+        expected = aten.convolution.default(*args)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
 
 
 @given(
