@@ -207,7 +207,7 @@ def test_a_server_killed_while_profiling(store: Path, undisturbed: dict[str, Any
 
 STEPS = (
     "--model", "resnet18", "--weights", "random", "--freeze", "12", "--bs", "12", "--request-size", "6",
-    "--lr", "0.002", "--epochs", "8", "--no-progress",
+    "--lr", "0.002", "--epochs", "12", "--no-progress",
 )  # fmt: skip
 
 
@@ -243,5 +243,6 @@ def test_bandwidth_steps_down_and_up(tmp_path: Path) -> None:
     down = [c for c in changes if "bandwidth is" in c["why"] and c["to"] > c["from"]]
     up = [c for c in changes if "bandwidth is" in c["why"] and c["to"] < c["from"]]
     assert down and up, changes
-    assert 2 <= down[0]["epoch"] <= 3 and 5 <= up[-1]["epoch"] <= 6, changes
-    assert len(changes) <= 5, changes
+    # At the slow link's split nothing shows that it has recovered: it is looked at after 8, 16 and 32 batches.
+    assert 2 <= down[0]["epoch"] <= 3 and 5 <= up[-1]["epoch"], changes
+    assert len(changes) <= 7, changes
