@@ -244,5 +244,5 @@ def test_bandwidth_steps_down_and_up(tmp_path: Path) -> None:
     up = [c for c in changes if "bandwidth is" in c["why"] and c["to"] < c["from"]]
     assert down and up, changes
     # At the slow link's split nothing shows that it has recovered: it is looked at after 8, 16 and 32 batches.
-    assert 2 <= down[0]["epoch"] <= 3 and 5 <= up[-1]["epoch"], changes
+    assert 2 <= down[0]["epoch"] <= 3 and up[-1]["epoch"] >= 5, changes
     assert len(changes) <= 7, changes
