@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -38,12 +37,12 @@ class Grid:
     """The cells of one evaluation, and how each is measured."""
 
     models: tuple[str, ...] = PAPER_MODELS
-    batches: tuple[int, ...] = (16, 48, 128, 384)
+    batches: tuple[int, ...] = (16, 32, 64, 128)
     bandwidths: tuple[float, ...] = (10e6, 40e6, 160e6)
     image_size: int = 64
     request_size: int = 16
     epoch_batches: int = 6
-    least_samples: int = 320
+    least_samples: int = 192
     """An epoch has at least so many, however small the batch."""
     repeats: int = 3
     """Times that splits near the best are measured."""
@@ -53,26 +52,21 @@ class Grid:
     """Bytes that the client may use; None for what is free."""
 
     def cells(self) -> list[Cell]:
-        """All cells; the first ones are spread over models, batches and bandwidths, so that a part tells much."""
-        found: list[Cell] = []
-        batches, bandwidths = len(self.batches), len(self.bandwidths)
-        for turn in range(batches * bandwidths):
-            for number, model in enumerate(self.models):
-                place = (turn + number) % (batches * bandwidths)
-                b, w = place % batches, (place // batches + place) % bandwidths
-                found.append(
-                    Cell(
-                        model=model,
-                        bs=self.batches[b],
-                        bandwidth=self.bandwidths[w],
-                        image_size=self.image_size,
-                    )
-                )
-        every = {c.key: c for c in found}
-        for model, bs, bandwidth in itertools.product(self.models, self.batches, self.bandwidths):
-            cell = Cell(model=model, bs=bs, bandwidth=bandwidth, image_size=self.image_size)
-            every.setdefault(cell.key, cell)
-        return list(every.values())
+        """All cells; the first ones are spread over models and batches, so that a part tells much.
+
+        The bandwidths of one model and batch follow each other, as both tiers keep what they loaded for it.
+        """
+        return [
+            Cell(
+                model=model,
+                bs=self.batches[(turn + number) % len(self.batches)],
+                bandwidth=bandwidth,
+                image_size=self.image_size,
+            )
+            for turn in range(len(self.batches))
+            for number, model in enumerate(self.models)
+            for bandwidth in self.bandwidths
+        ]
 
     def samples(self, bs: int) -> int:
         """Samples of an epoch: whole batches."""

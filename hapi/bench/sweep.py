@@ -4,8 +4,9 @@ For a cell (model, training batch, bandwidth) a real server and a real client ru
 profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
 every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
 bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
-that bound. Splits within 15% of the best, and those that strategies chose, are measured again, in turns; medians count,
-since one run varies by 8% here. Where that makes the best worse, splits that were broken off too early are run again.
+that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
+turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
+best worse, splits that were broken off too early are run again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from hapi.units import format_bandwidth, format_duration
 BEYOND, SURELY_BEYOND = 1.5, 1.25
 """Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
 last column begins earlier."""
-NEAR = 1.15
-"""Times the best epoch within which a split is measured again."""
+NEAR = (1.12, 1.06)
+"""Times the best epoch within which a split is measured a second time, and a third."""
+CHOSEN = 1.25
+"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's."""
 WARM = 1
 """Batches with which both sides are made to load a split's layers before it is measured first."""
 
@@ -89,9 +92,9 @@ class _Bench:
         times = _Times()
         for split in sorted(self._splits, key=lambda s: planned["auto"][s]):
             self._run(cell, split, samples, times, planned["wire"][split])
-        for _ in range(self._grid.repeats - 1 if times.found else 0):
-            # A split that some strategy chose is compared by name, so its time must be as good as the best's.
-            again = times.near(NEAR) | {s for s in planned["choices"].values() if times.known(s)}
+        for turn in range(self._grid.repeats - 1 if times.found else 0):
+            again = times.near(NEAR[min(turn, len(NEAR) - 1)])
+            again |= times.near(CHOSEN) & set(planned["choices"].values())
             for split in sorted(again):
                 self._run(cell, split, samples, times)
             for split in times.doubtful(SURELY_BEYOND):
@@ -116,7 +119,10 @@ class _Bench:
         forms: tuple[Form, ...] = ("uint8", "float32")
         for form in forms:
             self._opened(cell, form)
-            if not self._client.ask("warm", split=0, samples=cell.bs)["ok"]:
+            self._bed.set_bandwidth(None)
+            warmed = self._client.ask("warm", split=0, samples=cell.bs)["ok"]
+            self._bed.set_bandwidth(cell.bandwidth)
+            if not warmed:
                 self._results.add({"kind": "none", "cell": cell.key, "form": form, "ok": False})
                 continue
             found = self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=limit)

@@ -122,9 +122,12 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_grid_has_every_cell_once_and_begins_spread_out() -> None:
     cells = Grid().cells()
     assert len(cells) == len({c.key for c in cells}) == 7 * 4 * 3
-    first = cells[:7]
+    first = cells[: 7 * 3]
     assert {c.model for c in first} == set(PAPER_MODELS)
     assert len({c.bs for c in first}) == 4 and len({c.bandwidth for c in first}) == 3
+    assert [(c.model, c.bs) for c in cells[:3]] == [(cells[0].model, cells[0].bs)] * 3, (
+        "no reload between them"
+    )
     assert Grid().samples(16) % 16 == 0 and Grid().samples(384) == 6 * 384
 
 
