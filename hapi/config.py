@@ -109,6 +109,14 @@ def load(
     return Loaded(value=value, origins=reader.origins)
 
 
+def load_each(cls: type[T], path: Path) -> dict[str, T]:
+    """A file of named settings (``NAME: {settings of cls}``), by name in the file's order.
+
+    Raises :class:`ConfigError` with the place, as :func:`load` does.
+    """
+    return SettingsReader(str(path)).read_each(cls, _compose(path))
+
+
 def checked(value: T) -> T:
     """``value``, a settings instance made in Python, if all its fields keep their rules.
 

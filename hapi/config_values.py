@@ -100,18 +100,30 @@ class SettingsReader:
         except UsageError as error:
             raise ConfigError(f"{self.source}: {error}") from None
 
+    def read_each(self, cls: Any, node: yaml.Node | None) -> dict[str, Any]:
+        """Instances of ``cls`` by the names under which they stand in ``node`` (None or null: none)."""
+        entries = self._named(node, _Place("", None), "'name: settings' blocks")
+        return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
+
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
+        known = [f.name for f in settings_fields(cls)]
+        place = _Place(prefix.rstrip("."), None)
+        return self._named(node, place, "settings ('name: value' lines)", known)
+
+    def _named(
+        self, node: yaml.Node | None, place: _Place, expected: str, known: Sequence[str] | None = None
+    ) -> dict[str, yaml.Node]:
+        """What stands under each name of a mapping; only ``known`` ones may be there (None: any)."""
         if node is None or _is_null(node):
             return {}
-        place = _Place(prefix.rstrip("."), None)
         if not isinstance(node, yaml.MappingNode):
-            raise self._error(node, place, f"expected settings ('name: value' lines), got {_describe(node)}")
-        known = [f.name for f in settings_fields(cls)]
+            raise self._error(node, place, f"expected {expected}, got {_describe(node)}")
+        prefix = place.name + "." if place.name else ""
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, place, f"expected a setting's name, got {_describe(key)}")
-            if key.value not in known:
+            if known is not None and key.value not in known:
                 name = _shown(prefix + key.value)
                 raise ConfigError(f"{self._where(key)}: unknown key {name}{near(key.value, known)}")
             if key.value in entries:

@@ -24,10 +24,14 @@ class HapiError(Exception):
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after: float | None = None, expected_wait: float | None = None
+    ) -> None:
         super().__init__(" ".join(message.split()))
         self.retry_after = retry_after
         """Seconds to wait before trying again, when the sender knows them."""
+        self.expected_wait = expected_wait
+        """Seconds that the request would wait in the queue if it were in it, when the sender knows them."""
 
     def to_problem(self) -> dict[str, Any]:
         """The problem-details document (RFC 9457, section 3) of this error."""
@@ -37,8 +41,9 @@ class HapiError(Exception):
             "status": self.status,
             "detail": str(self),
         }
-        if self.retry_after is not None:
-            problem["retry_after"] = self.retry_after
+        for name, seconds in (("retry_after", self.retry_after), ("expected_wait", self.expected_wait)):
+            if seconds is not None:
+                problem[name] = seconds
         return problem
 
 
@@ -103,9 +108,15 @@ class UnknownModelError(ModelError):
 
 
 class BusyError(HapiError):
-    """The queue is full; ``retry_after`` says when to come back."""
+    """The queue is full, or would not come to the request in time; ``retry_after`` says when to come back."""
 
     status, slug, title, retryable = 429, "busy", "Too many requests", True
+
+
+class DeadlineError(HapiError):
+    """The request waited until its client's deadline; it was not begun."""
+
+    status, slug, title, retryable = 504, "deadline", "Deadline passed in the queue", True
 
 
 class StoreError(HapiError):
@@ -167,7 +178,12 @@ def from_problem(problem: Any, status: int) -> HapiError:
         cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
     detail = problem.get("detail")
     message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"
-    retry_after = problem.get("retry_after")
-    if isinstance(retry_after, bool) or not isinstance(retry_after, int | float):
-        retry_after = None
-    return cls(message, retry_after=retry_after)
+    return cls(
+        message,
+        retry_after=_number(problem.get("retry_after")),
+        expected_wait=_number(problem.get("expected_wait")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -23,7 +23,14 @@ FLOOR_OF = {room: index for index, floor in enumerate(FLOORS) for room in floor.
 
 HEAVY = ("torch", "torchvision", "aiohttp")
 LIGHT_ROOMS = ("ground", "wire")
-PLANNERS = ("storage/sequence.py", "profiler/batching.py", "profiler/cost.py", "profiler/decide.py")
+PLANNERS = (
+    "storage/sequence.py",
+    "profiler/batching.py",
+    "profiler/cost.py",
+    "profiler/decide.py",
+    "server/fair_queue.py",
+    "server/costs.py",
+)
 """Pure functions (design of the project): the predictor runs the very code that production runs."""
 
 GENERATED_CODE = {"models/segment.py"}

@@ -13,13 +13,14 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from aiohttp import web
 
 from hapi.clocks import StageClock
 from hapi.server.app import Application
+from hapi.server.costs import Request
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.server.settings import ServerSettings
 from hapi.storage.objects import open_store
@@ -54,10 +55,18 @@ class ResidentFeatures(Service):
         self.chunks = [slice(i, min(i + COS_BATCH, samples)) for i in range(0, samples, COS_BATCH)]
         self.headers = [_header(chunk) for chunk in self.chunks]
 
+    def request(self, path: str, body: bytes) -> Request:
+        """The same, whatever ``path`` and ``body``."""
+        return messages.TensorsRequest(name="features", digest="0" * 64, names=("features",))
+
     def stream(
-        self, path: str, body: bytes, cancelled: threading.Event | None = None, queue_seconds: float = 0.0
+        self,
+        request: Request,
+        cancelled: threading.Event | None = None,
+        queue_seconds: float = 0.0,
+        expected_wait: Callable[[], float] = lambda: 0.0,
     ) -> FrameStream:
-        """The prepared features, whatever ``path`` and ``body``."""
+        """The prepared features."""
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES
         return FrameStream(length, self._frames(), StageClock(messages.STAGES), len(self.labels))
 

@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
         "--port", type=_port, default=8099, help="port to listen on, 0 for any free one (default 8099)"
     )
     p.add_argument("--token-file", help="file with the bearer token that clients must send (or HAPI_TOKEN)")
+    p.add_argument(
+        "--tenants", metavar="FILE", help="YAML file with tenants: their tokens, weights and limits"
+    )
     p.add_argument("--tls-cert", help="certificate chain (PEM)")
     p.add_argument("--tls-key", help="private key (PEM)")
     p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
@@ -95,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     from hapi.server.run import ListenSettings, run_server
     from hapi.server.settings import ServerSettings
+    from hapi.server.tenants import read_tenants
 
     if not args.store:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")
@@ -122,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
     listen = ListenSettings(
         host=args.host,
         port=args.port,
-        token=read_token(args.token_file),
+        tenants=read_tenants(args.tenants, read_token(args.token_file)),
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         exit_with_stdin=args.exit_with_stdin,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hapi.client.transport import Transport
-from hapi.errors import BusyError, DrainingError, HapiError, TransportError
+from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError, TransportError
 
 T = TypeVar("T")
 log = logging.getLogger("hapi.client")
@@ -27,6 +27,8 @@ MAX_FAULTS = 5
 """Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
 OUTAGE_SECONDS = 3.0
 """Seconds without any server after which a person is told."""
+BUSY_SECONDS = 60.0
+"""Seconds between two lines that tell a person of servers that are too busy."""
 LONGEST_WAIT = 0.2
 """Seconds between two looks whether a waiting request is still wanted."""
 
@@ -78,6 +80,8 @@ class ServerPool:
         self._closed = threading.Event()
         self._jitter = random.Random()
         self._outage_told = False
+        self._busy_told = -BUSY_SECONDS
+        """Monotonic time at which a person was told of busy servers."""
         self.retries = 0
         """Attempts that failed and were made again."""
 
@@ -149,17 +153,33 @@ class ServerPool:
             if trouble.error is not None:
                 if now + pause > trouble.since + self._patience:
                     raise trouble.error
-                self._tell_outage(trouble)
+                self._tell_outage(trouble, pause)
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
-    def _tell_outage(self, trouble: _Trouble) -> None:
-        """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes."""
+    def _tell_outage(self, trouble: _Trouble, pause: float) -> None:
+        """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
+
+        A busy server takes some requests and refuses others, so that no answer ends that: it is told once a minute.
+        """
         with self._lock:
-            if self._outage_told or time.monotonic() - trouble.since < OUTAGE_SECONDS:
+            now, busy = time.monotonic(), isinstance(trouble.error, BusyError | DeadlineError)
+            told = now - self._busy_told < BUSY_SECONDS if busy else self._outage_told
+            if told or now - trouble.since < OUTAGE_SECONDS:
                 return
-            self._outage_told = True
-        log.warning("waiting for a server (%s); trying for up to %.0f s", trouble.error, self._patience)
+            if busy:
+                self._busy_told = now
+            else:
+                self._outage_told = True
+        if busy:
+            log.warning(
+                "the server is too busy and sends requests away (%s); next try in %.0f s, giving up after %.0f s",
+                trouble.error,
+                pause,
+                self._patience,
+            )
+        else:
+            log.warning("waiting for a server (%s); trying for up to %.0f s", trouble.error, self._patience)
 
     def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
         with self._lock:
@@ -197,4 +217,4 @@ class ServerPool:
 
 def _is_absence(error: HapiError) -> bool:
     """Whether the server was not there for the request, as opposed to giving a bad answer."""
-    return isinstance(error, TransportError | BusyError | DrainingError)
+    return isinstance(error, TransportError | BusyError | DeadlineError | DrainingError)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from hapi.client.addresses import bearer, parse_url, tls_context
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, WireError, from_problem
 from hapi.wire.frames import Buffer, BufferSource, FrameLimits, FrameReader
-from hapi.wire.messages import REQUEST_ID_HEADER
+from hapi.wire.messages import DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
 
 T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -31,6 +31,9 @@ MAX_PROBLEM_BYTES = 1 << 16
 """Largest description of an error that a client reads."""
 _BYTES_RECEIVED = 128
 """Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
+QUEUE_SHARE = 0.9
+"""Part of the longest silence that a request may spend in a server's queue, so that the server says so before it counts
+as dead."""
 CONNECT_SECONDS = 10.0
 """Longest time until a connection stands, TLS included; a network that swallows packets never says no."""
 
@@ -79,7 +82,8 @@ class HttpTransport:
                 "checked; write https://, or leave --ca-file away"
             )
         self._tls = tls_context(ca_file) if self._address.scheme == "https" else None
-        self._headers = bearer(token)
+        deadline = min(timeout * QUEUE_SHARE, MAX_DEADLINE)
+        self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
         self._timeout = timeout
         self._limits = limits
         self._lock = threading.Lock()
@@ -271,7 +275,7 @@ def _refusal(response: http.client.HTTPResponse, url: str, request_id: str) -> H
         message = f"{_printable(str(error))} (request {request_id})"
     else:  # a proxy, or something else altogether
         message = f"{url}: answered {status} {_printable(response.reason)}; is this a hapi-server?"
-    return type(error)(message, retry_after=retry_after)
+    return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
 
 
 def _seconds(text: str | None) -> float | None:

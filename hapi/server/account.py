@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,15 @@ from hapi.wire.messages import STAGES, RequestReport, ServerTier
 
 JOBS_KEPT = 1024
 """Jobs whose work is told apart; of more, the one that asked longest ago is forgotten."""
+
+
+class RequestClock(StageClock):
+    """The stages of one request, and what its tenant's next one has to expect."""
+
+    def __init__(self, total: StageClock, expected_wait: Callable[[], float]) -> None:
+        """``expected_wait`` is asked when the request ends, from any thread; seconds."""
+        super().__init__(STAGES, total)
+        self.expected_wait = expected_wait
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,16 @@ class Account:
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, StageClock] = OrderedDict()
 
-    def clock(self, job: str) -> StageClock:
+    def clock(self, job: str, expected_wait: Callable[[], float] = lambda: 0.0) -> RequestClock:
         """For one request of ``job`` (empty: of nobody known); what it counts is in the job's and the total too."""
         if not job:
-            return StageClock(STAGES, self._total)
+            return RequestClock(self._total, expected_wait)
         with self._lock:
             of_job = self._jobs.setdefault(job, StageClock(STAGES, self._total))
             self._jobs.move_to_end(job)
             while len(self._jobs) > JOBS_KEPT:
                 self._jobs.popitem(last=False)
-        return StageClock(STAGES, of_job)
+        return RequestClock(of_job, expected_wait)
 
     def marks(self, job: str) -> Marks:
         """The account as it stands, seen by ``job``."""
@@ -67,7 +77,7 @@ class Account:
         return Marks(self.busy.seconds, work, others, self._process(), time.monotonic())
 
     def report(
-        self, job: str, begun: Marks, clock: StageClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
+        self, job: str, begun: Marks, clock: RequestClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
     ) -> RequestReport:
         """What a request of ``job`` that began at ``begun`` has cost."""
         now = self.marks(job)
@@ -82,6 +92,7 @@ class Account:
             clock=(begun.clock, now.clock),
             cos_batch=cos_batch,
             layers=layers,
+            wait=clock.expected_wait(),
             tier=self._tier(),
         )
 
@@ -95,11 +106,15 @@ class Account:
         return time.process_time() if self._device == "cpu" else 0.0
 
     def _tier(self) -> ServerTier:
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return ServerTier(
             device=self._device,
-            processors=processors,
+            processors=processors(),
             threads=torch.get_num_threads(),
             running=self._running,
             reuse=self._reuse,
         )
+
+
+def processors() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,90 +1,201 @@
-"""Who may work now: a bounded number of requests runs, a bounded number waits, the rest is told when to return."""
+"""Who may work now: :class:`FairQueue` on an event loop. A bounded number runs, a bounded number waits in lines by
+tenant, the rest is told when to return."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from hapi.errors import BusyError
+from hapi.errors import BusyError, DeadlineError
+from hapi.server.fair_queue import ENOUGH_COMPLETED, FairQueue, Tenant, Ticket
+
+FULL, LATE, EXPIRED = "full", "late", "expired"
+"""Why a request was sent away: the queue was full; it would not have been its turn in time; it was not."""
+REASONS = (FULL, LATE, EXPIRED)
+
+
+@dataclass
+class Slot:
+    """What a request holds while it is worked on."""
+
+    waited: float
+    """Seconds."""
+    began: float
+    """``time.monotonic`` seconds."""
+    cost: float | None = None
+    """What it has cost, see :mod:`hapi.server.costs`; set it before the end. None: what its slot's seconds cost."""
 
 
 class Admission:
-    """First come, first served. Lives on the event loop's thread.
+    """Lives on the event loop's thread; :meth:`expected_wait` and the counts may be asked from any.
 
-    ``max_running`` requests hold a slot, ``max_queued`` wait for one; beyond that :class:`BusyError` carries
-    a Retry-After made from the queue's length and the recent seconds per request.
+    ``shed`` is told the tenant and the reason of each request that is sent away.
     """
 
-    def __init__(self, max_running: int, max_queued: int) -> None:
-        self._max_running = max_running
-        self._max_queued = max_queued
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._mean_seconds = 1.0
-        self.running = 0
+    def __init__(
+        self, slots: int, max_queued: int, shed: Callable[[Tenant, str], None] = lambda tenant, reason: None
+    ) -> None:
+        self._slots = slots
+        self._queue = FairQueue(slots, max_queued)
+        self._lock = threading.Lock()
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._shed = shed
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot now."""
+        return self._queue.running
 
     @property
     def queued(self) -> int:
         """Requests that wait now."""
-        return len(self._waiting)
+        return self._queue.queued
 
-    def expected_wait(self) -> float:
-        """Seconds until a request that arrives now would get a slot, from recent requests."""
-        ahead = self.running + self.queued - self._max_running + 1
-        return max(0.0, ahead / self._max_running * self._mean_seconds)
+    def of(self, tenant: Tenant) -> tuple[int, int]:
+        """How many requests of ``tenant`` wait, and how many hold a slot."""
+        with self._lock:
+            return self._queue.of(tenant)
 
-    def _retry_after(self) -> float:
-        return float(min(60, max(1, math.ceil(self.expected_wait()))))
+    def expected_wait(self, tenant: Tenant) -> float:
+        """Seconds that a request of ``tenant`` that comes now would wait."""
+        with self._lock:
+            return self._queue.expected_wait(tenant, time.monotonic())
+
+    def sent(self, tenant: Tenant, nbytes: int) -> None:
+        """``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent after all."""
+        with self._lock:
+            self._queue.sent(tenant, nbytes)
 
     @asynccontextmanager
-    async def slot(self, patience: float) -> AsyncIterator[float]:
-        """Hold a slot inside the block; yields the seconds waited for it.
+    async def slot(
+        self, tenant: Tenant, cost: float, patience: float, deadline: float | None = None
+    ) -> AsyncIterator[Slot]:
+        """Hold a slot inside the block.
 
-        :class:`BusyError` when the queue is full, or no slot came free within ``patience`` seconds.
+        ``cost``: what the request is expected to cost. :class:`BusyError` when it cannot wait, or no slot came free
+        within ``patience`` seconds; :class:`DeadlineError` when none did within ``deadline`` seconds.
         """
         asked = time.monotonic()
-        try:
-            async with asyncio.timeout(patience):
-                await self._acquire()
-        except TimeoutError:
-            raise BusyError(
-                f"no slot came free within {patience:g} s", retry_after=self._retry_after()
-            ) from None
-        started = time.monotonic()
-        try:
-            yield started - asked
-        finally:
-            self._mean_seconds += 0.2 * (time.monotonic() - started - self._mean_seconds)
-            self._release()
-
-    async def _acquire(self) -> None:
-        if self.running < self._max_running:
-            self.running += 1
-            return
-        if self.queued >= self._max_queued:
-            wait = self._retry_after()
-            raise BusyError(
-                f"{self.running} requests run and {self.queued} wait; come back in {wait:.0f} s",
-                retry_after=wait,
+        if deadline is not None and deadline <= 0:
+            raise self._sent_away(
+                tenant, cost, EXPIRED, DeadlineError, "its deadline passed before it was read"
             )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        ticket = await self._turn(tenant, cost, patience, deadline)
+        slot = Slot(time.monotonic() - asked, time.monotonic())
         try:
-            await turn  # whoever releases hands its slot over, so that running stays as it is
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._release()  # the slot was handed over in the same moment
-            else:
-                self._waiting.remove(turn)
-            raise
+            yield slot
+        finally:
+            held = time.monotonic() - slot.began
+            self._finish(ticket, held / self._slots if slot.cost is None else slot.cost)
 
-    def _release(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+    async def _turn(self, tenant: Tenant, cost: float, patience: float, deadline: float | None) -> Ticket:
+        """Wait in line; the ticket that runs."""
+        limit = patience if deadline is None else min(patience, deadline)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            ticket = self._queue.enter(tenant, cost)
+        self._turns[ticket] = turn
+        try:
+            self._move_on()
+            self._check_in_time(ticket, limit)
+            async with asyncio.timeout(limit):
+                await turn
+        except TimeoutError:
+            self._give_up(ticket)
+            if deadline is None or patience < deadline:
+                text = f"no slot came free within {patience:g} s"
+                raise self._sent_away(tenant, cost, EXPIRED, BusyError, text) from None
+            text = f"it waited until its deadline of {deadline:g} s"
+            raise self._sent_away(tenant, cost, EXPIRED, DeadlineError, text) from None
+        except BaseException:
+            self._give_up(ticket)
+            raise
+        finally:
+            del self._turns[ticket]
+            if turn.done() and not turn.cancelled():
+                turn.exception()  # looked at, so that asyncio does not complain when its waiter was cancelled
+        return ticket
+
+    def _check_in_time(self, ticket: Ticket, limit: float) -> None:
+        """Whoever would wait in vain hears of it at once, and may ask another server."""
+        with self._lock:
+            now, measured = time.monotonic(), self._queue.rate.completed >= ENOUGH_COMPLETED
+            if ticket.state != "waiting" or not measured:
                 return
-        self.running -= 1
+            wait = self._queue.expected_wait(ticket.tenant, now, last=ticket)
+        if wait > limit:
+            self._shed(ticket.tenant, LATE)
+            raise BusyError(
+                f"its turn would come in {wait:.1f} s, it waits at most {limit:g} s; "
+                "come back later, or ask another server",
+                retry_after=min(60.0, max(1.0, wait - limit)),
+                expected_wait=wait,
+            )
+
+    def _move_on(self) -> None:
+        """Begin what may begin, send away what is too much, and look again when time alone changes that."""
+        with self._lock:
+            now = time.monotonic()
+            while (ticket := self._queue.next(now)) is not None:
+                self._tell(ticket, None)
+            while (ticket := self._queue.surplus()) is not None:
+                self._shed_full(ticket, now)
+            wake = self._queue.wake_at(now)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if wake < math.inf:
+            self._alarm = asyncio.get_running_loop().call_later(wake - now, self._move_on)
+
+    def _tell(self, ticket: Ticket, error: BusyError | None) -> None:
+        turn = self._turns[ticket]
+        if (
+            turn.done()
+        ):  # its client went away in the same moment; its task has not run yet and gives the slot back
+            return
+        if error is None:
+            turn.set_result(None)
+        else:
+            turn.set_exception(error)
+
+    def _shed_full(self, ticket: Ticket, now: float) -> None:
+        queue, tenant = self._queue, ticket.tenant
+        pause = queue.retry_after(tenant, ticket.cost, now)
+        error = BusyError(
+            f"{queue.running} requests run and {queue.queued} wait; come back in {pause:.0f} s",
+            retry_after=pause,
+            expected_wait=queue.expected_wait(tenant, now),
+        )
+        self._shed(tenant, FULL)
+        self._tell(ticket, error)
+
+    def _sent_away(
+        self, tenant: Tenant, cost: float, reason: str, error: type[BusyError | DeadlineError], text: str
+    ) -> BusyError | DeadlineError:
+        """The error of a request that has left the queue."""
+        self._shed(tenant, reason)
+        with self._lock:
+            now = time.monotonic()
+            retry_after = self._queue.retry_after(tenant, cost, now)
+            wait = self._queue.expected_wait(tenant, now)
+        return error(text, retry_after=retry_after, expected_wait=wait)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Leave the line, or give back a slot that came in the same moment."""
+        if ticket.state == "waiting":
+            with self._lock:
+                self._queue.leave(ticket)
+            self._move_on()
+        elif ticket.state == "running":
+            self._finish(ticket, 0.0)
+
+    def _finish(self, ticket: Ticket, cost: float) -> None:
+        with self._lock:
+            self._queue.finish(ticket, cost, time.monotonic())
+        self._move_on()

@@ -50,7 +50,8 @@ class Answer:
         self._workers = workers
         self._send_timeout = send_timeout
         self._count = count
-        self._unsent = 0
+        self.unsent = 0
+        """Bytes of the answer that have not left."""
         self._socket: socket.socket | None = None
 
     async def send(
@@ -58,7 +59,7 @@ class Answer:
     ) -> web.StreamResponse:
         """Send all frames, until ``deadline`` (``time.monotonic``). The first is awaited before the status line."""
         loop = asyncio.get_running_loop()
-        self._unsent = stream.content_length
+        self.unsent = stream.content_length
         working: asyncio.Future[Any] = loop.run_in_executor(self._workers, next, stream.frames, None)
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
         response.content_length = stream.content_length
@@ -88,7 +89,7 @@ class Answer:
             if not working.done():  # the client is gone: what waits for it must wake up
                 self._shut()
             await done(working)  # a generator that is at work cannot be closed
-            if not self._unsent:
+            if not self.unsent:
                 request[STATUS] = response.status  # the client had all of it and was free to leave
             closing = loop.run_in_executor(self._workers, stream.close)
             await done(closing)
@@ -125,7 +126,7 @@ class Answer:
                 await done(following)
 
     def _sent(self, count: int) -> None:
-        self._unsent -= count
+        self.unsent -= count
         self._count(count)
 
     def _shut(self) -> None:

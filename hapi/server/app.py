@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
 
 from hapi import __version__
-from hapi.errors import BusyError, DrainingError, HapiError, UnauthorizedError
-from hapi.server.admission import Admission
+from hapi.errors import BusyError, DrainingError, HapiError
+from hapi.server.account import processors
+from hapi.server.admission import REASONS, Admission, Slot
 from hapi.server.answers import GONE, REQUEST_ID, STATUS, Answer, abort, finished
+from hapi.server.costs import Costs, Request, Server, Used
+from hapi.server.fair_queue import LEAST_COST, Tenant
 from hapi.server.metrics import Metrics
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.service import FrameStream, Service
+from hapi.server.tenants import Tenants
 from hapi.wire import messages
 from hapi.wire.frames import WIRE_VERSION
 
 log = logging.getLogger("hapi.server")
 
+TENANT = web.RequestKey("tenant", Tenant)
 LOGGED = web.RequestKey("logged", dict)
 """What the request's line in the log says beside."""
 
@@ -41,16 +46,20 @@ class Application:
     ``draining`` refuses new work with 503 while what runs is finished.
     """
 
-    def __init__(self, service: Service, *, token: str | None = None) -> None:
+    def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
+        """``tenants``: who may ask; None: everybody, without a token."""
         self.service = service
         settings = service.settings
-        self.admission = Admission(settings.max_running, settings.max_queued)
+        self.tenants = tenants or Tenants()
         self.metrics = Metrics()
-        self.documents = Admission(DOCUMENT_THREADS, settings.max_queued)
+        self.admission = Admission(settings.max_running, settings.max_queued, self._shed)
+        self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
+        self._costs = Costs()
+        self._server = Server(slots=settings.max_running, processors=processors())
         self.bodies = 0
         """Request bodies that are arriving now."""
         self.draining = False
-        self._token = token.encode() if token else None
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
         self._workers = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-request")
         self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
@@ -59,6 +68,7 @@ class Application:
 
     def close(self) -> None:
         """Stop the worker threads."""
+        self._parser.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._documents.shutdown(wait=False, cancel_futures=True)
 
@@ -92,6 +102,36 @@ class Application:
             "Seconds with at least one request at work.",
             lambda: service.account.busy.seconds,
         )
+        self._tenant_metrics()
+
+    def _tenant_metrics(self) -> None:
+        everybody, gauge = dict.fromkeys(self.tenants.all), self.metrics.tenant_gauge
+        gauge(
+            "hapi_tenant_queued",
+            "Requests that wait for a slot.",
+            everybody,
+            lambda t: self.admission.of(t)[0],
+        )
+        gauge(
+            "hapi_tenant_running",
+            "Requests that hold a slot.",
+            everybody,
+            lambda t: self.admission.of(t)[1],
+        )
+        gauge(
+            "hapi_tenant_expected_wait_seconds",
+            "What the tenant's next request has to expect in the queue.",
+            everybody,
+            self.admission.expected_wait,
+        )
+        for tenant in everybody:  # so that a rate can be taken from the first one on
+            for reason in REASONS:
+                self.metrics.shed.labels(tenant.name, reason)
+            for counter in (self.metrics.served, self.metrics.cost, self.metrics.sent):
+                counter.labels(tenant.name)
+
+    def _shed(self, tenant: Tenant, reason: str) -> None:
+        self.metrics.shed.labels(tenant.name, reason).inc()
 
     # -- middleware --------------------------------------------------------------------------------------
 
@@ -120,6 +160,7 @@ class Application:
                 "path": request.path[:200],
                 "status": status,
                 "seconds": round(time.monotonic() - started, 4),
+                **({"tenant": request[TENANT].name} if TENANT in request else {}),
                 **request.get(LOGGED, {}),
             }
             log.log(level, "request", extra=extra)
@@ -145,13 +186,8 @@ class Application:
         return response
 
     def _authorise(self, request: web.Request) -> None:
-        if self._token is None or request.path in (messages.HEALTH_PATH, messages.READY_PATH):
-            return
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise UnauthorizedError(
-                "this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one"
-            )
+        if request.path not in (messages.HEALTH_PATH, messages.READY_PATH):
+            request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
 
     # -- handlers ----------------------------------------------------------------------------------------
 
@@ -170,30 +206,45 @@ class Application:
         return web.Response(body=self.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _document(self, request: web.Request) -> web.Response:
-        async with self.documents.slot(self.service.settings.max_request_seconds):
+        patience, deadline = self.service.settings.max_request_seconds, _deadline(request)
+        async with self.documents.slot(request[TENANT], LEAST_COST, patience, deadline):
             reading = self._documents.submit(self.service.document, request.path)
             return web.json_response(await finished(reading, lambda document: None))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
             raise DrainingError("the server is shutting down; ask another one")
+        arrived, deadline, tenant = time.monotonic(), _deadline(request), request[TENANT]
         body = await self._body(request)
+        reading = self._parser.submit(self.service.request, request.path, body)
+        asked = await finished(reading, lambda request: None)
+        del body
         settings = self.service.settings
         cancelled = threading.Event()
         started = time.monotonic()
+        if deadline is not None:
+            deadline -= started - arrived
         try:
-            async with self.admission.slot(settings.max_request_seconds) as waited:
-                opening = self._workers.submit(self.service.stream, request.path, body, cancelled, waited)
+            cost = self._costs.expected(asked)
+            async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
+                opening = self._workers.submit(
+                    self.service.stream, asked, cancelled, slot.waited, self._expected_wait(tenant)
+                )
                 stream = await finished(opening, FrameStream.close)
+                answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)
+                self.admission.sent(tenant, stream.content_length)
                 try:
-                    answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)
                     return await answer.send(
                         request, stream, cancelled, started + settings.max_request_seconds
                     )
                 finally:
-                    self._account(request, stream, time.monotonic() - started)
+                    self.admission.sent(tenant, -answer.unsent)
+                    self._account(request, asked, stream, answer, slot)
         finally:
             cancelled.set()
+
+    def _expected_wait(self, tenant: Tenant) -> Callable[[], float]:
+        return lambda: self.admission.expected_wait(tenant)
 
     async def _body(self, request: web.Request) -> bytes:
         """The request's body; refused unread when it is too long, or when too many arrive at once."""
@@ -208,14 +259,29 @@ class Application:
         finally:
             self.bodies -= 1
 
-    def _account(self, request: web.Request, stream: FrameStream, seconds: float) -> None:
-        stages = stream.clock.seconds()
+    def _account(
+        self, request: web.Request, asked: Request, stream: FrameStream, answer: Answer, slot: Slot
+    ) -> None:
+        stages, held = stream.clock.seconds(), time.monotonic() - slot.began
+        used = Used(stages, stream.clock.cpu_seconds(), held)
+        slot.cost = used.cost(self._server)
+        name = request[TENANT].name
+        self.metrics.cost.labels(name).inc(slot.cost)
+        self.metrics.sent.labels(name).inc(stream.content_length - answer.unsent)
+        if request.get(STATUS) == 200:
+            self.metrics.served.labels(name).inc()
+            self._costs.seen(asked, used.again().cost(self._server))
         for stage, value in stages.items():
             self.metrics.stage_seconds[stage].inc(value)
         self.metrics.samples.inc(stream.samples)
-        self.metrics.seconds.labels(request.path).observe(seconds)
+        self.metrics.seconds.labels(request.path).observe(slot.waited + held)
         request[LOGGED] = {
             "samples": stream.samples,
             "bytes": stream.content_length,
             "stages": {k: round(v, 4) for k, v in stages.items() if v},
         }
+
+
+def _deadline(request: web.Request) -> float | None:
+    """Seconds after which a request that still waits is not wanted any more."""
+    return messages.deadline_of(request.headers.get(messages.DEADLINE_HEADER))

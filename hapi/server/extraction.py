@@ -17,7 +17,7 @@ from hapi.models.devices import is_out_of_memory
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import materialise
 from hapi.profiler.timing import TimedLayers, layer_segments
-from hapi.server.account import Account
+from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.device import Device
 from hapi.server.model_cache import Front, ModelCache
@@ -68,7 +68,7 @@ class Extraction:
         self,
         dataset: Dataset,
         request: messages.ExtractRequest,
-        clock: StageClock,
+        clock: RequestClock,
         cancelled: threading.Event,
     ) -> Iterator[Any]:
         """First the answer's length in bytes, then its frames."""

@@ -21,7 +21,7 @@ def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
         try:
             if method == "GET":
                 return 200, {}, iter([json.dumps(service.document(path)).encode()])
-            stream = service.stream(path, body)
+            stream = service.stream(service.request(path, body))
             first = next(stream.frames)
         except HapiError as error:
             return error.status, {}, iter([json.dumps(error.to_problem()).encode()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from aiohttp import web
 
@@ -50,7 +51,7 @@ def problem_response(problem: HapiError) -> web.Response:
     """The answer that carries ``problem``."""
     headers = {}
     if problem.retry_after is not None:
-        headers["Retry-After"] = str(int(max(1, problem.retry_after)))
+        headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(problem, HttpError) and problem.allow:

@@ -11,7 +11,7 @@ import ssl
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hapi.errors import UsageError
 from hapi.server.app import Application
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
+from hapi.server.tenants import Tenants
 from hapi.storage.objects import open_store
 
 log = logging.getLogger("hapi.server")
@@ -34,7 +35,8 @@ class ListenSettings:
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes any free port."""
-    token: str | None = None
+    tenants: Tenants = field(default_factory=Tenants)
+    """Who may ask."""
     tls_cert: str | None = None
     tls_key: str | None = None
     exit_with_stdin: bool = False
@@ -77,7 +79,7 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
     store = open_store(settings.store)
     store.ping()  # a store that is out of reach should say so now, not at the first request
     service = Service(settings, store)
-    application = Application(service, token=listen.token)
+    application = Application(service, listen.tenants)
     try:
         return asyncio.run(_serve(application, listen, tls))
     finally:
@@ -101,10 +103,10 @@ def check_exposure(listen: ListenSettings) -> None:
         loopback = listen.host == "localhost" or ipaddress.ip_address(listen.host).is_loopback
     except ValueError:
         loopback = False
-    if not loopback and not listen.token:
+    if not loopback and listen.tenants.open:
         raise UsageError(
-            f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN or --token-file), "
-            "or listen on 127.0.0.1"
+            f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN, --token-file or "
+            "--tenants), or listen on 127.0.0.1"
         )
     if bool(listen.tls_cert) != bool(listen.tls_key):
         raise UsageError("--tls-cert and --tls-key belong together: give both")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,8 +23,9 @@ from hapi.errors import (
 )
 from hapi.models.devices import resolve_device
 from hapi.models.repository import list_models, open_model
-from hapi.server.account import Account, Marks
+from hapi.server.account import Account, Marks, RequestClock
 from hapi.server.ahead import Ahead
+from hapi.server.costs import Request
 from hapi.server.device import Device
 from hapi.server.extraction import Extraction
 from hapi.server.model_cache import ModelCache
@@ -120,35 +121,40 @@ class Service:
 
     # -- streams -----------------------------------------------------------------------------------------
 
-    def stream(
-        self, path: str, body: bytes, cancelled: threading.Event | None = None, queue_seconds: float = 0.0
-    ) -> FrameStream:
-        """The stream that answers a POST of ``body`` to ``path``.
+    def request(self, path: str, body: bytes) -> Request:
+        """What a POST of ``body`` to ``path`` asks for; nothing is looked up yet."""
+        kinds: dict[str, Callable[[Any], Request]] = {
+            messages.EXTRACT_PATH: messages.ExtractRequest.from_json,
+            messages.SAMPLES_PATH: messages.SamplesRequest.from_json,
+            messages.TENSORS_PATH: messages.TensorsRequest.from_json,
+        }
+        if path not in kinds:
+            raise NotFoundError(f"no such path: {path[:200]!r}")
+        return kinds[path](messages.parse_body(body))
 
-        It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds`` goes into its report.
+    def stream(
+        self,
+        request: Request,
+        cancelled: threading.Event | None = None,
+        queue_seconds: float = 0.0,
+        expected_wait: Callable[[], float] = lambda: 0.0,
+    ) -> FrameStream:
+        """The stream that answers ``request``.
+
+        It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
+        ``expected_wait`` gives then, go into its report.
         """
         cancelled = cancelled or threading.Event()
-        document = messages.parse_body(body)
-        if path == messages.EXTRACT_PATH:
-            request = messages.ExtractRequest.from_json(document)
-            clock = self._clock(request.job, queue_seconds)
-            dataset = self._dataset(request.dataset)
-            parts = self.extraction.frames(dataset, request, clock, cancelled)
-            return self._start(parts, clock, len(request.ids))
-        if path == messages.SAMPLES_PATH:
-            stored = messages.SamplesRequest.from_json(document)
-            clock = self._clock(stored.job, queue_seconds)
-            return self._start(self._stored(stored, clock, cancelled), clock, len(stored.ids))
-        if path == messages.TENSORS_PATH:
-            weights = messages.TensorsRequest.from_json(document)
-            clock = self._clock("", queue_seconds)
-            return self._start(self._tensors(weights, clock, cancelled), clock, 0)
-        raise NotFoundError(f"no such path: {path[:200]!r}")
-
-    def _clock(self, job: str, queue_seconds: float) -> StageClock:
-        clock = self.account.clock(job)
+        clock = self.account.clock(
+            "" if isinstance(request, messages.TensorsRequest) else request.job, expected_wait
+        )
         clock.add("queue", queue_seconds)
-        return clock
+        if isinstance(request, messages.ExtractRequest):
+            parts = self.extraction.frames(self._dataset(request.dataset), request, clock, cancelled)
+            return self._start(parts, clock, len(request.ids))
+        if isinstance(request, messages.SamplesRequest):
+            return self._start(self._stored(request, clock, cancelled), clock, len(request.ids))
+        return self._start(self._tensors(request, clock, cancelled), clock, 0)
 
     def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
         """Run ``parts`` to its first yield, which is the length of the answer."""
@@ -173,7 +179,7 @@ class Service:
             return dataset
 
     def _stored(
-        self, request: messages.SamplesRequest, clock: StageClock, cancelled: threading.Event
+        self, request: messages.SamplesRequest, clock: RequestClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
         begun = self.account.marks(request.job)
@@ -195,7 +201,7 @@ class Service:
         yield self._end(request.job, len(chunks), len(request.ids), clock, begun)
 
     def _tensors(
-        self, request: messages.TensorsRequest, clock: StageClock, cancelled: threading.Event
+        self, request: messages.TensorsRequest, clock: RequestClock, cancelled: threading.Event
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
         begun = self.account.marks("")
@@ -211,7 +217,7 @@ class Service:
                 yield data_frame(header, [raw])
         yield self._end("", len(headers), 0, clock, begun)
 
-    def _end(self, job: str, frames: int, samples: int, clock: StageClock, begun: Marks) -> list[bytes]:
+    def _end(self, job: str, frames: int, samples: int, clock: RequestClock, begun: Marks) -> list[bytes]:
         report = self.account.report(job, begun, clock)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 

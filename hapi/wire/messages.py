@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -45,9 +46,13 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _MOST_SECONDS = 1e9
 """Longest time that a report may tell of: 31 years."""
 REQUEST_ID_HEADER = "X-Request-Id"
+DEADLINE_HEADER = "X-Deadline-Seconds"
+"""Seconds from its arrival after which a request that has not begun is not wanted any more."""
+MAX_DEADLINE = 86400.0
 
 FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
 """Names of the tensors in frames: [n, ...] features; [n] int64 labels; uint8 bytes and their int64 [n+1] offsets."""
@@ -226,6 +231,8 @@ class RequestReport:
     """Largest batch that was run on the device for this request; 0 for stored bytes."""
     layers: tuple[float, ...] = ()
     """Seconds in each layer, when they were asked for."""
+    wait: float = 0.0
+    """Seconds that the tenant's next request has to expect in the queue, as things stand."""
     tier: ServerTier
 
     @classmethod
@@ -247,6 +254,7 @@ class RequestReport:
                 clock=_pair(document["clock"]),
                 cos_batch=_count(document["cos_batch"], 0),
                 layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
+                wait=_seconds(document["wait"]),
                 tier=ServerTier(
                     device=str(tier["device"])[:64],
                     processors=_count(tier["processors"], 1),
@@ -271,8 +279,21 @@ class RequestReport:
             "clock": [round(v, 6) for v in self.clock],
             "cos_batch": self.cos_batch,
             "layers": [round(v, 9) for v in self.layers],
+            "wait": round(self.wait, 6),
             "tier": vars(self.tier),
         }
+
+
+def deadline_of(text: str | None) -> float | None:
+    """The seconds of a :data:`DEADLINE_HEADER` (None: there is none); :class:`BadRequestError` for anything else."""
+    if text is None:
+        return None
+    seconds = float(text) if _DECIMAL.fullmatch(text) else 0.0
+    if not 0 < seconds <= MAX_DEADLINE:
+        raise BadRequestError(
+            f"{DEADLINE_HEADER}: expected a decimal number of seconds above 0, at most {MAX_DEADLINE:.0f}"
+        )
+    return seconds
 
 
 def _job(document: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 def test_features_from_a_device_are_the_same_bytes() -> None:
     service = DeviceFeatures(35, "cpu")
     try:
-        stream = service.stream(EXTRACT_PATH, b"{}")
+        stream = service.stream(service.request(EXTRACT_PATH, b"{}"))
         reader = FrameReader(BufferSource(piece for frame in stream.frames for piece in frame))
         received = np.zeros_like(service.features)
 

@@ -56,7 +56,7 @@ def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_the_prepared_answer_is_a_good_stream_of_its_features() -> None:
     service = ResidentFeatures(35)
     try:
-        stream = service.stream(EXTRACT_PATH, b"{}")
+        stream = service.stream(service.request(EXTRACT_PATH, b"{}"))
         reader = FrameReader(BufferSource(piece for frame in stream.frames for piece in frame))
         received = np.zeros_like(service.features)
         ids: list[int] = []

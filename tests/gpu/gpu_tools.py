@@ -24,7 +24,7 @@ MIB = 1 << 20
 def extract(service: Service, job: ExtractionJob, ids: Sequence[int]) -> tuple[torch.Tensor, RequestReport]:
     """The features of ``ids`` as the frames carry them, and the server's report."""
     document = job.request(np.array(ids, dtype=np.int64))
-    stream = service.stream(EXTRACT_PATH, json.dumps(document).encode())
+    stream = service.stream(service.request(EXTRACT_PATH, json.dumps(document).encode()))
     reader = FrameReader(BufferSource(piece for frame in stream.frames for piece in frame))
     output = torch.empty((len(ids), *job.shape), dtype=job.dtype)
     raw = memoryview(output.view(-1).view(torch.uint8).numpy())

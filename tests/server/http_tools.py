@@ -26,6 +26,7 @@ from hapi.server.app import Application
 from hapi.server.run import runner_of
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
+from hapi.server.tenants import Tenants
 from hapi.storage.dataset import open_dataset
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
@@ -195,7 +196,7 @@ def check_problem(answer: Answer, status: int | tuple[int, ...], *words: str) ->
     assert answer.status in allowed, (answer.status, answer.body[:500])
     assert answer.headers["Content-Type"].split(";")[0] == PROBLEM_MEDIA_TYPE
     problem = answer.json()
-    assert set(problem) - {"retry_after"} == {"type", "title", "status", "detail"}
+    assert set(problem) - {"retry_after", "expected_wait"} == {"type", "title", "status", "detail"}
     assert problem["status"] == answer.status
     assert problem["type"].startswith("urn:hapi:problem:")
     detail = problem["detail"]
@@ -244,10 +245,12 @@ def with_field(document: dict[str, Any], path: tuple[str, ...], value: Any) -> d
 class ServedApplication:
     """The real application on a loopback port, its event loop in a thread of this process."""
 
-    def __init__(self, folder: Path, *, token: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, token: str | None = None, tenants: Tenants | None = None, **settings: Any
+    ) -> None:
         self.settings = ServerSettings(store=str(folder), **{"device": "cpu", **settings})
         self.service = Service(self.settings, open_store(str(folder)))
-        self.application = Application(self.service, token=token)
+        self.application = Application(self.service, tenants or Tenants(token=token))
         self.port = 0
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
