@@ -64,7 +64,7 @@ class _Line:
     tenant: Tenant
     balance: float = 0.0
     """Bytes that may be sent before the next request has to wait."""
-    paid_until: float = -math.inf
+    paid_until: float | None = None
     waiting: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
     work: float = 0.0
     """Estimated cost of all that waits."""
@@ -86,9 +86,10 @@ class _Line:
     def may_run(self, now: float) -> bool:
         """Whether the tenant's own limits let it begin another request."""
         most, rate = self.tenant.in_flight, self.tenant.bytes_per_second
-        if rate is not None and now > self.paid_until:
+        if rate is not None:
             # What was not sent in the last second is lost: a rate, not a savings account.
-            self.balance = min(rate, self.balance + rate * (now - self.paid_until))
+            elapsed = 0.0 if self.paid_until is None else max(0.0, now - self.paid_until)
+            self.balance = min(rate, self.balance + rate * elapsed)
             self.paid_until = now
         return (most is None or self.running < most) and self.balance > -1  # less than a byte is rounding
 
