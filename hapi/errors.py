@@ -174,7 +174,9 @@ def from_problem(problem: Any, status: int) -> HapiError:
     kind = str(problem.get("type", "")).removeprefix(_URN)
     cls = by_slug.get(kind)
     if cls is None:
-        by_status = {c.status: c for c in reversed(list(by_slug.values()))}
+        # A proxy's 504 is about a deadline of its own.
+        known = [c for c in by_slug.values() if c is not DeadlineError]
+        by_status = {c.status: c for c in reversed(known)}
         cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
     detail = problem.get("detail")
     message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"

@@ -268,7 +268,9 @@ class FairQueue:
         line = self._line(tenant)
         weights = sum(other.tenant.weight for other in self._waiting.values() if other is not line)
         share = self.rate.per_second * tenant.weight / (weights + tenant.weight)
-        due = max(line.promised, now, now + _seconds_owed(line)) + max(cost, LEAST_COST) / share
+        # A place in its own line comes free at the speed of the share; without one, a slot has to.
+        first = _seconds_owed(line) if line.waiting else self.expected_wait(tenant, now)
+        due = max(line.promised, now + first) + max(cost, LEAST_COST) / share
         line.promised = min(due, now + LONGEST_RETRY)
         return min(max(due - now, 1.0), LONGEST_RETRY)
 

@@ -17,6 +17,7 @@ from hapi.client.transport import LoopbackTransport, Transport
 from hapi.errors import (
     BusyError,
     ConflictError,
+    DeadlineError,
     DrainingError,
     HapiError,
     NotFoundError,
@@ -74,7 +75,15 @@ def test_the_least_busy_server_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [TransportError("x"), BusyError("x"), DrainingError("x"), StoreError("x"), WireError("x")]
+    "error",
+    [
+        TransportError("x"),
+        BusyError("x"),
+        DeadlineError("x"),
+        DrainingError("x"),
+        StoreError("x"),
+        WireError("x"),
+    ],
 )
 def test_what_may_pass_is_tried_again(error: HapiError) -> None:
     pool = make_pool(1)
@@ -224,6 +233,25 @@ def test_a_long_outage_is_told_once(
         ]
         pool.run(until(2, TransportError("a blip")))
         assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("kind", [BusyError, DeadlineError])
+def test_being_sent_away_for_long_is_told_once_a_minute(
+    kind: type[HapiError], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowded server takes some requests and refuses others: answers in between are no end of it."""
+    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.05)
+    pool = make_pool(1, patience=300)
+    with caplog.at_level(logging.WARNING, "hapi.client"):
+        for _ in range(4):
+            pool.run(until(3, kind("4 requests run and 128 wait", retry_after=0.1)))
+        assert [r.getMessage() for r in caplog.records] == [
+            "the server is too busy and sends requests away (4 requests run and 128 wait); next try in 0 s, "
+            "giving up after 300 s"
+        ]
+        monkeypatch.setattr(servers_module, "BUSY_SECONDS", 0.0)
+        pool.run(until(3, kind("still", retry_after=0.1)))
+        assert len(caplog.records) == 2
 
 
 def test_defects_do_not_leave_a_server_marked_busy() -> None:

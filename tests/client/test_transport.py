@@ -19,6 +19,7 @@ from hapi.client.transport import HttpTransport
 from hapi.errors import (
     BadRequestError,
     BusyError,
+    DeadlineError,
     HapiError,
     NotFoundError,
     TransportError,
@@ -275,6 +276,20 @@ def test_problems_of_any_form(body: bytes) -> None:
 def test_other_retry_after_headers_are_ignored(text: str) -> None:
     with serving(answer(problem("busy", 429, "full"), "429 Too Many", f"Retry-After: {text}")) as server:
         assert refusal(HttpTransport(server.url), BusyError, "full").retry_after is None
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(60.0, "54.000"), (0.5, "0.450"), (1e9, "86400.000")])
+def test_the_queue_must_be_shorter_than_the_longest_silence(timeout: float, seconds: str) -> None:
+    with serving(answer(b"{}")) as server:
+        HttpTransport(server.url, timeout=timeout).call("GET", "/v1")
+        assert f"X-Deadline-Seconds: {seconds}\r\n".encode() in server.requests[0]
+
+
+def test_what_a_refusal_says_of_waiting() -> None:
+    body = problem("deadline", 504, "it waited until its deadline", retry_after=2.5, expected_wait=7.25)
+    with serving(answer(body, "504 Gateway Timeout", "Retry-After: 3")) as server:
+        error = refusal(HttpTransport(server.url), DeadlineError, "until its deadline")
+        assert (error.retry_after, error.expected_wait) == (2.5, 7.25)
 
 
 def test_the_token_is_sent() -> None:

@@ -172,11 +172,14 @@ def test_bad_names(name: object) -> None:
 
 
 def test_problems_round_trip() -> None:
-    for error in (NotFoundError("no data set 'x'"), BusyError("come back", retry_after=3.0)):
+    for error in (
+        NotFoundError("no data set 'x'"),
+        BusyError("come back", retry_after=3.0, expected_wait=2.5),
+    ):
         again = from_problem(json.loads(json.dumps(error.to_problem())), error.status)
         assert type(again) is type(error)
         assert str(again) == str(error)
-        assert again.retry_after == error.retry_after
+        assert (again.retry_after, again.expected_wait) == (error.retry_after, error.expected_wait)
 
 
 @given(json_values, st.integers(400, 599))
@@ -196,6 +199,7 @@ def test_report_round_trip() -> None:
         clock=(100.0, 101.0),
         cos_batch=16,
         layers=(0.125, 0.0625),
+        wait=1.5,
         tier=ServerTier(device="cuda", processors=8, threads=4, running=2, reuse=False),
     )
     assert RequestReport.from_json(json.loads(json.dumps(report.to_json()))) == report

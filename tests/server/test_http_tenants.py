@@ -1,0 +1,216 @@
+"""Several tenants over real requests: one that asks for much, one that asks for little, deadlines, and the metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from http_tools import (
+    EXTRACT,
+    SAMPLES,
+    Answer,
+    Known,
+    ServedApplication,
+    check_problem,
+    exchange,
+    make_store,
+    served,
+    until,
+)
+
+from hapi.server.tenants import Tenants, read_tenants
+from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.messages import DEADLINE_HEADER, RequestReport
+
+FILE = """
+heavy: {token: heavy-secret}
+light: {token: light-secret}
+rationed: {token: rationed-secret, in_flight: 1, bytes_per_second: 200KiB}
+"""
+IDS = list(range(40))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Tenants:
+    path = tmp_path_factory.mktemp("tenants") / "tenants.yaml"
+    path.write_text(FILE)
+    return read_tenants(str(path), None)
+
+
+def as_tenant(name: str, **more: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-secret", **more}
+
+
+def by_tenant(server: ServedApplication, name: str, **labels: str) -> float:
+    text = exchange(server.port, "GET", "/metrics", headers=as_tenant("light")).body.decode()
+    for line in text.splitlines():
+        if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} with {labels}")
+
+
+def report_of(answer: Answer) -> RequestReport:
+    reader = FrameReader(BufferSource(iter([answer.body])))
+    while not isinstance(
+        header := reader.next(lambda h: [bytearray(t.nbytes) for t in h.tensors]), StreamEnd
+    ):  # type: ignore[misc]
+        pass
+    return RequestReport.from_json(header.report)
+
+
+@contextmanager
+def crowded(server: ServedApplication, known: Known, clients: int) -> Iterator[list[int]]:
+    """``clients`` that ask as the heavy tenant without a pause; the statuses of what they got."""
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("heavy"))
+            statuses.append(answer.status)
+            if answer.status == 429:
+                stop.wait(0.05)  # impolite: far sooner than it was told to
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants) -> None:
+    """Its requests go next, and none of them is sent away, although the queue is full all the time."""
+    with served(folder, tenants=tenants, max_running=1, max_queued=8, cos_batch=8, threads=1) as server:
+        exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
+        with crowded(server, known, 24) as statuses:
+            until(lambda: statuses.count(429) >= 10 and statuses.count(200) >= 10, 30, "a full queue")
+            before, waits, ahead = len(statuses), [], []
+            for _ in range(6):
+                served_before = statuses.count(200)
+                answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
+                assert answer.status == 200
+                known.check_features(answer.body, IDS)
+                waits.append(report_of(answer).seconds["queue"])
+                ahead.append(statuses.count(200) - served_before)
+            assert statuses[before:].count(200) >= 3, "the others go on"
+        # Behind the one that runs, at most; a client thread may be late to count what it got.
+        assert sorted(ahead)[3] <= 3, ahead
+        assert by_tenant(server, "hapi_tenant_served_total", tenant="light") == 7
+        assert by_tenant(server, "hapi_tenant_shed_total", tenant="light", reason="full") == 0
+        assert by_tenant(server, "hapi_tenant_shed_total", tenant="heavy", reason="full") == statuses.count(
+            429
+        )
+        assert by_tenant(server, "hapi_tenant_served_total", tenant="heavy") == statuses.count(200)
+        assert set(statuses) == {200, 429}
+        assert by_tenant(server, "hapi_tenant_cost_seconds_total", tenant="heavy") > 0
+        assert by_tenant(server, "hapi_tenant_queued", tenant="heavy") == 0
+
+
+def test_what_is_said_about_waiting_comes_true(folder: Path, known: Known, tenants: Tenants) -> None:
+    with served(folder, tenants=tenants, max_running=2, max_queued=64, cos_batch=8, threads=1) as server:
+        with crowded(server, known, 20):
+            time.sleep(1.5)
+            pairs = []
+            for _ in range(3):
+                expected = by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="heavy")
+                answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("heavy"))
+                pairs.append((expected, report_of(answer).seconds["queue"]))
+            assert report_of(answer).wait > 0
+        expected, waited = (sum(values) for values in zip(*pairs, strict=True))
+        assert expected / 3 < waited < expected * 3, pairs
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("heavy"))
+        assert report_of(answer).wait == 0, "alone there is nothing to wait for"
+
+
+def test_deadlines(folder: Path, known: Known, tenants: Tenants) -> None:
+    with served(folder, tenants=tenants, max_running=1, max_queued=64, cos_batch=1, threads=1) as server:
+
+        def ask(name: str, ids: list[int], deadline: str) -> Answer:
+            headers = as_tenant(name, **{DEADLINE_HEADER: deadline})
+            return exchange(server.port, "POST", EXTRACT, known.extract(ids), headers)
+
+        assert ask("heavy", [1, 2], "30").status == 200
+        with ThreadPoolExecutor(1) as background:
+            long = background.submit(ask, "heavy", [n % 40 for n in range(2000)], "86400")
+            until(
+                lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
+            )
+            answer = ask("light", [3], "0.05")
+            detail = check_problem(answer, 504, "deadline of 0.0")
+            assert answer.json()["type"].endswith(":deadline") and "Retry-After" in answer.headers, detail
+            assert by_tenant(server, "hapi_tenant_queued", tenant="light") == 0
+            assert by_tenant(server, "hapi_tenant_shed_total", tenant="light", reason="expired") == 1
+            assert long.result().status == 200
+        for wrong in ("0", "-1", "nan", "inf", "1e3", "", "86401", "1,5", " ", "9" * 400, "abc"):
+            check_problem(ask("light", [3], wrong), 400, DEADLINE_HEADER)
+        check_problem(
+            exchange(
+                server.port, "GET", "/v1/datasets", headers=as_tenant("light", **{DEADLINE_HEADER: "x"})
+            ),
+            400,
+        )
+
+
+def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None:
+    """40 samples of 16 KiB are 640 KiB of features: with 200 KiB/s the third one ends after 5 s at the earliest."""
+    with served(folder, tenants=tenants, max_running=4, cos_batch=8) as server:
+        exchange(server.port, "POST", EXTRACT, known.extract(IDS[:2]), as_tenant("light"))
+        started = time.monotonic()
+        ends = []
+
+        def ask(_: int) -> int:
+            answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("rationed"))
+            ends.append(time.monotonic() - started)
+            return answer.status
+
+        with ThreadPoolExecutor(3) as clients:
+            asked = clients.map(ask, range(3))
+            time.sleep(0.5)
+            assert by_tenant(server, "hapi_tenant_running", tenant="rationed") <= 1
+            begun = time.monotonic()
+            assert (
+                exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light")).status == 200
+            )
+            assert time.monotonic() - begun < 2, "others are not rationed"
+            assert by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="rationed") > 1
+            assert list(asked) == [200] * 3
+        assert 5.0 < max(ends) < 9.0
+        assert by_tenant(server, "hapi_tenant_sent_bytes_total", tenant="rationed") > 3 * 640 * 1024
+
+
+def test_what_is_malformed_does_not_wait(folder: Path, known: Known, tenants: Tenants) -> None:
+    with served(folder, tenants=tenants, max_running=1, max_queued=0, cos_batch=1, threads=1) as server:
+        with ThreadPoolExecutor(1) as background:
+            document = known.extract([n % 40 for n in range(1500)])
+            long = background.submit(exchange, server.port, "POST", EXTRACT, document, as_tenant("heavy"))
+            until(
+                lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
+            )
+            headers = as_tenant("light")
+            check_problem(exchange(server.port, "POST", EXTRACT, {"ids": []}, headers), 400)
+            full = exchange(server.port, "POST", SAMPLES, known.samples(), headers)
+            check_problem(full, 429, "come back")
+            assert full.json()["retry_after"] >= full.json()["expected_wait"] > 0
+            assert long.result().status == 200
+        server.idle()
+        assert exchange(server.port, "POST", SAMPLES, known.samples(), headers).status == 200
+        check_problem(exchange(server.port, "POST", SAMPLES, known.samples(), as_tenant("nobody")), 401)

@@ -1,0 +1,107 @@
+"""Tenants from a file: what is read, what is refused, and whose token is whose."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi.errors import ConfigError, UnauthorizedError
+from hapi.server.fair_queue import Tenant
+from hapi.server.tenants import DEFAULT, Tenants, read_tenants
+
+DIGEST = hashlib.sha256(b"another-secret").hexdigest()
+GOOD = f"""
+vision:
+  token: a-long-secret
+  weight: 2.5
+students:
+  token_sha256: {DIGEST}
+  in_flight: 2
+  bytes_per_second: 20MiB
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "tenants.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    tenants = read_tenants(written(tmp_path, GOOD), None)
+    assert tenants.of("Bearer a-long-secret") == Tenant(name="vision", weight=2.5)
+    limited = Tenant(name="students", in_flight=2, bytes_per_second=20 << 20)
+    assert tenants.of("Bearer another-secret") == limited
+    assert list(tenants.all) == [Tenant(name="vision", weight=2.5), limited] and not tenants.open
+    for wrong in (
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {DIGEST}",
+        "bearer a-long-secret",
+        "Bearer a-long-secret ",
+    ):
+        with pytest.raises(UnauthorizedError, match="--token-file"):
+            tenants.of(wrong)
+
+
+def test_the_one_token_is_one_tenant_more(tmp_path: Path) -> None:
+    tenants = read_tenants(written(tmp_path, GOOD), "operators-own")
+    assert tenants.of("Bearer operators-own") == DEFAULT
+    assert [t.name for t in tenants.all] == ["default", "vision", "students"]
+
+
+def test_without_a_file() -> None:
+    assert read_tenants(None, None).open and read_tenants(None, None).of("Bearer whatever") == DEFAULT
+    alone = read_tenants(None, "short")
+    assert alone.of("Bearer short") == DEFAULT and not alone.open
+    with pytest.raises(UnauthorizedError):
+        alone.of("")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "has 0 tenants"),
+        ("[a, b]", "expected 'name: settings' blocks"),
+        ("a: 3", "expected settings"),
+        ("a: {}", "a: give either token or token_sha256"),
+        (f"a: {{token: secret-secret, token_sha256: {DIGEST}}}", "a: give either"),
+        ("a: {token: short}", "a: token: expected at least 8"),
+        ("a: {token: 'with a blank'}", "a: token: expected"),
+        ("a: {token: größergrößer}", "a: token: expected"),
+        ("a: {token_sha256: abcdef}", "a: token_sha256: expected 64"),
+        ("a: {token: secret-secret, weight: 0}", ":1:35: a.weight: expected a number"),
+        ("a: {token: secret-secret, wieght: 1}", "unknown key 'a.wieght'; did you mean 'weight'"),
+        ("a: {token: secret-secret, in_flight: 0}", "a.in_flight"),
+        ("a: {token: secret-secret, bytes_per_second: 20M}", "a.bytes_per_second"),
+        ("a: {token: secret-secret}\na: {token: secret-secre2}", "'a' appears twice"),
+        ("a: {token: secret-secret}\nb: {token: secret-secret}", "b has the same token as a"),
+        ("a: {token: operators-own}", "a has the same token as default"),
+        ("default: {token: secret-secret}", "'default' is the one of HAPI_TOKEN"),
+        ("../a: {token: secret-secret}", "is not a name"),
+        ("? [a]\n: {token: secret-secret}", "expected a setting's name"),
+        ("a: {token: secret-secret", "not YAML"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_tenants(written(tmp_path, text), "operators-own")
+    message = str(caught.value)
+    assert word in message and "tenants.yaml" in message and "\n" not in message
+    assert "secret-secret" not in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_tenants(str(tmp_path / "none.yaml"), None)
+
+
+@given(st.text(max_size=60))
+def test_no_other_header_is_anybodys(text: str) -> None:
+    with pytest.raises(UnauthorizedError):
+        Tenants({}, "the-only-one").of(text)
