@@ -27,6 +27,8 @@ class Slot:
     """Seconds."""
     began: float
     """``time.monotonic`` seconds."""
+    expected_wait: Callable[[], float]
+    """Asked at the request's end, from any thread: seconds that the tenant's next one has to expect."""
     cost: float | None = None
     """What it has cost, see :mod:`hapi.server.costs`; set it before the end. None: what its slot's seconds cost."""
 
@@ -62,10 +64,10 @@ class Admission:
         with self._lock:
             return self._queue.of(tenant)
 
-    def expected_wait(self, tenant: Tenant) -> float:
-        """Seconds that a request of ``tenant`` that comes now would wait."""
+    def expected_wait(self, tenant: Tenant, *, leaving: bool = False) -> float:
+        """Seconds that a request of ``tenant`` would wait that comes now, or when one of its own is over."""
         with self._lock:
-            return self._queue.expected_wait(tenant, time.monotonic())
+            return self._queue.expected_wait(tenant, time.monotonic(), leaving=leaving)
 
     def sent(self, tenant: Tenant, nbytes: int) -> None:
         """``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent after all."""
@@ -87,7 +89,9 @@ class Admission:
                 tenant, cost, EXPIRED, DeadlineError, "its deadline passed before it was read"
             )
         ticket = await self._turn(tenant, cost, patience, deadline)
-        slot = Slot(time.monotonic() - asked, time.monotonic())
+        slot = Slot(
+            time.monotonic() - asked, time.monotonic(), lambda: self.expected_wait(tenant, leaving=True)
+        )
         try:
             yield slot
         finally:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ from aiohttp import web
 from hapi import __version__
 from hapi.errors import BusyError, DrainingError, HapiError
 from hapi.server.account import processors
-from hapi.server.admission import REASONS, Admission, Slot
+from hapi.server.admission import FULL, REASONS, Admission, Slot
 from hapi.server.answers import GONE, REQUEST_ID, STATUS, Answer, abort, finished
 from hapi.server.costs import Costs, Request, Server, Used
 from hapi.server.fair_queue import LEAST_COST, Tenant
@@ -35,7 +35,8 @@ LOGGED = web.RequestKey("logged", dict)
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
 MAX_BODIES = 256
-"""Most request bodies that may be arriving at a time: each may be as long as ``MAX_REQUEST_BYTES``."""
+"""Most request bodies that may be arriving at a time (each may be as long as ``MAX_REQUEST_BYTES``); of several tenants
+one may send half of them."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -58,6 +59,7 @@ class Application:
         self._server = Server(slots=settings.max_running, processors=processors())
         self.bodies = 0
         """Request bodies that are arriving now."""
+        self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
         self._workers = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-request")
@@ -228,7 +230,7 @@ class Application:
             cost = self._costs.expected(asked)
             async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
                 opening = self._workers.submit(
-                    self.service.stream, asked, cancelled, slot.waited, self._expected_wait(tenant)
+                    self.service.stream, asked, cancelled, slot.waited, slot.expected_wait
                 )
                 stream = await finished(opening, FrameStream.close)
                 answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)
@@ -243,21 +245,23 @@ class Application:
         finally:
             cancelled.set()
 
-    def _expected_wait(self, tenant: Tenant) -> Callable[[], float]:
-        return lambda: self.admission.expected_wait(tenant)
-
     async def _body(self, request: web.Request) -> bytes:
         """The request's body; refused unread when it is too long, or when too many arrive at once."""
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
-        if self.bodies >= MAX_BODIES:
+        tenant = request[TENANT]
+        of_one = MAX_BODIES if len(self.tenants.all) == 1 else MAX_BODIES // 2
+        if self.bodies >= MAX_BODIES or self._bodies_of[tenant] >= of_one:
+            self._shed(tenant, FULL)
             raise BusyError(f"{self.bodies} requests are arriving; come back in 1 s", retry_after=1.0)
         self.bodies += 1
+        self._bodies_of[tenant] += 1
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await request.read()
         finally:
             self.bodies -= 1
+            self._bodies_of[tenant] -= 1
 
     def _account(
         self, request: web.Request, asked: Request, stream: FrameStream, answer: Answer, slot: Slot

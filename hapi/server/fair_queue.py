@@ -236,10 +236,13 @@ class FairQueue:
 
     # -- how long --------------------------------------------------------------------------------------
 
-    def expected_wait(self, tenant: Tenant, now: float, last: Ticket | None = None) -> float:
+    def expected_wait(
+        self, tenant: Tenant, now: float, *, last: Ticket | None = None, leaving: bool = False
+    ) -> float:
         """Seconds until a request of the tenant that comes now would begin, if nobody else came.
 
-        Instead of one that comes now: ``last``, the last in its line.
+        Instead of one that comes now: ``last``, the last in its line. ``leaving``: it comes when one of the tenant's
+        requests that run now is over, which is soon.
         """
         line = self._line(tenant)
         own = line.work - (last.cost if last is not None else 0.0)
@@ -250,11 +253,12 @@ class FairQueue:
             if other is not line and not other.held_back
         )
         half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
+        running, own_running = self.running - leaving, line.running - leaving
         wait = 0.0
-        if self.running >= self._slots or others:
+        if running >= self._slots or others:
             wait = (own + others + half) / self.rate.per_second
         most = tenant.in_flight
-        if most is not None and line.running + (own > 0) >= most:
+        if most is not None and own_running + (own > 0) >= most:
             wait = max(wait, (own + half) / self.rate.per_second * max(1.0, self._slots / most))
         line.may_run(now)  # brings the balance up to date
         return max(wait, _seconds_owed(line))

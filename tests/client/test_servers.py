@@ -246,8 +246,10 @@ def test_being_sent_away_for_long_is_told_once_a_minute(
         for _ in range(4):
             pool.run(until(3, kind("4 requests run and 128 wait", retry_after=0.1)))
         assert [r.getMessage() for r in caplog.records] == [
-            "the server is too busy and sends requests away (4 requests run and 128 wait); next try in 0 s, "
-            "giving up after 300 s"
+            (
+                "the server is too busy and sends requests away (4 requests run and 128 wait); next try in 0 s, "
+                "giving up after 300 s"
+            )
         ]
         monkeypatch.setattr(servers_module, "BUSY_SECONDS", 0.0)
         pool.run(until(3, kind("still", retry_after=0.1)))

@@ -327,6 +327,9 @@ def test_nobody_waits_for_a_free_slot() -> None:
     assert server.queue.expected_wait(A, 0.0) == 0.0
     server.ask(B, 1.0)
     assert server.queue.expected_wait(A, 0.0) > 0.0
+    assert server.queue.expected_wait(B, 0.0, leaving=True) == 0.0, "its own slot will be free"
+    server.ask(A, 1.0)
+    assert server.queue.expected_wait(B, 0.0, leaving=True) > 0.0, "for the one who waits already"
     limited = Tenant(name="slow", bytes_per_second=10)
     server.queue.sent(limited, 110)
     assert server.queue.expected_wait(limited, 0.0) >= 10.0
