@@ -255,7 +255,7 @@ class FairQueue:
         half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
         running, own_running = self.running - leaving, line.running - leaving
         wait = 0.0
-        if running >= self._slots or others:
+        if running >= self._slots or own or others:
             wait = (own + others + half) / self.rate.per_second
         most = tenant.in_flight
         if most is not None and own_running + (own > 0) >= most:
