@@ -98,7 +98,7 @@ def without_traceback_for_bad_http(record: logging.LogRecord) -> bool:
 
 
 def check_exposure(listen: ListenSettings) -> None:
-    """Refuse to listen beyond loopback without a token."""
+    """Refuse to listen beyond loopback when everybody may ask."""
     try:
         loopback = listen.host == "localhost" or ipaddress.ip_address(listen.host).is_loopback
     except ValueError:

@@ -76,6 +76,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "--tls-key", "--store STORE --tls-cert KEYS/empty --tls-key KEYS/empty"),
         (2, "--token-file", "--store STORE --token-file KEYS/empty"),
         (2, "--token-file", "--store STORE --token-file KEYS/none"),
+        (2, "KEYS/none", "--store STORE --tenants KEYS/none"),
+        (2, "0 tenants", "--store STORE --tenants KEYS/empty"),
         (2, "abacus", "--store STORE --device abacus"),
         (2, "TAKEN", "--store STORE --port TAKEN"),
     ],
@@ -100,4 +102,4 @@ def test_servers_that_must_not_start(
     output = capfd.readouterr()
     assert output.out == ""
     assert output.err.count("\n") == 1 and output.err.startswith("hapi-server: error: ")
-    assert word.replace("TAKEN", port) in output.err
+    assert word.replace("TAKEN", port).replace("KEYS", str(keys)) in output.err

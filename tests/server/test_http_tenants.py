@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from http_tools import (
     until,
 )
 
+from hapi.server import app as server_app
 from hapi.server.tenants import Tenants, read_tenants
 from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
 from hapi.wire.messages import DEADLINE_HEADER, RequestReport
@@ -214,3 +216,24 @@ def test_what_is_malformed_does_not_wait(folder: Path, known: Known, tenants: Te
         server.idle()
         assert exchange(server.port, "POST", SAMPLES, known.samples(), headers).status == 200
         check_problem(exchange(server.port, "POST", SAMPLES, known.samples(), as_tenant("nobody")), 401)
+
+
+def test_slow_bodies_of_one_tenant(
+    folder: Path, known: Known, tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_app, "MAX_BODIES", 4)
+    with served(folder, tenants=tenants) as small:
+        head = f"POST {EXTRACT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nAuthorization: Bearer heavy-secret\r\n\r\n"
+        socks = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(4)]
+        for sock in socks:
+            sock.sendall(head.encode())
+        until(lambda: small.application.bodies == 2, 5, "half of the bodies")
+        heavy = exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("heavy"))
+        check_problem(heavy, 429, "are arriving")
+        assert exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("light")).status == 200
+        for sock in socks:
+            sock.close()
+        until(lambda: small.application.bodies == 0, 5, "the end of the bodies")
+        known.check_features(
+            exchange(small.port, "POST", EXTRACT, known.extract(), as_tenant("heavy")).body, [3, 39, 0, 17]
+        )
