@@ -30,6 +30,8 @@ PLANNERS = (
     "profiler/decide.py",
     "server/fair_queue.py",
     "server/costs.py",
+    "profiler/fill.py",
+    "profiler/memory.py",
 )
 """Pure functions (design of the project): the predictor runs the very code that production runs."""
 

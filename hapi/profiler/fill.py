@@ -73,15 +73,17 @@ def fill(sizes: Sequence[int], limits: Sequence[int], room: int) -> Filling:
     if _sum(most, sizes) <= room:
         return _filling(sizes, most, _sum(most, sizes), 0)
     unit = math.gcd(*(size for n, size in zip(most, sizes, strict=True) if n))
-    weights, target = [size // unit for size in sizes], room // unit
-    counts, bound, work = _most(weights, most, target)
+    # A size that does not go in at all counts for nothing, and need not be a multiple.
+    weights, target = [max(1, size // unit) for size in sizes], room // unit
+    counts, bound, work = _most(weights, most, target, _in_proportion(weights, most, limits, target))
     return _filling(sizes, counts, bound * unit, work)
 
 
-def _most(weights: Sequence[int], most: Sequence[int], target: int) -> tuple[list[int], int, int]:
-    """Counts, the bound and the work, in units of the greatest common divisor."""
-    counts, work = _in_proportion(weights, most, target), 0
-    best = _sum(counts, weights)
+def _most(
+    weights: Sequence[int], most: Sequence[int], target: int, counts: list[int]
+) -> tuple[list[int], int, int]:
+    """Counts, the bound and the work, beginning with ``counts``, in units of the greatest common divisor."""
+    best, work = _sum(counts, weights), 0
     for attempt, bits in enumerate(LIST_BITS):
         if best == target:
             return counts, target, work
@@ -158,10 +160,12 @@ def _filling(sizes: Sequence[int], counts: Sequence[int], bound: int, work: int)
     return Filling(counts=tuple(counts), filled=_sum(counts, sizes), bound=bound, sums=work)
 
 
-def _in_proportion(weights: Sequence[int], most: Sequence[int], target: int) -> list[int]:
+def _in_proportion(
+    weights: Sequence[int], most: Sequence[int], limits: Sequence[int], target: int
+) -> list[int]:
     """The same part of each limit, then one more of each that still goes in, then as many; the largest first."""
-    total = _sum(most, weights)
-    counts = [n * target // total for n in most]
+    total = _sum(limits, weights)
+    counts = [min(n, limit * target // total) for n, limit in zip(most, limits, strict=True)]
     left = target - _sum(counts, weights)
     order = sorted(range(len(weights)), key=lambda c: -weights[c])
     for at_once in (1, max(most)):
@@ -177,8 +181,8 @@ def _open(
 ) -> tuple[list[_Piece], bool]:
     """Up to ``number`` pieces (None: all), single ones of the small sizes first, and whether these are all.
 
-    Any subset of a class's pieces (1, 2, 4, ... and a rest) gives a count up to their sum, and every count is given. Later
-    attempts begin with other classes.
+    The subsets of a class's pieces (1, 2, 4, ... and a rest) give every count up to their sum. Later attempts begin
+    with other classes.
     """
     order = sorted((c for c in range(len(weights)) if most[c]), key=lambda c: weights[c])
     turn = attempt * (number or 0) // 2 % len(order)
