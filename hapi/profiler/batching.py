@@ -17,9 +17,9 @@ Each device has its own queue and its own adaptation (earlier text, section 4.5)
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hapi.errors import DeviceMemoryError, UsageError
 from hapi.profiler.fill import MAX_BYTES, fill
@@ -57,7 +57,7 @@ class Request:
     fixed_bytes: int = 0
     """What the request takes whatever its batch, beside weights."""
     weights: tuple[Weights, ...] = ()
-    """Distinct keys."""
+    """With distinct keys. Requests for the same front should share one tuple, which is then looked at once."""
     smallest: int = 1
     """The provider's bound, in samples (25 in the earlier text); given up where it does not fit an empty device."""
     largest: int = 1000
@@ -76,8 +76,11 @@ class Request:
                 f"request {self.id!r:.60}: {self.sample_bytes} bytes a sample and {self.fixed_bytes} beside; "
                 f"expected up to {MAX_BYTES}, a sample at least 1"
             )
-        if not all(0 <= w.nbytes <= MAX_BYTES for w in self.weights):
-            raise UsageError(f"request {self.id!r:.60}: weights must have 0 to {MAX_BYTES} bytes")
+        keys = {w.key for w in self.weights if 0 <= w.nbytes <= MAX_BYTES}
+        if len(keys) != len(self.weights):
+            raise UsageError(
+                f"request {self.id!r:.60}: weights need distinct keys and 0 to {MAX_BYTES} bytes"
+            )
         if self.curve is not None and not all(b >= 1 and s > 0 for b, s in self.curve.items()):
             raise UsageError(
                 f"request {self.id!r:.60}: a time curve needs batches from 1 on and seconds above 0"
@@ -188,14 +191,7 @@ def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptat
     if len(queue) > MAX_REQUESTS or len({r.id for r in queue}) != len(queue):
         raise UsageError(f"a queue holds up to {MAX_REQUESTS} requests with distinct ids, not {len(queue)}")
     _check_weights(queue)
-    possible: list[_Bounded] = []
-    impossible: dict[str, int] = {}
-    for request in queue:
-        bounded = _Bounded.of(request, POLICIES[policy](request), device.budget_bytes)
-        if bounded is None:
-            impossible[request.id] = alone_bytes(request)
-        else:
-            possible.append(bounded)
+    possible, impossible = _bounded(POLICIES[policy], queue, device.budget_bytes)
     free = device.budget_bytes - device.held_bytes
     count, needed, lacking = _admissible(possible, device.resident, free)
     admitted = possible[:count]
@@ -226,24 +222,37 @@ def check_fits(request: Request, budget_bytes: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Bounded:
+class _Bounded(NamedTuple):
     """A request that fits the empty device with ``low`` samples."""
 
     request: Request
     low: int
     high: int
 
-    @classmethod
-    def of(cls, request: Request, bounds: tuple[int, int], budget: int) -> _Bounded | None:
-        """Bounds lowered to what fits the empty device; None when nothing does."""
-        alone = (budget - alone_bytes(request, 0)) // request.sample_bytes
-        return None if alone < 1 else cls(request, min(bounds[0], alone), min(bounds[1], alone))
+
+def _bounded(policy: Policy, queue: Sequence[Request], budget: int) -> tuple[list[_Bounded], dict[str, int]]:
+    """Bounds lowered to what fits the empty device; and whom nothing fits, with the bytes for one sample."""
+    possible: list[_Bounded] = []
+    impossible: dict[str, int] = {}
+    rooms: dict[int, int] = {}
+    for request in queue:
+        low, high = policy(request)
+        shared = id(request.weights)
+        if shared not in rooms:
+            rooms[shared] = budget - sum(w.nbytes for w in request.weights)
+        alone = (rooms[shared] - request.fixed_bytes) // request.sample_bytes
+        if alone >= high:
+            possible.append(_Bounded(request, low, high))
+        elif alone >= 1:
+            possible.append(_Bounded(request, min(low, alone), alone))
+        else:
+            impossible[request.id] = alone_bytes(request)
+    return possible, impossible
 
 
 def _check_weights(queue: Sequence[Request]) -> None:
     known: dict[str, int] = {}
-    for weights in {w for r in queue for w in r.weights}:
+    for weights in (w for shared in {id(r.weights): r.weights for r in queue}.values() for w in shared):
         if known.setdefault(weights.key, weights.nbytes) != weights.nbytes:
             raise UsageError(
                 f"weights {weights.key!r:.60} are {known[weights.key]} bytes in one request and "
@@ -256,14 +265,17 @@ def _admissible(requests: Sequence[_Bounded], resident: frozenset[str], free: in
 
     Removing the newest until the rest fits, and adding the oldest as long as they do, are the same: each takes bytes.
     """
-    loaded, needed = set(resident), 0
-    for count, (request, low) in enumerate((b.request, b.low) for b in requests):
-        new = [w for w in request.weights if w.key not in loaded]
-        more = sum(w.nbytes for w in new) + request.fixed_bytes + low * request.sample_bytes
+    loaded, settled, needed = set(resident), set[int](), 0
+    for count, (request, low, _) in enumerate(requests):
+        more = request.fixed_bytes + low * request.sample_bytes
+        if id(request.weights) not in settled:
+            more += sum(w.nbytes for w in request.weights if w.key not in loaded)
         if needed + more > free:
             return count, needed, needed + more - free
         needed += more
-        loaded.update(w.key for w in new)
+        if id(request.weights) not in settled:
+            settled.add(id(request.weights))
+            loaded.update(w.key for w in request.weights)
     return len(requests), needed, 0
 
 
@@ -284,13 +296,14 @@ def _raised(admitted: Sequence[_Bounded], room: int) -> tuple[list[int], int, in
 
 def _level(bounds: Sequence[tuple[int, int]], extra: int) -> Iterator[int]:
     """The lower bounds raised by ``extra`` altogether, to one level where the bounds allow; the oldest get the rest."""
-    top = max(high for _, high in bounds)
-
-    def added(level: int) -> int:
-        return sum(min(max(level, low), high) - low for low, high in bounds)
-
-    level = bisect_right(range(top + 1), extra, key=added) - 1
-    rest = extra - added(level)
+    level = rising = 0
+    for turn, change in sorted([(low, 1) for low, _ in bounds] + [(high, -1) for _, high in bounds]):
+        if rising * (turn - level) > extra:
+            break
+        extra -= rising * (turn - level)
+        level, rising = turn, rising + change
+    each, rest = divmod(extra, max(1, rising))
+    level += each
     for low, high in bounds:
         more = 1 if rest and low <= level < high else 0
         rest -= more

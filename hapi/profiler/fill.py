@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hapi.errors import UsageError
 
-LIST_BITS = (6, 8, 10, 12, 12, 13, 14, 15)
+LIST_BITS = (8, 10, 12, 12, 13, 14, 15)
 """Of each attempt: the logarithm of its lists' lengths."""
 TABLE_BITS = 1 << 27
 """Largest table of reachable sums: pieces times units; 16 MiB."""

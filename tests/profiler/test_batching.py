@@ -320,6 +320,7 @@ def test_a_hundred_requests_are_adapted_with_little_work(capsys: pytest.CaptureF
         {"fixed_bytes": -1},
         {"sample_bytes": MAX_BYTES + 1},
         {"weights": (Weights(key="w", nbytes=-1),)},
+        {"weights": (Weights(key="w", nbytes=1),) * 2},
         {"curve": {0: 1.0}},
         {"curve": {1: 0.0}},
         {"curve": {1: math.nan}},
