@@ -53,7 +53,8 @@ class Request:
     id: str
     samples: int
     sample_bytes: int
-    """What each sample of a COS batch takes at the request's split: input and results between layers."""
+    """What each sample of a COS batch takes at the request's split: input and results between layers. Multiples of
+    512, as memory's lines have them, keep the solver quick."""
     fixed_bytes: int = 0
     """What the request takes whatever its batch, beside weights."""
     weights: tuple[Weights, ...] = ()
