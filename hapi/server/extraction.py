@@ -119,7 +119,7 @@ class Extraction:
         loaded: Ahead[messages.IdArray, tuple[torch.Tensor, Samples]],
         layers: Layers,
     ) -> Iterator[Frame]:
-        """A frame for each COS batch; one that is made is sent under the next forward pass, and never waits for decoding."""
+        """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
         frame: Frame | None = None
         for header in headers:
             if frame is not None and not loaded.ready():

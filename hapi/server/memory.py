@@ -74,7 +74,7 @@ class Claim:
     held_bytes: int = 0
     """For its forward passes."""
     loading: tuple[Weights, ...] = ()
-    """Weights that are not resident yet."""
+    """Its weights until they are known to be in use."""
 
 
 class DeviceMemory:
@@ -240,7 +240,7 @@ class DeviceMemory:
         self.adapt_seconds += time.monotonic() - began
         if not found.batches:
             return
-        self._grant(found, state)
+        self._grant(found)
         coming = self._coming()
         free = self.budget - self._state().held_bytes
         idle = self._resident.resident_bytes - self._resident.in_use(coming)[0]
@@ -248,14 +248,12 @@ class DeviceMemory:
             self._resident.evict(idle - free, coming)
         self._changed.notify_all()
 
-    def _grant(self, found: Adaptation, state: DeviceState) -> None:
-        coming = set(state.resident)
+    def _grant(self, found: Adaptation) -> None:
         for claim in [c for c in self._queue if c.request.id in found.batches]:
             request = claim.request
             claim.batch = found.batches[request.id]
             claim.held_bytes = request.fixed_bytes + claim.batch * request.sample_bytes
-            claim.loading = tuple(w for w in request.weights if w.key not in coming)
-            coming.update(w.key for w in claim.loading)
+            claim.loading = request.weights
             self._queue.remove(claim)
             self._claims.add(claim)
 
