@@ -26,6 +26,7 @@ LIGHT_ROOMS = ("ground", "wire")
 PLANNERS = (
     "storage/sequence.py",
     "profiler/batching.py",
+    "profiler/curves.py",
     "profiler/cost.py",
     "profiler/decide.py",
     "server/fair_queue.py",

@@ -1,10 +1,11 @@
-"""Figures of the benchmarks that measure for themselves: layers, model reuse, concurrency."""
+"""Figures of the benchmarks that measure for themselves: layers, model reuse, concurrency, the COS batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from hapi.bench import paper
+from hapi.bench.batching import GOAL, BatchingRow
 from hapi.bench.concurrency import AT_ONCE, ConcurrencyRow, TenantsRow
 from hapi.bench.layers import LayerRow
 from hapi.bench.reuse import ReuseRow
@@ -80,4 +81,23 @@ def draw_concurrency(rows: Sequence[ConcurrencyRow], tenants: Sequence[TenantsRo
         bottom.bar(range(len(tenants)), heights, color=_ONE)
         bottom.set_xticks(range(len(tenants)), names, rotation=90, fontsize=7)
         bottom.set_title("samples/s of several clients over one's")
+        save(figure, path)
+
+
+def draw_batching(rows: Sequence[BatchingRow], path: str) -> None:
+    """Seconds per sample over the best's by COS batch, a line for each model; dots at the choice of ``auto``."""
+    with canvas(8.0, 4.5) as figure:
+        axes = figure.subplots(1, 1)
+        for row in rows:
+            batches = list(row.seconds)
+            over = [row.over_best(batch) for batch in batches]
+            (line,) = axes.plot(batches, over, linewidth=1.3, label=f"{row.model} {row.split}")
+            auto = row.chosen["auto"]
+            axes.plot([auto], [row.over_best(auto)], "o", color=line.get_color())
+        axes.axhline(GOAL, color=COLOURS["muted"], linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("COS batch; dots: chosen by auto; line: 3% above the best")
+        axes.set_title("seconds per sample over the best")
+        axes.legend(ncols=4, loc="upper right")
         save(figure, path)

@@ -1,4 +1,4 @@
-"""``hapi bench layers``, ``reuse`` and ``concurrency``: what a sweep cannot show is measured by itself."""
+"""``hapi bench layers``, ``reuse``, ``concurrency``, ``batching``: what a sweep cannot show is measured by itself."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from hapi.cli.bench_study import add_no_bed
 from hapi.errors import UsageError
 from hapi.units import parse_bandwidth, parse_count
 
-MEASURED = ("layers", "reuse", "concurrency")
+MEASURED = ("layers", "reuse", "concurrency", "batching")
 """Sub-commands that this module runs."""
 _HELP = {
     "layers": "output size, forward seconds and memory of every layer (HAPI, Figure 2)",
     "reuse": "what keeping models loaded between requests is worth (HAPI, Figure 12, Table 4)",
     "concurrency": "requests at once, and several clients, on one server (HAPI, Figure 14)",
+    "batching": "seconds per sample over the COS batch, and what each batch adaptation chooses",
 }
 
 
@@ -33,16 +34,25 @@ def configure_measured(benchmarks: Any) -> None:
         )
         benchmark.add_argument("--repeats", metavar="N", help="times that each figure is measured")
         benchmark.add_argument("--device", default="cpu", help="of both tiers: auto, cpu, cuda (default cpu)")
-        if name != "concurrency":
+        if name in ("layers", "reuse"):
             benchmark.add_argument("--bs", default="128", metavar="N", help="batch size (default 128)")
-        if name != "layers":
+        if name == "batching":
+            benchmark.add_argument("--split", metavar="SPLIT", help="index or layer's name (default: freeze)")
+            benchmark.add_argument(
+                "--threads", default="1", metavar="N", help="of a pass on a CPU (default 1)"
+            )
+        if name in ("reuse", "concurrency"):
             benchmark.add_argument("--bandwidth", metavar="RATE", help="of the link")
-            benchmark.add_argument("--request-size", default="16", metavar="N", help="samples (default 16)")
+            add_no_bed(benchmark)
+        if name != "layers":
+            size = "128" if name == "batching" else "16"
+            benchmark.add_argument(
+                "--request-size", default=size, metavar="N", help=f"samples (default {size})"
+            )
             path = f"bench-results/{name}.jsonl"
             benchmark.add_argument(
                 "--results", default=path, metavar="FILE", help=f"goes on where it was (default {path})"
             )
-            add_no_bed(benchmark)
         benchmark.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
         benchmark.add_argument("--csv", metavar="FILE", help="also write the figures as a table")
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures and conditions")
@@ -54,7 +64,8 @@ def run_measured(args: argparse.Namespace) -> int:
 
     if args.figure:
         check_suffix(args.figure)
-    return {"layers": _layers, "reuse": _reuse, "concurrency": _concurrency}[args.benchmark](args)
+    programs = {"layers": _layers, "reuse": _reuse, "concurrency": _concurrency, "batching": _batching}
+    return programs[args.benchmark](args)
 
 
 def _tell(line: str) -> None:
@@ -114,6 +125,38 @@ def _concurrency(args: argparse.Namespace) -> int:
     _write(args, concurrency_table(rows, tenants, settings), table, document, _conditions(results))
     if args.figure:
         draw_concurrency(rows, tenants, args.figure)
+    return 0
+
+
+def _batching(args: argparse.Namespace) -> int:
+    from hapi.bench.batching import BatchingSettings, batching_rows, batching_table, measure_batching
+    from hapi.bench.cells import Results
+    from hapi.bench.conditions import conditions
+    from hapi.bench.plots_measured import draw_batching
+
+    settings = BatchingSettings(
+        split=args.split,
+        image_size=_side(args),
+        device=args.device,
+        request_size=_count(args.request_size, "--request-size"),
+        threads=_count(args.threads, "--threads"),
+    )
+    if not settings.request_size <= 256:
+        raise UsageError("--request-size: expected at most 256, the largest COS batch that is measured")
+    settings = _with(settings, args)
+    results = Results(Path(args.results), {**conditions(), "grid": asdict(settings)})
+    measure_batching(settings, results, _tell)
+    rows = batching_rows(results.records, settings.request_size)
+    table = [
+        {"model": row.model, "split": row.split, "best": row.best, "looked_samples": row.looked}
+        | dict(row.chosen)
+        | {f"seconds_{batch}": seconds for batch, seconds in row.seconds.items()}
+        for row in rows
+    ]
+    head = {"benchmark": "batching", "settings": asdict(settings)}
+    _write(args, batching_table(rows, settings), table, head, _conditions(results))
+    if args.figure:
+        draw_batching(rows, args.figure)
     return 0
 
 
