@@ -20,7 +20,7 @@ from hapi.profiler.batching import FIXED_BATCH, FLAT, SLOW, flat_batch
 OBSERVATIONS = 4
 """Forward passes of each size in a look. The second fastest counts: the first pass of a size prepares kernels and
 memory, and what else disturbs a pass makes it slower, not faster."""
-LOWEST = 4
+LOWEST = 16
 """Smallest size that is tried. Below it other kernels are used, whose results differ in the last bits (measured: see
 docs/decisions.md), and the overhead of a pass is largest."""
 BEYOND = 1.05

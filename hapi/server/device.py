@@ -21,6 +21,7 @@ from hapi.clocks import StageClock
 from hapi.errors import DeviceMemoryError, TransportError
 from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_memory
 from hapi.profiler.memory import ObservedMemory
+from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
 from hapi.server.turns import Turns
 
@@ -39,8 +40,8 @@ class PassMemory(Protocol):
     def out_of_memory(self, key: Any, batch: int) -> int:
         """``batch`` samples ran out of memory: how many to try next, at least 1."""
 
-    def passed(self, key: Any, batch: int, peak_bytes: int | None) -> None:
-        """``batch`` samples went well; ``peak_bytes`` beside weights, where the device can tell."""
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
 
 
 class Ceilings:
@@ -55,7 +56,7 @@ class Ceilings:
     def out_of_memory(self, key: Any, batch: int) -> int:
         return self._observed.out_of_memory(key, batch)
 
-    def passed(self, key: Any, batch: int, peak_bytes: int | None) -> None:
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
         self._observed.passed(key, batch)
 
 
@@ -273,15 +274,17 @@ class Device:
 
     def _run(self, one: _Pass, batch: int) -> torch.cuda.Event | None:
         ready = None
-        before = self._start_of_peak()
+        before, clock = self._start_of_peak(), work_clock(self.device)
+        began = clock()
         with torch.inference_mode():
             for start in range(0, one.count, batch):
                 x = one.inputs[start : start + batch].to(self.device, non_blocking=True)
                 y = one.layers(x)
                 ready = self._copy_out(y, one.output[start : start + batch])
         finish(self.device)  # so that the stage's seconds are the device's
+        seconds = (clock() - began) * batch / one.count
         peak = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
-        self._memory.passed(one.key, batch, peak)
+        self._memory.passed(one.key, batch, seconds, peak)
         return ready
 
     def _start_of_peak(self) -> int | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from hapi.profiler.batching import (
     adapt,
     check_fits,
 )
+from hapi.profiler.curves import TimeCurves
 from hapi.profiler.memory import ForwardMemory, Key, MemoryReport, ObservedMemory
 
 LOOK_SECONDS = 0.25
@@ -63,6 +64,15 @@ class Ask:
     """COS batch."""
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """The COS batch that a request is to have, as far as memory does not forbid it."""
+
+    smallest: int
+    largest: int
+    curve: Mapping[int, float] | None = None
+
+
 @dataclass(eq=False)
 class Claim:
     """One request's part of the memory."""
@@ -89,6 +99,7 @@ class DeviceMemory:
         self._queue: list[Claim] = []
         self._claims: set[Claim] = set()
         self._observed = ObservedMemory()
+        self._curves = TimeCurves()
         self._forwards: dict[Key, ForwardMemory] = {}
         self._ids = itertools.count(1)
         self.adaptations = 0
@@ -133,9 +144,11 @@ class DeviceMemory:
         with self._changed:
             return self._observed.out_of_memory(key, batch)
 
-    def passed(self, key: Any, batch: int, peak_bytes: int | None) -> None:
-        """``batch`` samples went well; ``peak_bytes`` beside weights, where the device can tell."""
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
         with self._changed:
+            if seconds > 0:
+                self._curves.observe(key, batch, seconds)
             forward = self._forwards.get(key)
             if peak_bytes is None or peak_bytes < 1 or forward is None:
                 self._observed.passed(key, batch)
@@ -175,18 +188,28 @@ class DeviceMemory:
     def _request(self, ask: Ask) -> Request:
         with self._changed:
             self._remember(ask)
-            largest = self._observed.ceiling(ask.key, ask.largest)
-            smallest = min(ask.smallest, largest)
-            line = self._observed.line(ask.key, ask.forward, smallest, largest)
+            wish = self._wish(ask)
+            line = self._observed.line(ask.key, ask.forward, wish.smallest, wish.largest)
         return Request(
             id=str(next(self._ids)),
             samples=ask.samples,
             sample_bytes=line.sample_bytes,
             fixed_bytes=line.fixed_bytes,
             weights=ask.weights,
-            smallest=smallest,
-            largest=largest,
+            smallest=wish.smallest,
+            largest=wish.largest,
+            curve=wish.curve,
         )
+
+    def _wish(self, ask: Ask) -> _Wish:
+        largest = self._observed.ceiling(ask.key, ask.largest)
+        if self._policy != "auto":
+            return _Wish(min(ask.smallest, largest), largest)
+        proposed = self._curves.propose(ask.key, min(largest, ask.samples))
+        curve = self._curves.curve(ask.key)
+        if curve is None:  # just what is being looked at
+            return _Wish(proposed, proposed)
+        return _Wish(min(ask.smallest, largest), max(proposed, ask.smallest), curve)
 
     def _remember(self, ask: Ask) -> None:
         self._forwards.pop(ask.key, None)

@@ -166,12 +166,36 @@ def test_peaks_that_were_seen_correct_the_prediction() -> None:
     memory = DeviceMemory(100 * UNIT, "fixed", Cache())
     one = ask(low=16)
     with memory.claim(one, threading.Event()):
-        memory.passed(one.key, 16, 3 * 16 * UNIT)
+        memory.passed(one.key, 16, 0.1, 3 * 16 * UNIT)
     with memory.claim(one, threading.Event()) as claim:
         assert claim.held_bytes == 3 * 16 * UNIT
     assert memory.report().under == 1
-    memory.passed(("unknown", 1, (1,)), 4, 1)  # of a request that was forgotten meanwhile
-    memory.passed(one.key, 16, None)
+    memory.passed(("unknown", 1, (1,)), 4, 0.1, 1)  # of a request that was forgotten meanwhile
+    memory.passed(one.key, 16, 0.1, None)
+
+
+def test_auto_looks_for_the_flat_part_and_stays_there() -> None:
+    memory = DeviceMemory(10**6 * UNIT, "auto", Cache())
+    seconds = {16: 0.010, 32: 0.006, 64: 0.0052, 128: 0.00515}
+    given = []
+    for _ in range(30):
+        with memory.claim(ask(samples=128, low=1, high=1000), threading.Event()) as claim:
+            given.append(claim.batch)
+            for _ in range(128 // claim.batch):
+                memory.passed(("m", 1, (3,)), claim.batch, claim.batch * seconds[claim.batch], None)
+    assert set(given) == {16, 32, 64, 128} and set(given[-10:]) == {64}, "the smallest within 2% of the best"
+
+
+def test_auto_gives_way_when_memory_is_short() -> None:
+    memory = DeviceMemory(70 * UNIT, "auto", Cache())
+    for batch in (16, 32, 64):
+        for _ in range(8):
+            memory.passed(("m", 1, (3,)), batch, batch * (0.01 if batch < 64 else 0.009), None)
+    one = ask(samples=64, low=1, high=64)
+    with memory.claim(one, threading.Event()) as first:
+        assert first.batch == 64
+        with memory.claim(ask(samples=4, low=1, high=64), threading.Event()) as second:
+            assert second.batch == 4
 
 
 @settings(max_examples=15, deadline=None)
