@@ -37,7 +37,7 @@ class Grid:
     """The cells of one evaluation, and how each is measured."""
 
     models: tuple[str, ...] = PAPER_MODELS
-    batches: tuple[int, ...] = (16, 32, 64, 128)
+    batches: tuple[int, ...] = (16, 32, 48, 64)
     bandwidths: tuple[float, ...] = (10e6, 40e6, 160e6)
     image_size: int = 64
     request_size: int = 16

@@ -114,6 +114,23 @@ def test_repeats_are_in_turns(tiers: Tiers, tmp_path: Path) -> None:
     assert [r["split"] for r in results.records if r["kind"] == "run"][4:8] == [1, 2, 1, 2]
 
 
+def test_twins_are_measured_once(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds[4] = [1.0]
+    tiers.wire, tiers.estimates = [10, 20, 20, 30, 30], [4.0, 1.0, 1.004, 1.3, 1.302]
+    results, told = measure(tiers, tmp_path)
+    assert not runs(results, 2) and not runs(results, 4)
+    assert [(r["split"], r["of"]) for r in results.records if r["kind"] == "twin"] == [(2, 1), (4, 3)]
+    assert "auto 1 (+0%)" in told[-2]
+
+
+def test_what_is_a_twin() -> None:
+    assert engine.twins([1, 1, 1, 2], [1.0, 1.004, 1.0, 1.0]) == [0, 0, 0, 3]
+    assert engine.twins([1, 1, 1], [1.0, 1.004, 1.008]) == [0, 0, 2], (
+        "by the first of them, so that they cannot drift"
+    )
+    assert engine.twins([1, 2, 1], [1.0, 1.0, 1.0]) == [0, 1, 2], "neighbours only"
+
+
 def test_what_is_far_beyond_the_best_is_broken_off(tiers: Tiers, tmp_path: Path) -> None:
     results, _ = measure(tiers, tmp_path)
     (one,) = runs(results, 0)
