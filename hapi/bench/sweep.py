@@ -33,7 +33,8 @@ last column begins earlier."""
 NEAR = (1.12, 1.06)
 """Times the best epoch within which a split is measured a second time, and a third."""
 CHOSEN = 1.25
-"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's."""
+"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
+That of ``auto`` is always measured again."""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 WARM = 1
@@ -74,7 +75,7 @@ class _Bench:
     def __init__(self, bed: Bed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
         self._bed, self._grid, self._results, self._tell = bed, grid, results, tell
         token = secrets.token_hex(16)
-        most = max(grid.samples(bs) for bs in grid.batches)
+        most = max(grid.profile_samples(bs) for bs in grid.batches)
         store = make_store(folder, most, grid.image_size)
         self._url = start_server(bed, store, token, folder, device=grid.server_device)
         self._client = BenchClient(bed, token, folder)
@@ -87,7 +88,8 @@ class _Bench:
         samples = self._grid.samples(cell.bs)
         self._opened(cell, "images")
         self._bed.set_bandwidth(cell.bandwidth)
-        planned = self._client.ask("plan", samples=samples, epoch=0)
+        profiled = self._grid.profile_samples(cell.bs)
+        planned = self._client.ask("plan", samples=samples, profiled=profiled, epoch=0)
         if not planned["ok"]:
             self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
             return
@@ -98,7 +100,7 @@ class _Bench:
             self._run(cell, split, samples, times, planned["wire"][split])
         for turn in range(self._grid.repeats - 1 if times.found else 0):
             again = times.near(NEAR[min(turn, len(NEAR) - 1)])
-            again |= times.near(CHOSEN) & chosen
+            again |= times.near(CHOSEN) & chosen | times.found.keys() & {of[planned["choices"]["auto"]]}
             for split in sorted(again):
                 self._run(cell, split, samples, times)
             for split in times.doubtful(SURELY_BEYOND):
@@ -123,8 +125,13 @@ class _Bench:
 
     def _tensors(self, cell: Cell, samples: int, limit: float) -> None:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
-        forms: tuple[Form, ...] = ("uint8", "float32")
-        for form in forms:
+        forms: tuple[tuple[Form, int], ...] = (("uint8", 1), ("float32", 4))
+        for form, element in forms:
+            least = samples * 3 * self._grid.image_size**2 * element * 8 / cell.bandwidth
+            if least > limit:
+                over = {"ok": True, "over": True, "seconds": least, "by": "bytes at the link's rate"}
+                self._results.add({"kind": "none", "cell": cell.key, "form": form, **over})
+                continue
             self._opened(cell, form)
             self._bed.set_bandwidth(None)
             warmed = self._client.ask("warm", split=0, samples=cell.bs)["ok"]
