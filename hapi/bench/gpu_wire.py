@@ -41,7 +41,8 @@ class DeviceFeatures(ResidentFeatures):
 
     def __init__(self, samples: int, device: str) -> None:
         super().__init__(samples, device)
-        self._resident = torch.from_numpy(self.features).to(self.device.device)
+        self._device = self.workers.all[0].device
+        self._resident = torch.from_numpy(self.features).to(self._device.device)
 
     def _pick(self, rows: torch.Tensor) -> torch.Tensor:
         return self._resident.index_select(0, rows)
@@ -49,9 +50,9 @@ class DeviceFeatures(ResidentFeatures):
     def _frames(self) -> Iterator[Frame]:
         clock = StageClock(messages.STAGES)
         for chunk, header in zip(self.chunks, self.headers, strict=True):
-            rows = self.device.pinned(torch.arange(chunk.start, chunk.stop))
-            output = self.device.host_buffer((len(rows), *FEATURE_SHAPE), torch.float32)
-            self.device.begin(self._pick, rows, output, key="resident", clock=clock).result()
+            rows = self._device.pinned(torch.arange(chunk.start, chunk.stop))
+            output = self._device.host_buffer((len(rows), *FEATURE_SHAPE), torch.float32)
+            self._device.begin(self._pick, rows, output, key="resident", clock=clock).result()
             yield data_frame(header, [byte_view(output.numpy()), byte_view(self.labels[chunk])])
         yield [end_frame(StreamEnd(len(self.chunks), len(self.labels)))]
 

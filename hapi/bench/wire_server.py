@@ -21,6 +21,8 @@ from aiohttp import web
 from hapi.clocks import StageClock
 from hapi.server.app import Application
 from hapi.server.costs import Request
+from hapi.server.device import NOBODY
+from hapi.server.fair_queue import Tenant
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.server.settings import ServerSettings
 from hapi.storage.objects import open_store
@@ -65,6 +67,7 @@ class ResidentFeatures(Service):
         cancelled: threading.Event | None = None,
         queue_seconds: float = 0.0,
         expected_wait: Callable[[], float] = lambda: 0.0,
+        tenant: Tenant = NOBODY,
     ) -> FrameStream:
         """The prepared features."""
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES

@@ -36,16 +36,19 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--tls-cert", help="certificate chain (PEM)")
     p.add_argument("--tls-key", help="private key (PEM)")
-    p.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    p.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N; several with commas (default auto)"
+    )
     p.add_argument("--threads", type=_positive, help="CPU threads of one forward pass")
     p.add_argument(
         "--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)"
     )
+    _add_batching(p)
     p.add_argument(
-        "--cos-batch", type=_positive, default=16, help="samples per forward pass and frame (default 16)"
-    )
-    p.add_argument(
-        "--max-running", type=_positive, default=4, help="requests worked on at a time (default 4)"
+        "--max-running",
+        type=_positive,
+        default=4,
+        help="requests worked on at a time, per device (default 4)",
     )
     p.add_argument(
         "--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)"
@@ -70,6 +73,35 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return p
+
+
+def _add_batching(p: argparse.ArgumentParser) -> None:
+    """How many samples go through the layers at a time."""
+    p.add_argument(
+        "--batching",
+        choices=("fixed", "adaptive", "auto"),
+        default="fixed",
+        help="the COS batch: --cos-batch, or what fits the memory, or what is fastest (default fixed)",
+    )
+    p.add_argument(
+        "--cos-batch",
+        type=_positive,
+        default=16,
+        help="samples per forward pass and frame with --batching fixed (default 16)",
+    )
+    p.add_argument(
+        "--device-memory",
+        type=_bound,
+        metavar="SIZE",
+        help="bytes of each device for weights and forward passes (default: 90%% of a free GPU, half of the host's)",
+    )
+    p.add_argument(
+        "--merge",
+        type=_natural,
+        default=0,
+        metavar="SAMPLES",
+        help="samples up to which passes of requests for the same layers run as one (default 0: never)",
+    )
 
 
 def _add_limits(p: argparse.ArgumentParser) -> None:
@@ -106,7 +138,10 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--exit-with-stdin: standard input is closed already")
     settings = ServerSettings(
         store=args.store,
+        batching=args.batching,
         cos_batch=args.cos_batch,
+        device_memory=args.device_memory,
+        merge=args.merge,
         max_running=args.max_running,
         max_queued=args.max_queued,
         model_cache_bytes=args.model_cache,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hapi.errors import DeviceMemoryError
-from hapi.models.devices import is_out_of_memory
+from hapi.models.devices import free_bytes, is_out_of_memory
 
 _FREE_SHARE = 0.9
 """Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some."""
@@ -44,7 +44,8 @@ class MemoryBudget:
             warm_up_libraries()
             self._forget_peak()
             self._before, self._code = status_bytes("VmRSS"), status_bytes("RssFile")
-        self.bytes = limit if limit is not None else _free_bytes(device)
+        free = free_bytes(device)
+        self.bytes = limit if limit is not None or free is None else int(free * _FREE_SHARE)
         """The budget; None where the system does not tell what is free."""
         if limit is not None and device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
@@ -106,21 +107,6 @@ def status_bytes(name: str) -> int:
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
-    free: list[int] = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # a container's own bound (cgroup v2)
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
-    return int(max(0, min(free)) * _FREE_SHARE) if free else None
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

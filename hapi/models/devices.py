@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -79,3 +81,19 @@ def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps; else it would spin on a core
     event.record(stream)
     return event
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that may still be allocated on ``device``, within a container's bound; None where nobody can tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free: list[int] = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(int(line.split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # a container's own bound (cgroup v2)
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
+    return max(0, min(free)) if free else None

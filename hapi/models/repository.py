@@ -190,6 +190,15 @@ def materialise(
     return model
 
 
+def structure_of(
+    reference: ModelReference, store: ObjectStore, allow_imports: Collection[str] = ()
+) -> LayeredModel:
+    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read."""
+    if reference.source == "store":
+        return open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+    return skeleton(_zoo_spec(reference), allow_imports)
+
+
 def front_bytes(model: LayeredModel, split: int) -> int:
     """Bytes of the parameters, buffers and constants of layers 1..``split``."""
     tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
@@ -199,16 +208,7 @@ def front_bytes(model: LayeredModel, split: int) -> int:
 def _from_zoo(
     reference: ModelReference, allow_imports: Collection[str], max_bytes: int | None
 ) -> LayeredModel:
-    spec = ModelSpec(
-        architecture=reference.name,
-        weights=reference.weights,
-        input_shape=reference.input_shape,
-        blocks=reference.blocks,
-    )
-    if is_file(spec.weights):
-        raise ModelError(
-            f"weights {spec.weights[:80]!r}: a file cannot be named in a request; push the model"
-        )
+    spec = _zoo_spec(reference)
     kept = skeleton(spec, allow_imports)
     nbytes = front_bytes(kept, len(kept))
     if max_bytes is not None and nbytes > max_bytes:
@@ -222,6 +222,19 @@ def _from_zoo(
     if spec.pretrained:
         load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
     return kept.over(module)
+
+
+def _zoo_spec(reference: ModelReference) -> ModelSpec:
+    if is_file(reference.weights):
+        raise ModelError(
+            f"weights {reference.weights[:80]!r}: a file cannot be named in a request; push the model"
+        )
+    return ModelSpec(
+        architecture=reference.name,
+        weights=reference.weights,
+        input_shape=reference.input_shape,
+        blocks=reference.blocks,
+    )
 
 
 def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> None:

@@ -189,6 +189,12 @@ class ObservedMemory:
         seen.learn()
         seen.passed(batch)
 
+    def passed(self, key: Key, batch: int) -> None:
+        """``batch`` samples went well, with a peak that nobody saw."""
+        seen = self._seen.get(key)
+        if seen is not None:
+            seen.passed(batch)
+
     def out_of_memory(self, key: Key, batch: int) -> int:
         """A COS batch ran out of memory: the batch to go on with, half as large and at least 1."""
         if batch < 1:

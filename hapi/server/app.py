@@ -53,16 +53,16 @@ class Application:
         settings = service.settings
         self.tenants = tenants or Tenants()
         self.metrics = Metrics()
-        self.admission = Admission(settings.max_running, settings.max_queued, self._shed)
+        self.admission = Admission(service.slots, settings.max_queued, self._shed)
         self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
         self._costs = Costs()
-        self._server = Server(slots=settings.max_running, processors=processors())
+        self._server = Server(slots=service.slots, processors=processors(), devices=len(service.workers.all))
         self.bodies = 0
         """Request bodies that are arriving now."""
         self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
-        self._workers = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-request")
+        self._workers = ThreadPoolExecutor(service.slots, thread_name_prefix="hapi-request")
         self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         self._routes()
@@ -90,15 +90,18 @@ class Application:
         gauge, service = self.metrics.gauge, self.service
         gauge("hapi_requests_running", "Requests that hold a slot.", lambda: self.admission.running)
         gauge("hapi_requests_queued", "Requests that wait for a slot.", lambda: self.admission.queued)
-        gauge("hapi_model_cache_bytes", "Bytes of resident layers.", lambda: service.cache.resident_bytes)
-        gauge("hapi_model_cache_hits", "Requests served by resident layers.", lambda: service.cache.hits)
-        gauge("hapi_model_cache_misses", "Times that layers were loaded.", lambda: service.cache.misses)
-        gauge(
-            "hapi_device_memory_bytes", "Bytes that torch holds on the device.", service.device.memory_bytes
-        )
-        gauge(
-            "hapi_out_of_memory_caught", "Forward passes halved.", lambda: service.device.out_of_memory_caught
-        )
+        workers = service.workers.all
+        for name, text, read in (
+            ("hapi_model_cache_bytes", "Bytes of resident layers.", lambda w: w.cache.resident_bytes),
+            ("hapi_model_cache_hits", "Requests served by resident layers.", lambda w: w.cache.hits),
+            ("hapi_model_cache_misses", "Times that layers were loaded.", lambda w: w.cache.misses),
+            ("hapi_device_memory_bytes", "Bytes of the budget in use.", lambda w: w.memory.used_bytes),
+            ("hapi_device_memory_budget_bytes", "Budget of bytes.", lambda w: w.memory.budget),
+            ("hapi_device_memory_waiting", "Requests that wait for memory.", lambda w: w.memory.waiting),
+            ("hapi_out_of_memory_caught", "Passes halved.", lambda w: w.device.out_of_memory_caught),
+            ("hapi_merged_passes", "Passes that ran together with others.", lambda w: w.device.merged),
+        ):
+            gauge(name, text, lambda read=read: sum(map(read, workers)))  # type: ignore[misc]
         gauge(
             "hapi_busy_seconds",
             "Seconds with at least one request at work.",
@@ -230,7 +233,7 @@ class Application:
             cost = self._costs.expected(asked)
             async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
                 opening = self._workers.submit(
-                    self.service.stream, asked, cancelled, slot.waited, slot.expected_wait
+                    self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant
                 )
                 stream = await finished(opening, FrameStream.close)
                 answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)

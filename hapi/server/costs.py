@@ -31,6 +31,7 @@ class Server:
 
     slots: int
     processors: int
+    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Used:
         """Seconds of the scarcest resource."""
         processors = sum(self.cpu.values()) - self.cpu["forward"]
         own = max(0.0, self.held - self.wall["device_wait"])
-        return max(self.wall["forward"], processors / server.processors, own / server.slots)
+        return max(self.wall["forward"] / server.devices, processors / server.processors, own / server.slots)
 
 
 class Costs:

@@ -2,103 +2,269 @@
 
 A single thread keeps CUDA's current stream and the CPU's intra-op threads to one owner, so that concurrent
 requests share the device in turns (HAPI, section 4.3: the GPU is time-shared, a forward is not parallel).
-On CUDA the copy to the host runs on a second stream from pinned memory, under the next forward.
+:class:`~hapi.server.turns.Turns` says whose turn it is. On CUDA the copy to the host runs on a second stream from
+pinned memory, under the next forward.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError
+from hapi.errors import DeviceMemoryError, TransportError
 from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_memory
+from hapi.profiler.memory import ObservedMemory
+from hapi.profiler.timing import work_clock
+from hapi.server.fair_queue import Tenant
+from hapi.server.turns import Turns
+
+Layers = Callable[[torch.Tensor], torch.Tensor]
+
+NOBODY = Tenant(name="")
+"""Whoever uses a device without being a tenant."""
+
+
+class PassMemory(Protocol):
+    """What is known about the memory of forward passes; called on the device's thread."""
+
+    def ceiling(self, key: Any, batch: int) -> int:
+        """``batch``, or less if as many samples ran out of memory before."""
+
+    def out_of_memory(self, key: Any, batch: int) -> int:
+        """``batch`` samples ran out of memory: how many to try next, at least 1."""
+
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
+
+
+class Ceilings:
+    """The halvings alone."""
+
+    def __init__(self) -> None:
+        self._observed = ObservedMemory()
+
+    def ceiling(self, key: Any, batch: int) -> int:
+        return self._observed.ceiling(key, batch)
+
+    def out_of_memory(self, key: Any, batch: int) -> int:
+        return self._observed.out_of_memory(key, batch)
+
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        self._observed.passed(key, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """For whom a forward pass is."""
+
+    tenant: Tenant = NOBODY
+    order: int = 0
+    """Of its request, in the order in which requests began."""
+    alike: Hashable = None
+    """Passes that are equal in this, and not None, run the same layers on inputs of one shape: they may be merged."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One COS batch on its way through the layers."""
+
+    layers: Layers
+    inputs: torch.Tensor
+    output: torch.Tensor
+    key: Any
+    clock: StageClock
+    turn: Turn
+    asked: float
+    future: Future[tuple[int, torch.cuda.Event | None]] = field(default_factory=Future)
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return self.inputs.shape[0]
 
 
 @dataclass(frozen=True)
 class Running:
     """A forward pass that was begun."""
 
-    _future: Future[tuple[int, torch.cuda.Event | None]]
-    _clock: StageClock
+    _pass: _Pass
 
     def result(self) -> int:
         """Wait until the output is there; the batch size that fitted.
 
         Raises :class:`DeviceMemoryError` when even one sample does not fit.
         """
-        batch, ready = self._future.result()
+        batch, ready = self._pass.future.result()
         if ready is not None:
-            with self._clock.stage("copy_out"):
+            with self._pass.clock.stage("copy_out"):
                 ready.synchronize()
         return batch
+
+    def leave(self) -> None:
+        """Nobody wants the output: what has not begun does not begin, what has begun is waited for."""
+        if not self._pass.future.cancel() and self._pass.future.exception() is None:
+            self.result()
 
 
 class Device:
     """Runs frozen layers; thread-safe.
 
-    It remembers, per (layers, input shape), the largest batch that did not run out of memory after a larger one
-    did. ``relieve`` gives back memory that can be done without and returns the bytes; it is asked before one
-    sample is said not to fit. On a GPU, float32 is exact from now on, see :func:`exact_arithmetic`.
+    ``memory`` remembers, per (layers, input shape), batches that ran out of memory. ``relieve`` gives back memory that
+    can be done without and returns the bytes; it is asked before one sample is said not to fit. Up to ``merge`` samples
+    of passes that are alike run as one. On a GPU, float32 is exact from now on, see :func:`exact_arithmetic`.
     """
 
-    def __init__(self, device: torch.device, relieve: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        relieve: Callable[[], int] = lambda: 0,
+        *,
+        memory: PassMemory | None = None,
+        merge: int = 0,
+    ) -> None:
         exact_arithmetic(device)
         self.device = device
         self.out_of_memory_caught = 0
+        self.merged = 0
+        """Forward passes that ran together with another one."""
         self._relieve = relieve
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"hapi-{device}")
+        self._memory = memory or Ceilings()
+        self._merge = merge
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ceilings: dict[Any, int] = {}
+        self._changed = threading.Condition()
+        self._turns: Turns[_Pass] = Turns()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"hapi-{device}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Forward passes that wait for their turn."""
+        return len(self._turns)
 
     def begin(
         self,
-        layers: Callable[[torch.Tensor], torch.Tensor],
+        layers: Layers,
         inputs: torch.Tensor,
         output: torch.Tensor,
         *,
         key: Any,
         clock: StageClock,
+        turn: Turn | None = None,
     ) -> Running:
         """Begin to write ``layers(inputs)`` into ``output`` (host memory, batch first).
 
         ``key`` identifies layers and input shape for what is remembered about memory.
         """
-        asked = time.monotonic()
-        return Running(self._pool.submit(self._forward, layers, inputs, output, key, asked, clock), clock)
+        asked = _Pass(layers, inputs, output, key, clock, turn or Turn(), time.monotonic())
+        with self._changed:
+            if self._closed:
+                raise TransportError("the device is closed: the server is shutting down")
+            self._turns.add(asked.turn.tenant, asked.turn.order, asked)
+            self._changed.notify()
+        return Running(asked)
 
-    def _forward(
-        self,
-        layers: Callable[[torch.Tensor], torch.Tensor],
-        inputs: torch.Tensor,
-        output: torch.Tensor,
-        key: Any,
-        asked: float,
-        clock: StageClock,
-    ) -> tuple[int, torch.cuda.Event | None]:
-        clock.add("device_wait", time.monotonic() - asked)
-        count = inputs.shape[0]
-        batch = min(count, self._ceilings.get(key, count))
+    def close(self) -> None:
+        """Stop the thread after the forward that is under way; those that wait are cancelled."""
+        with self._changed:
+            self._closed = True
+            for waiting in self._turns.take(lambda _: True):
+                waiting.future.cancel()
+            self._changed.notify()
+
+    # -- on the device's thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._turns and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                passes = self._next()
+            passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
+            if passes:
+                self._serve(passes)
+            passes = []  # what a pass holds must not stay until the next one comes
+
+    def _next(self) -> list[_Pass]:
+        """The pass whose turn it is, and those that may run together with it."""
+        first = self._turns.next(time.monotonic())
+        room = self._merge - first.count
+
+        def fits(other: _Pass) -> bool:
+            nonlocal room
+            alike = first.turn.alike is not None and other.turn.alike == first.turn.alike
+            if not alike or other.count > room:
+                return False
+            room -= other.count
+            return True
+
+        return [first, *self._turns.take(fits)] if room > 0 else [first]
+
+    def _serve(self, passes: Sequence[_Pass]) -> None:
+        began = time.monotonic()
+        for one in passes:
+            one.clock.add("device_wait", began - one.asked)
+        if len(passes) == 1 or not self._together(passes):
+            for one in passes:
+                self._alone(one)
+        # What the future's owners do next is not theirs to be charged for.
+        now, count = time.monotonic(), sum(one.count for one in passes)
+        with self._changed:
+            for one in passes:
+                self._turns.charge(one.turn.tenant, (now - began) * one.count / count, now)
+
+    def _alone(self, one: _Pass) -> None:
+        try:
+            one.future.set_result(self._forward(one))
+        except BaseException as error:
+            one.future.set_exception(error)
+
+    def _together(self, passes: Sequence[_Pass]) -> bool:
+        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own."""
+        clock, counts = StageClock(("forward",)), [one.count for one in passes]
+        try:
+            with clock.stage("forward"), torch.inference_mode():
+                x = torch.cat([one.inputs.to(self.device, non_blocking=True) for one in passes])
+                pieces = passes[0].layers(x).split(counts)
+                ready = [self._copy_out(y, one.output) for y, one in zip(pieces, passes, strict=True)]
+                finish(self.device)
+        except (RuntimeError, MemoryError) as error:
+            self.out_of_memory_caught += is_out_of_memory(error)
+            return False
+        wall, cpu = clock.seconds()["forward"], clock.cpu_seconds()["forward"]
+        for one, event in zip(passes, ready, strict=True):
+            share = one.count / sum(counts)
+            one.clock.add("forward", wall * share, cpu * share)
+            one.future.set_result((one.count, event))
+        self.merged += len(passes)
+        return True
+
+    def _forward(self, one: _Pass) -> tuple[int, torch.cuda.Event | None]:
+        batch = self._memory.ceiling(one.key, one.count)
         relieved = False
         while True:
             try:
-                with clock.stage("forward"):
-                    return batch, self._run(layers, inputs, output, batch)
+                with one.clock.stage("forward"):
+                    return batch, self._run(one, batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 self.out_of_memory_caught += 1
             # Only here, after the handler, are the tensors gone that the error's frames held.
             if batch > 1:
-                batch = self._ceilings[key] = batch // 2
+                batch = self._memory.out_of_memory(one.key, batch)
             elif relieved or not self._relieve():
                 raise DeviceMemoryError(
-                    f"one sample of shape {tuple(inputs.shape[1:])} does not fit {self.device}; "
+                    f"one sample of shape {tuple(one.inputs.shape[1:])} does not fit {self.device}; "
                     "choose an earlier split or a smaller input"
                 )
             else:
@@ -106,21 +272,27 @@ class Device:
             if self._copy_stream is not None:
                 torch.cuda.empty_cache()
 
-    def _run(
-        self,
-        layers: Callable[[torch.Tensor], torch.Tensor],
-        inputs: torch.Tensor,
-        output: torch.Tensor,
-        batch: int,
-    ) -> torch.cuda.Event | None:
+    def _run(self, one: _Pass, batch: int) -> torch.cuda.Event | None:
         ready = None
+        before, clock = self._start_of_peak(), work_clock(self.device)
+        began = clock()
         with torch.inference_mode():
-            for start in range(0, inputs.shape[0], batch):
-                x = inputs[start : start + batch].to(self.device, non_blocking=True)
-                y = layers(x)
-                ready = self._copy_out(y, output[start : start + batch])
+            for start in range(0, one.count, batch):
+                x = one.inputs[start : start + batch].to(self.device, non_blocking=True)
+                y = one.layers(x)
+                ready = self._copy_out(y, one.output[start : start + batch])
         finish(self.device)  # so that the stage's seconds are the device's
+        seconds = (clock() - began) * batch / one.count
+        peak = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
+        self._memory.passed(one.key, batch, seconds, peak)
         return ready
+
+    def _start_of_peak(self) -> int | None:
+        """Bytes on the device before a pass; None where nobody counts them."""
+        if self._copy_stream is None:
+            return None
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
 
     def _copy_out(self, y: torch.Tensor, target: torch.Tensor) -> torch.cuda.Event | None:
         """Copy ``y`` to the host under whatever the device does next; the event says when it is there."""
@@ -133,6 +305,8 @@ class Device:
         y.record_stream(self._copy_stream)  # its memory is not given out again before the copy has ended
         return event_on(self._copy_stream)
 
+    # -- host memory ---------------------------------------------------------------------------------------
+
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised host memory, pinned when the device is a GPU."""
         return torch.empty(shape, dtype=dtype, pin_memory=self._copy_stream is not None)
@@ -144,7 +318,3 @@ class Device:
     def memory_bytes(self) -> int:
         """Bytes that torch holds on the device now (0 on the CPU, where the process's size tells)."""
         return torch.cuda.memory_allocated(self.device) if self._copy_stream is not None else 0
-
-    def close(self) -> None:
-        """Stop the thread after the forward that is under way."""
-        self._pool.shutdown(wait=False, cancel_futures=True)

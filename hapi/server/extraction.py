@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from hapi.clocks import StageClock
@@ -16,12 +18,17 @@ from hapi.errors import DeviceMemoryError, TooLargeError, UnprocessableError
 from hapi.models.devices import is_out_of_memory
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import materialise
+from hapi.profiler.memory import Key
 from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
-from hapi.server.device import Device
-from hapi.server.model_cache import Front, ModelCache
-from hapi.server.settings import ServerSettings
+from hapi.server.device import NOBODY, Device, Layers, Turn
+from hapi.server.fair_queue import Tenant
+from hapi.server.memory import Ask
+from hapi.server.model_cache import Front
+from hapi.server.settings import MAX_COS_BATCH, ServerSettings
+from hapi.server.sizing import FrontSizes
+from hapi.server.worker import DeviceWorker, Workers
 from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.objects import ObjectStore
 from hapi.storage.transform import input_batch, input_shape
@@ -42,7 +49,7 @@ Frame = Iterable[Buffer]
 
 
 class Extraction:
-    """Answers extract requests on one device; thread-safe.
+    """Answers extract requests; thread-safe.
 
     Of a request at most two COS batches of outputs are in memory, the one being sent and the one being made, and
     one of inputs that is read and decoded ahead.
@@ -52,17 +59,16 @@ class Extraction:
         self,
         settings: ServerSettings,
         store: ObjectStore,
-        device: Device,
-        cache: ModelCache,
+        workers: Workers,
         account: Account,
         loaders: ThreadPoolExecutor,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._device = device
-        self._cache = cache
+        self._workers = workers
         self._account = account
         self._loaders = loaders
+        self._orders, self._copies = itertools.count(1), itertools.count(1)
 
     def frames(
         self,
@@ -70,22 +76,28 @@ class Extraction:
         request: messages.ExtractRequest,
         clock: RequestClock,
         cancelled: threading.Event,
+        tenant: Tenant = NOBODY,
     ) -> Iterator[Any]:
         """First the answer's length in bytes, then its frames."""
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
-        key = _front_key(request)
         begun = self._account.marks(request.job)
-        with self._account.busy.running(), clock.stage("model"):
-            resident = self._cache.front(key, lambda: self._load_front(request))
-            front = resident.__enter__()
-        try:
-            input_bytes = int(np.prod(request.model.input_shape)) * 4
-            element = torch.empty(0, dtype=front.output_dtype).element_size()
-            output_bytes = int(np.prod(front.output_shape)) * element
-            batch = self._cos_batch(max(input_bytes, output_bytes), front.widest_bytes)
-            chunks = [request.ids[i : i + batch] for i in range(0, len(request.ids), batch)]
-            headers = [_features_header(chunk, front) for chunk in chunks]
+        with ExitStack() as stack:
+            worker = stack.enter_context(self._workers.one(f"{request.model.digest}/{request.split}"))
+            with self._account.busy.running(), clock.stage("model"):
+                sizes = worker.sizing.of(request)
+            ask = self._ask(request, sizes)
+            with clock.stage("device_wait"):
+                claim = stack.enter_context(worker.memory.claim(ask, cancelled))
+            with self._account.busy.running(), clock.stage("model"):
+                loading = worker.cache.front(_front_key(request), lambda: self._load_front(request, worker))
+                front = stack.enter_context(loading)
+            if self._settings.model_reuse:
+                worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
+            stream = _Stream(
+                request, worker.device, front, claim.batch, clock, self._turn(request, tenant), ask.key
+            )
+            headers = stream.headers()
             timed_layers = request.split if request.time_layers else 0
             yield sum(frame_bytes(h) for h in headers) + end_bytes(timed_layers)
 
@@ -93,40 +105,54 @@ class Extraction:
                 with self._account.busy.running():
                     return self._load(dataset, chunk, request, clock)
 
-            timed = TimedLayers(front.layers(), self._device.device) if request.time_layers else None
-            largest = 0
-            with Ahead(self._loaders, load, chunks, cancelled) as loaded:
-                frame: Frame | None = None
-                for header in headers:
-                    # A frame that is made is sent under the next forward pass, and does not wait for decoding.
-                    if frame is not None and not loaded.ready():
-                        yield frame
-                        frame = None
-                    inputs, samples = loaded.next()
-                    shape = (len(samples.ids), *front.output_shape)
-                    output = self._device.host_buffer(shape, front.output_dtype)
-                    with self._account.busy.running():
-                        running = self._device.begin(
-                            timed or front.segment,
-                            self._device.pinned(inputs),
-                            output,
-                            key=(key, inputs.shape[1:]),
-                            clock=clock,
-                        )
-                    try:
-                        if frame is not None:
-                            yield frame
-                    finally:
-                        with self._account.busy.running():
-                            largest = max(largest, running.result())  # until then it writes into ``output``
-                    frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
+            timed = TimedLayers(front.layers(), worker.device.device) if request.time_layers else None
+            with Ahead(self._loaders, load, stream.chunks, cancelled) as loaded:
+                yield from self._computed(stream, headers, loaded, timed or front.segment)
+            layers = () if timed is None else tuple(timed.seconds)
+            report = self._account.report(request.job, begun, clock, stream.largest, layers)
+            yield [end_frame(StreamEnd(len(headers), len(request.ids), report.to_json()), timed_layers)]
+
+    def _computed(
+        self,
+        stream: _Stream,
+        headers: Sequence[FrameHeader],
+        loaded: Ahead[messages.IdArray, tuple[torch.Tensor, Samples]],
+        layers: Layers,
+    ) -> Iterator[Frame]:
+        """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
+        frame: Frame | None = None
+        for header in headers:
+            if frame is not None and not loaded.ready():
+                yield frame
+                frame = None
+            inputs, samples = loaded.next()
+            shape = (len(samples.ids), *stream.front.output_shape)
+            output = stream.device.host_buffer(shape, stream.front.output_dtype)
+            with self._account.busy.running():
+                running = stream.device.begin(
+                    layers,
+                    stream.device.pinned(inputs),
+                    output,
+                    key=stream.key,
+                    clock=stream.clock,
+                    turn=stream.turn,
+                )
+            try:
                 if frame is not None:
                     yield frame
-            layers = () if timed is None else tuple(timed.seconds)
-            report = self._account.report(request.job, begun, clock, largest, layers)
-            yield [end_frame(StreamEnd(len(chunks), len(request.ids), report.to_json()), timed_layers)]
-        finally:
-            resident.__exit__(None, None, None)
+            except BaseException:  # the client is gone
+                running.leave()  # until then it writes into ``output``
+                raise
+            with self._account.busy.running():
+                stream.largest = max(stream.largest, running.result())
+            frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
+        if frame is not None:
+            yield frame
+
+    def _turn(self, request: messages.ExtractRequest, tenant: Tenant) -> Turn:
+        # Layers that are timed run one by one: not together with others.
+        alike = None if request.time_layers else (request.model.digest, request.split)
+        return Turn(tenant=tenant, order=next(self._orders), alike=alike)
 
     def _load(
         self, dataset: Dataset, chunk: messages.IdArray, request: messages.ExtractRequest, clock: StageClock
@@ -137,7 +163,7 @@ class Extraction:
             inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
         return inputs, samples
 
-    def _load_front(self, request: messages.ExtractRequest) -> Front:
+    def _load_front(self, request: messages.ExtractRequest, worker: DeviceWorker) -> Front:
         model = materialise(
             request.model,
             request.split,
@@ -146,37 +172,51 @@ class Extraction:
             self._settings.max_model_bytes,
         )
         _check_split(model, request.split, request.split_name)
-        self._place(model, request.split)
+        self._place(model, request.split, worker)
         segment = model.segment(0, request.split, frozen=True)
         nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
         shapes, dtypes = model.output_shapes(), model.output_dtypes()
-        widest = max(model.output_bytes()[: request.split + 1])
         return Front(
             segment,
             tuple(shapes[request.split]),
             dtypes[request.split],
             nbytes,
-            widest,
+            f"{request.model.digest}/{request.split}",
             lambda: layer_segments(model, 0, request.split),
         )
 
-    def _place(self, model: LayeredModel, split: int) -> None:
+    def _place(self, model: LayeredModel, split: int, worker: DeviceWorker) -> None:
         """Move the model to the device; when it does not fit, once more without the idle fronts."""
         for attempt in range(2):
             try:
-                model.to(self._device.device)
+                model.to(worker.device.device)
                 return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if attempt or not self._cache.drop_idle():
+            if attempt or not worker.cache.drop_idle():
                 break
         raise DeviceMemoryError(
             f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
-            f"{self._device.device} beside what runs there; choose an earlier split, or try later"
+            f"{worker.device.device} beside what runs there; choose an earlier split, or try later"
         )
 
-    def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
+    def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
+        largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
+        fixed = self._settings.batching == "fixed"
+        weights = sizes.weights
+        if not self._settings.model_reuse:  # each request has a copy of its own
+            weights = tuple(replace(w, key=f"{w.key}/{next(self._copies)}") for w in weights)
+        return Ask(
+            key=(request.model.digest, request.split, request.model.input_shape),
+            samples=len(request.ids),
+            forward=sizes.forward,
+            weights=weights,
+            smallest=min(self._settings.cos_batch, largest) if fixed else 1,
+            largest=min(self._settings.cos_batch, largest) if fixed else largest,
+        )
+
+    def _largest(self, sample_bytes: int, widest_bytes: int) -> int:
         """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
         settings = self._settings
         for what, need, limit, flag in (
@@ -189,10 +229,35 @@ class Extraction:
                     f"({flag} of hapi-server); choose another split or a smaller input (--image-size)"
                 )
         return min(
-            settings.cos_batch,
+            MAX_COS_BATCH,
             settings.max_frame_bytes // max(1, sample_bytes),
             settings.max_layer_bytes // max(1, widest_bytes),
         )
+
+
+@dataclass
+class _Stream:
+    """One request's answer while it is made."""
+
+    request: messages.ExtractRequest
+    device: Device
+    front: Front
+    batch: int
+    clock: RequestClock
+    turn: Turn
+    key: Key
+    largest: int = 0
+    """COS batch that fitted."""
+
+    @property
+    def chunks(self) -> list[messages.IdArray]:
+        """The samples of each COS batch."""
+        ids = self.request.ids
+        return [ids[i : i + self.batch] for i in range(0, len(ids), self.batch)]
+
+    def headers(self) -> list[FrameHeader]:
+        """Of its frames."""
+        return [_features_header(chunk, self.front) for chunk in self.chunks]
 
 
 def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
@@ -211,8 +276,6 @@ def _front_key(request: messages.ExtractRequest) -> str:
 
 
 def _check_split(model: LayeredModel, split: int, name: str) -> None:
-    if not 1 <= split <= len(model.layers):
-        raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
     if model.layers[split - 1].name != name:
         raise UnprocessableError(
             f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,8 +23,8 @@ class Front:
     output_dtype: torch.dtype
     nbytes: int
     """Bytes of parameters and buffers."""
-    widest_bytes: int = 0
-    """Bytes of one sample in the widest of the layers' inputs and outputs."""
+    key: str = ""
+    """Of its content, as :attr:`hapi.server.sizing.FrontSizes.weights` has it."""
     make_layers: Callable[[], Sequence[Segment]] = tuple
     """The layers one by one, over the same weights."""
     users: int = 0
@@ -101,6 +101,28 @@ class ModelCache:
                 del self._fronts[key]
                 self._loading.pop(key, None)
                 total -= front.nbytes
+
+    def has(self, key: str) -> bool:
+        """Whether the front with this :attr:`Front.key` is resident."""
+        with self._lock:
+            return any(f.key == key for f in self._fronts.values())
+
+    def in_use(self, also: Collection[str] = ()) -> tuple[int, frozenset[str]]:
+        """Bytes and keys (:attr:`Front.key`) of fronts that requests use, or that are in ``also``."""
+        with self._lock:
+            used = [f for f in self._fronts.values() if f.users or f.key in also]
+            return sum(f.nbytes for f in used), frozenset(f.key for f in used)
+
+    def evict(self, nbytes: int, also: Collection[str] = ()) -> int:
+        """Drop other fronts, least recently used first, until ``nbytes`` were freed or none is left; the bytes."""
+        freed = 0
+        with self._lock:
+            for key, front in list(self._fronts.items()):
+                if freed < nbytes and not front.users and front.key not in also:
+                    del self._fronts[key]
+                    self._loading.pop(key, None)
+                    freed += front.nbytes
+        return freed
 
     def drop_idle(self) -> int:
         """Drop every front that is not in use, for a device that is out of memory; returns their bytes."""

@@ -160,9 +160,7 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in str(host) else host
     print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
-    log.info(
-        "listening", extra={"host": host, "port": port, "device": str(application.service.device.device)}
-    )
+    log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     await stop.wait()
     await _drain(application, at_once)
     await runner.cleanup()

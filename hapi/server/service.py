@@ -21,15 +21,15 @@ from hapi.errors import (
     NotFoundError,
     TooLargeError,
 )
-from hapi.models.devices import resolve_device
 from hapi.models.repository import list_models, open_model
 from hapi.server.account import Account, Marks, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.costs import Request
-from hapi.server.device import Device
+from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
-from hapi.server.model_cache import ModelCache
+from hapi.server.fair_queue import Tenant
 from hapi.server.settings import ServerSettings
+from hapi.server.worker import make_workers
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
@@ -71,26 +71,32 @@ class FrameStream:
 
 
 class Service:
-    """One store, one device, one model cache. Thread-safe; every method may block."""
+    """One store, its devices and what is resident on them. Thread-safe; every method may block."""
 
     def __init__(self, settings: ServerSettings, store: ObjectStore) -> None:
         self.settings = settings
         self.store = store
         self.id = uuid.uuid4().hex[:12]
-        self.cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
-        self.device = Device(resolve_device(settings.device), self.cache.drop_idle)
+        self.workers = make_workers(settings, store)
+        self.slots = settings.max_running * len(self.workers.all)
+        """Requests worked on at a time."""
         self.account = Account(
-            self.id, self.device.device, running=settings.max_running, reuse=settings.model_reuse
+            self.id, self.workers.all[0].device.device, running=self.slots, reuse=settings.model_reuse
         )
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
-        self._loaders = ThreadPoolExecutor(settings.max_running, thread_name_prefix="hapi-load")
-        self.extraction = Extraction(settings, store, self.device, self.cache, self.account, self._loaders)
+        self._loaders = ThreadPoolExecutor(self.slots, thread_name_prefix="hapi-load")
+        self.extraction = Extraction(settings, store, self.workers, self.account, self._loaders)
+
+    @property
+    def device_names(self) -> str:
+        """Of all devices, with commas between them."""
+        return ",".join(str(worker.device.device) for worker in self.workers.all)
 
     def close(self) -> None:
         """Stop the threads; streams under way end with an error."""
         self._loaders.shutdown(wait=False, cancel_futures=True)
-        self.device.close()
+        self.workers.close()
 
     # -- documents ---------------------------------------------------------------------------------------
 
@@ -138,11 +144,12 @@ class Service:
         cancelled: threading.Event | None = None,
         queue_seconds: float = 0.0,
         expected_wait: Callable[[], float] = lambda: 0.0,
+        tenant: Tenant = NOBODY,
     ) -> FrameStream:
         """The stream that answers ``request``.
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
-        ``expected_wait`` gives then, go into its report.
+        ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``.
         """
         cancelled = cancelled or threading.Event()
         clock = self.account.clock(
@@ -150,7 +157,7 @@ class Service:
         )
         clock.add("queue", queue_seconds)
         if isinstance(request, messages.ExtractRequest):
-            parts = self.extraction.frames(self._dataset(request.dataset), request, clock, cancelled)
+            parts = self.extraction.frames(self._dataset(request.dataset), request, clock, cancelled, tenant)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
             return self._start(self._stored(request, clock, cancelled), clock, len(request.ids))

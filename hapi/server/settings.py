@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_COS_BATCH = 1000
+"""Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
@@ -11,10 +14,16 @@ class ServerSettings:
 
     store: str
     """URL or folder of the object store."""
+    batching: str = "fixed"
+    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``, see :mod:`hapi.profiler.batching`."""
     cos_batch: int = 16
-    """Samples per forward pass and per frame (HAPI, section 4.4: larger brings nothing; also flat here)."""
+    """Samples per forward pass and frame with ``fixed`` (HAPI, section 4.4: larger brings nothing; also flat here)."""
+    device_memory: int | None = None
+    """Bytes of each device for weights and forward passes; None for a share of what is free at the start."""
+    merge: int = 0
+    """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
     max_running: int = 4
-    """Requests worked on at a time (HAPI, section 5.1)."""
+    """Requests worked on at a time, for each device (HAPI, section 5.1)."""
     max_queued: int = 128
     """Requests that may wait; beyond it a request gets 429 with Retry-After."""
     max_request_seconds: float = 600.0
@@ -34,7 +43,7 @@ class ServerSettings:
     max_response_bytes: int = 16 << 30
     """Largest answer to one request."""
     device: str = "auto"
-    """``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``."""
+    """``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``; several GPUs with commas between them."""
     threads: int | None = None
     """Threads of one forward pass on the CPU; None leaves torch's choice."""
     decode_threads: int = 1

@@ -176,7 +176,7 @@ def test_a_request_is_finished_in_smaller_batches(
     assert report.cos_batch == 16
     with memory_limit(48 * MIB):  # the first convolution and its BatchNorm hold 98 MiB of outputs at once
         halved, report = extract(service, job, IDS)
-    assert report.cos_batch < 16 and service.device.out_of_memory_caught > 0
+    assert report.cos_batch < 16 and service.workers.all[0].device.out_of_memory_caught > 0
     torch.testing.assert_close(halved, whole, rtol=1e-4, atol=1e-5)
 
 

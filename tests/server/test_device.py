@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError
-from hapi.server.device import Device
+from hapi.errors import DeviceMemoryError, TransportError
+from hapi.profiler.memory import HEALTHY_PASSES
+from hapi.server.device import Device, Turn
+from hapi.server.fair_queue import Tenant
 from hapi.wire.messages import STAGES
 
 
@@ -107,3 +111,116 @@ def test_relief_is_asked_for_once() -> None:
         run(device, Hungry(0), 1)
     assert asked == [1]
     device.close()
+
+
+class Gate:
+    """Layers that wait until they are let through, and note who came."""
+
+    def __init__(self) -> None:
+        self.open, self.entered = threading.Event(), threading.Event()
+        self.seen: list[float] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.entered.set()
+        assert self.open.wait(20)
+        self.seen += x[:, 0].tolist()
+        return x * 2
+
+
+def begin(device: Device, layers: Any, value: float, turn: Turn | None = None, count: int = 1) -> Any:
+    x = torch.full((count, 3), value)
+    out = torch.full_like(x, -1.0)
+    return device.begin(layers, x, out, key="k", clock=StageClock(STAGES), turn=turn), out
+
+
+def held_up(device: Device) -> tuple[Gate, Any]:
+    """A pass that keeps the device until its gate opens."""
+    gate = Gate()
+    first, _ = begin(device, gate, 0.0)
+    assert gate.entered.wait(20)
+    return gate, first
+
+
+def test_the_tenant_that_used_it_least_is_next() -> None:
+    device = Device(torch.device("cpu"))
+    heavy, light = Tenant(name="heavy"), Tenant(name="light")
+    slow = threading.Event()
+    begin(device, lambda x: (slow.wait(0.05), x)[1], 0.0, Turn(tenant=heavy))[0].result()
+    gate, _ = held_up(device)
+    running = [begin(device, gate, 1.0, Turn(tenant=heavy, order=1))[0] for _ in range(3)]
+    running += [begin(device, gate, 2.0, Turn(tenant=light, order=2))[0] for _ in range(2)]
+    assert device.waiting == 5
+    gate.open.set()
+    for one in running:
+        one.result()
+    device.close()
+    assert gate.seen == [0.0, 2.0, 2.0, 1.0, 1.0, 1.0]
+
+
+def test_what_nobody_waits_for_does_not_begin() -> None:
+    device = Device(torch.device("cpu"))
+    gate, _ = held_up(device)
+    gone, _ = begin(device, gate, 1.0)
+    wanted, _ = begin(device, gate, 2.0)
+    gone.leave()
+    gate.open.set()
+    wanted.result()
+    wanted.leave()  # is over already
+    device.close()
+    assert gate.seen == [0.0, 2.0]
+
+
+def test_alike_passes_run_together() -> None:
+    device = Device(torch.device("cpu"), merge=8)
+    gate, _ = held_up(device)
+    calls: list[int] = []
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return x * 2
+
+    alike, other = Turn(alike="front"), Turn(alike="another")
+    running = [begin(device, layers, float(n), alike, count=3) for n in (1, 2, 3)]
+    running += [begin(device, layers, 4.0, other, count=3), begin(device, layers, 5.0, None, count=3)]
+    gate.open.set()
+    for number, (one, out) in enumerate(running, start=1):
+        assert one.result() == 3
+        assert torch.equal(out, torch.full((3, 3), 2.0 * number))
+    device.close()
+    assert calls == [6, 3, 3, 3] and device.merged == 2, "the third would have been more than 8"
+
+
+def test_merged_passes_that_fail_run_alone() -> None:
+    device = Device(torch.device("cpu"), merge=100)
+    gate, _ = held_up(device)
+    hungry = Hungry(5)
+    alike = Turn(alike="front")
+    running = [begin(device, hungry, float(n), alike, count=4) for n in (1, 2)]
+    gate.open.set()
+    for number, (one, out) in enumerate(running, start=1):
+        assert one.result() == 4 and torch.equal(out, torch.full((4, 3), 2.0 * number))
+    device.close()
+    assert hungry.batches == [8, 4, 4] and device.out_of_memory_caught == 1
+
+
+def test_a_closed_device_takes_nothing() -> None:
+    device = Device(torch.device("cpu"))
+    gate, first = held_up(device)
+    waiting, _ = begin(device, gate, 1.0)
+    device.close()
+    gate.open.set()
+    first.result()
+    with pytest.raises(CancelledError):
+        waiting.result()
+    with pytest.raises(TransportError, match="shutting down"):
+        begin(device, gate, 2.0)
+    assert gate.seen == [0.0]
+
+
+def test_a_halved_batch_grows_again_after_many_good_passes() -> None:
+    device, layers = Device(torch.device("cpu")), Hungry(9)
+    assert run(device, layers, 16)[0] == 8
+    layers.capacity = 100
+    fitted = [run(device, layers, 16)[0] for _ in range(HEALTHY_PASSES + 1)]
+    device.close()
+    assert fitted[0] == 8 and fitted[-1] == 16

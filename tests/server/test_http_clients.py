@@ -54,13 +54,14 @@ def server(folder: Path, known: Known) -> Iterator[ServedApplication]:
 def counted_forwards(server: ServedApplication, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows by one with every forward pass."""
     done: list[int] = []
-    begin = server.service.device.begin
+    device = server.service.workers.all[0].device
+    begin = device.begin
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         done.append(1)
         return begin(*args, **kwargs)
 
-    monkeypatch.setattr(server.service.device, "begin", counting)
+    monkeypatch.setattr(device, "begin", counting)
     return done
 
 
@@ -144,10 +145,10 @@ def test_a_client_that_leaves_while_its_model_loads(
     with served(folder, max_running=1, max_queued=50) as slow:
         load = slow.service.extraction._load_front
 
-        def held(request: Any) -> Any:
+        def held(*args: Any) -> Any:
             begun.append(1)
             release.wait(20)
-            return load(request)
+            return load(*args)
 
         monkeypatch.setattr(slow.service.extraction, "_load_front", held)
         first = opened(slow.port, long_request(known, 8))

@@ -1,0 +1,97 @@
+"""One compute device of a server, with all that belongs to it: its memory, its resident layers, its own scheduler.
+
+Each device has its own queue and its own adaptation (HAPI, earlier text, section 4.5).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from hapi.errors import UsageError
+from hapi.models.devices import free_bytes, resolve_device
+from hapi.server.device import Device
+from hapi.server.memory import DeviceMemory
+from hapi.server.model_cache import ModelCache
+from hapi.server.settings import ServerSettings
+from hapi.server.sizing import Sizing
+from hapi.storage.objects import ObjectStore
+
+GPU_SHARE, CPU_SHARE = 0.9, 0.5
+"""Of the free memory, the default budget: a GPU is the server's own, but allocators lose some; the host's memory also
+has to hold what is read, decoded and sent, and often other programs."""
+UNKNOWN_BYTES = 1 << 46
+"""The budget where the system does not tell what is free: none."""
+RELOAD = 2
+"""Requests by which a device that has the layers may be busier than another one before the other loads them too."""
+
+
+@dataclass
+class DeviceWorker:
+    """A device and what belongs to it."""
+
+    device: Device
+    cache: ModelCache
+    memory: DeviceMemory
+    sizing: Sizing
+    running: int = 0
+    """Requests that were given to it and are not over."""
+
+
+@dataclass
+class Workers:
+    """All devices of a server; requests are spread over them. Thread-safe."""
+
+    all: Sequence[DeviceWorker]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def one(self, key: str) -> Iterator[DeviceWorker]:
+        """The device for a request of the front ``key``: the one with the least to do, but rather one that has it."""
+        with self._lock:
+            chosen = min(self.all, key=lambda w: w.running + (0 if w.cache.has(key) else RELOAD))
+            chosen.running += 1
+        try:
+            yield chosen
+        finally:
+            with self._lock:
+                chosen.running -= 1
+
+    def close(self) -> None:
+        """Stop the devices' threads."""
+        for worker in self.all:
+            worker.device.close()
+
+
+def make_workers(settings: ServerSettings, store: ObjectStore) -> Workers:
+    """The workers of ``settings.device``, a comma-separated list; :class:`UsageError` for what is not there."""
+    names = [name.strip() for name in settings.device.split(",")]
+    devices = [resolve_device(name) for name in names]
+    gpus = [d for d in devices if d.type == "cuda"]
+    if len(set(gpus)) < len(gpus) or (gpus and len(gpus) < len(devices)):
+        raise UsageError(f"device {settings.device!r}: give each GPU once, and not beside the CPU")
+    return Workers([_worker(device, len(devices), settings, store) for device in devices])
+
+
+def _worker(device: torch.device, count: int, settings: ServerSettings, store: ObjectStore) -> DeviceWorker:
+    cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
+    memory = DeviceMemory(_budget(device, count, settings), settings.batching, cache)
+    return DeviceWorker(
+        device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),
+        cache=cache,
+        memory=memory,
+        sizing=Sizing(store, settings.allow_models, device.type),
+    )
+
+
+def _budget(device: torch.device, count: int, settings: ServerSettings) -> int:
+    if settings.device_memory is not None:
+        return settings.device_memory
+    free = free_bytes(device)
+    if free is None:
+        return UNKNOWN_BYTES
+    return int(free * GPU_SHARE) if device.type == "cuda" else int(free * CPU_SHARE / count)

@@ -1,0 +1,196 @@
+"""What a request sees of the devices: the COS batch that fits, 507 with numbers, several devices, merged passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from http_tools import (
+    EXTRACT,
+    SPLIT,
+    Known,
+    ServedApplication,
+    check_problem,
+    exchange,
+    make_store,
+    metric,
+    received,
+    served,
+    until,
+)
+
+from hapi.clocks import StageClock
+from hapi.errors import UsageError
+from hapi.server.settings import ServerSettings
+from hapi.server.worker import make_workers
+from hapi.storage.objects import open_store
+from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
+
+IDS = list(range(40))
+MERGED_RTOL = 1e-5
+"""Of the largest feature: what summing in another order changes when passes run together."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+def frames_of(body: bytes) -> tuple[list[int], RequestReport]:
+    """Samples of each frame, and the report."""
+    reader = FrameReader(BufferSource(iter([body])))
+    counts: list[int] = []
+    while True:
+        header = reader.next(lambda h: [memoryview(bytearray(t.nbytes)) for t in h.tensors])
+        if isinstance(header, StreamEnd):
+            return counts, RequestReport.from_json(header.report)
+        counts.append(len(header.ids))
+
+
+def asked(server: ServedApplication, known: Known, **changes: Any) -> tuple[list[int], RequestReport]:
+    answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS, **changes))
+    assert answer.status == 200, answer.body[:300]
+    known.check_features(answer.body, IDS)
+    return frames_of(answer.body)
+
+
+def test_adaptive_takes_what_there_is(folder: Path, known: Known) -> None:
+    with served(folder, batching="adaptive") as server:
+        counts, report = asked(server, known)
+        assert counts == [40] and report.cos_batch == 40
+        weights = server.service.workers.all[0].cache.resident_bytes
+        claimed = ledger_bytes(server, known, 40)
+    with served(folder, batching="adaptive", device_memory=weights + claimed // 3) as server:
+        counts, _ = asked(server, known)
+        assert sum(counts) == 40 and 1 <= max(counts) <= 14, counts
+        assert server.service.workers.all[0].memory.held_bytes == 0
+
+
+def ledger_bytes(server: ServedApplication, known: Known, batch: int) -> int:
+    """What the server predicts for a COS batch of the known request."""
+    request = ExtractRequest.from_json(known.extract(IDS))
+    return server.service.workers.all[0].sizing.of(request).forward.of(batch)
+
+
+def test_a_request_that_cannot_fit_gets_507_with_the_numbers(folder: Path, known: Known) -> None:
+    with served(folder, device_memory=100_000) as server:
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS))
+        check_problem(answer, 507, "bytes for one sample", "of weights", "100000")
+        server.idle()
+        assert server.service.workers.all[0].cache.resident_bytes == 0, "nothing was loaded for it"
+
+
+def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
+    """More than fit at a time: all get their answers, and the ledger is never beyond the budget."""
+    with served(folder) as server:
+        asked(server, known)
+        budget = server.service.workers.all[0].cache.resident_bytes + int(
+            1.5 * ledger_bytes(server, known, 16)
+        )
+    seen: list[int] = []
+    with served(folder, device_memory=budget, max_running=4) as server:
+        memory, over = server.service.workers.all[0].memory, threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.0005):
+                seen.append(memory.used_bytes)
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(lambda _: asked(server, known), range(16)))
+        finally:
+            over.set()
+            watcher.join()
+        assert all(counts == [16, 16, 8] for counts, _ in found)
+        assert any(report.seconds["device_wait"] > 0 for _, report in found)
+        assert 0 < max(seen) <= budget and memory.waiting == 0
+
+
+def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
+    with served(folder, device="cpu,cpu", max_running=2) as server:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: asked(server, known), range(24)))
+        loaded = [worker.cache.misses for worker in server.service.workers.all]
+        assert sum(loaded) <= 2 and loaded[0] == 1, "a device that has the layers is preferred"
+        for worker in server.service.workers.all:
+            assert worker.running == 0
+
+
+def test_a_busy_device_gets_help(folder: Path) -> None:
+    workers = make_workers(ServerSettings(store=str(folder), device="cpu,cpu"), open_store(str(folder)))
+    first, second = workers.all
+    first.cache.has = lambda key: True  # type: ignore[method-assign]
+    try:
+        with workers.one("front") as one, workers.one("front") as two:
+            assert one is first and two is first
+            with workers.one("front") as three, workers.one("front") as four:
+                assert {id(three), id(four)} == {id(first), id(second)}
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("device", ["cuda,cuda", "cpu,cuda", "cpu,", "tpu", "cpu;cpu"])
+def test_devices_that_make_no_sense(folder: Path, device: str) -> None:
+    with pytest.raises(UsageError, match="device"):
+        make_workers(ServerSettings(store=str(folder), device=device), open_store(str(folder)))
+
+
+def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:
+    with served(folder, model_reuse=False) as server:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: asked(server, known), range(3)))
+        memory = server.service.workers.all[0].memory
+        assert memory.used_bytes == 0 and metric(server.port, "hapi_model_cache_misses") == 3
+
+
+@pytest.fixture
+def merging(folder: Path) -> Iterator[ServedApplication]:
+    with served(folder, merge=64, max_running=8) as server:
+        yield server
+
+
+def test_merged_requests_get_their_own_answers(merging: ServedApplication, known: Known) -> None:
+    """Different samples of the same layers at the same time; the difference from running alone is bounded."""
+    device = merging.service.workers.all[0].device
+    asked(merging, known)  # the layers are there
+    gate = threading.Event()
+    with torch.inference_mode():
+        blocker = device.begin(
+            lambda x: (gate.wait(20), x)[1], torch.zeros(1, 1), torch.zeros(1, 1), key="gate", clock=_clock()
+        )
+    wanted = [[n, 39 - n, 2 * n] for n in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(exchange, merging.port, "POST", EXTRACT, known.extract(ids)) for ids in wanted]
+        _until_waiting(device, 6)
+        gate.set()
+        answers = [one.result() for one in running]
+    blocker.result()
+    assert device.merged == 6
+    for ids, answer in zip(wanted, answers, strict=True):
+        got_ids, (features, _) = received(answer.body, 2)
+        assert got_ids == ids
+        alone = known.features(ids, SPLIT)
+        got = torch.from_numpy(features.view(np.float32)).reshape(alone.shape)
+        torch.testing.assert_close(got, alone, rtol=0, atol=MERGED_RTOL * float(alone.abs().max()))
+
+
+def _clock() -> Any:
+    return StageClock(STAGES)
+
+
+def _until_waiting(device: Any, count: int) -> None:
+    until(lambda: device.waiting == count, 20, f"{count} waiting passes")
