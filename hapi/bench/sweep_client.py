@@ -106,7 +106,8 @@ class SweepClient:
         session = self._opened(samples)
         started = time.monotonic()
         over = False
-        stream = session.epoch(epoch, split_of=lambda number: split)
+        planned = session.prepared.strategy is not None
+        stream = session.epoch(epoch, split_of=(lambda number: split) if planned else None)
         for features, labels in stream:
             self._step(session, features, labels)
             if limit is not None and time.monotonic() - started > limit:
