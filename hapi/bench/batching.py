@@ -40,8 +40,8 @@ class BatchingSettings:
     split: str | None = None
     """An index or a layer's name; None for the freeze."""
     image_size: int = 64
-    request_size: int = 128
-    """Samples of the requests with which ``auto`` looks, and the most that any policy may give (later text, 5.1)."""
+    request_size: int = 256
+    """Samples of the requests with which ``auto`` looks, and the most that any policy may give."""
     repeats: int = 5
     """Rounds that count, after one that does not."""
     device: str = "cpu"

@@ -147,7 +147,7 @@ class Results:
         return sum(means.get(cell.model, other) * grid.samples(cell.bs) for cell in todo)
 
 
-_MAY_DIFFER = frozenset(("models", "batches", "bandwidths"))
+_MAY_DIFFER = frozenset(("models", "batches", "bandwidths", "modes", "counts"))
 """Settings that choose what is measured, not how."""
 
 

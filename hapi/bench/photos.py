@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from hapi.bench.cells import Form
 from hapi.errors import UsageError
-from hapi.models.repository import push
+from hapi.models.freeze import choose_freeze
+from hapi.models.repository import front_bytes, push
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
@@ -34,6 +37,24 @@ def push_model(store: Path, model: str, side: int) -> None:
     """Put ``model`` with random weights into the store, under its own name."""
     spec = ModelSpec(architecture=model, weights="random:0", input_shape=(3, side, side))
     push(open_store(str(store)), model, build(spec), spec)
+
+
+def push_twins(store: Path, model: str, side: int, names: tuple[str, str], shared: int) -> tuple[int, int]:
+    """Two models that differ in every layer from ``shared`` + 1 on, as two jobs' from one backbone do.
+
+    (bytes of the layers up to the freeze, bytes of those among them that differ).
+    """
+    spec = ModelSpec(architecture=model, weights="random:0", input_shape=(3, side, side))
+    layers, target = build(spec), open_store(str(store))
+    freeze = choose_freeze(layers, None)
+    push(target, names[0], layers, spec)
+    state = layers.module.state_dict()
+    with torch.no_grad():
+        for tensor in layers.tensor_names(shared, len(layers)):
+            if state[tensor].is_floating_point():
+                state[tensor].add_(0.001)
+    push(target, names[1], layers, spec)
+    return front_bytes(layers, freeze), front_bytes(layers, freeze) - front_bytes(layers, shared)
 
 
 def _write_crops(target: Path, samples: int, side: int) -> None:

@@ -1,9 +1,9 @@
 """The client's side of the evaluation: a session that does what the other process says, one JSON line each way.
 
-Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch", "profiled"}``,
-``{"do": "epoch", "split", "samples",
-"epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples", "at_once"}``, and
-with ``--limited`` ``{"do": "limit", "bits"}``. It ends with its standard input.
+Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch", "profiled"}``, ``{"do": "epoch", "split",
+"samples", "epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples",
+"at_once"}``, ``{"do": "ready"}``, ``{"do": "close"}``, and with ``--limited`` ``{"do": "limit", "bits"}``. It ends with
+its standard input.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from hapi.client.buffers import BufferPool
 from hapi.client.limited import LimitedTransport, RateLimit
+from hapi.client.memory import warm_up_libraries
 from hapi.client.prepare import prepare
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
@@ -71,6 +72,17 @@ class SweepClient:
             "count": len(self._ids),
         }
 
+    def do_ready(self) -> dict[str, Any]:
+        """Have the libraries take what they take in any training, so that what comes after is the job's."""
+        warm_up_libraries()
+        return {}
+
+    def do_close(self) -> dict[str, Any]:
+        """End the session, until another one is opened."""
+        self.close()
+        self._optimizer = None
+        return {}
+
     def _connect(self, settings: TrainSettings) -> Session:
         if self._limit is None:
             return Session.open(settings, token=self._token)
@@ -95,7 +107,8 @@ class SweepClient:
         session = self._opened(samples)
         started = time.monotonic()
         over = False
-        stream = session.epoch(epoch, split_of=lambda number: split)
+        planned = session.prepared.strategy is not None
+        stream = session.epoch(epoch, split_of=(lambda number: split) if planned else None)
         for features, labels in stream:
             self._step(session, features, labels)
             if limit is not None and time.monotonic() - started > limit:

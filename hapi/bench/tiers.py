@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hapi.bench.loose import Bed, LooseBed
+from hapi.bench.testbed import Side, stop_all
 from hapi.errors import TransportError
 
 START_SECONDS = 120.0
@@ -29,6 +31,20 @@ def start_server(
     name: str = "server",
 ) -> str:
     """Start ``hapi-server`` on its side of the bed; returns its URL once it listens. Its log is ``folder/NAME.log``."""
+    return start_server_process(bed, store, token, folder, flags, device=device, name=name)[1]
+
+
+def start_server_process(
+    bed: Bed,
+    store: Path,
+    token: str,
+    folder: Path,
+    flags: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    name: str = "server",
+) -> tuple[subprocess.Popen[str], str]:
+    """As :func:`start_server`, for one that ends before the bed does; also the process."""
     log = folder / f"{name}.log"
     options = {
         "--store": str(store),
@@ -53,26 +69,39 @@ def start_server(
     prefix = "listening on "
     if not line.startswith(prefix):
         raise TransportError(f"hapi-server did not start on the test bed: {last_line(log.read_text())}")
-    return line.removeprefix(prefix).strip()
+    return process, line.removeprefix(prefix).strip()
 
 
 class BenchClient:
     """A process of :mod:`hapi.bench.sweep_client` on its side of the bed. One caller at a time."""
 
-    def __init__(self, bed: Bed, token: str, folder: Path, name: str = "client") -> None:
+    def __init__(
+        self, bed: Bed, token: str, folder: Path, name: str = "client", side: Side = "client"
+    ) -> None:
+        """``side``: on whose cores it runs; between a server and its own side there is no link to limit."""
         self._log = folder / f"{name}.log"
-        limited = ["--limited"] if isinstance(bed, LooseBed) else []
+        self.freeze = 0
+        """Of the session that is open."""
+        limited = ["--limited"] if isinstance(bed, LooseBed) and side == "client" else []
         with self._log.open("wb") as stderr:
             self._process = bed.start(
-                "client",
+                side,
                 [sys.executable, "-m", "hapi.bench.sweep_client", *limited],
                 env=environment(token),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
             )
-        if isinstance(bed, LooseBed):
+        if isinstance(bed, LooseBed) and side == "client":
             bed.limit_with(lambda bits: self.tell("limit", bits=bits))
+
+    def stop(self) -> None:
+        """End the process."""
+        stop_all([self._process])
+
+    def memory(self, what: str) -> int:
+        """Bytes of the process, by their name in Linux's process status, such as ``RssAnon``; 0 where there is none."""
+        return process_bytes(self._process.pid, what)
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Have it do a command."""
@@ -95,9 +124,19 @@ class BenchClient:
         if not line:
             raise TransportError(f"the benchmark's client ended: {last_line(self._log.read_text())}")
         answer: dict[str, Any] = json.loads(line)
+        self.freeze = answer.get("freeze", self.freeze)
         if not answer["ok"] and not answer["memory"]:
             raise TransportError(f"the benchmark's client: {answer['error']}")
         return answer
+
+
+def process_bytes(pid: int, what: str) -> int:
+    """A size from a process's status; 0 where there is none, or no such process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(what + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def environment(token: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
+from hapi.cli.bench_tenants import NAME as TENANTS
+from hapi.cli.bench_tenants import configure_tenants, run_tenants
 from hapi.errors import UsageError
 from hapi.units import parse_bandwidth, parse_bytes, parse_count
 
@@ -77,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     answer.set_defaults(measure=_plan)
     configure_studies(benchmarks)
     configure_measured(benchmarks)
+    configure_tenants(benchmarks)
     for benchmark in (wire, overlap, gpu, memory, steps, answer):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
@@ -87,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         return run_study(args)
     if args.benchmark in MEASURED:
         return run_measured(args)
+    if args.benchmark == TENANTS:
+        return run_tenants(args)
     from hapi.bench.conditions import condition_lines, write_json
 
     result = args.measure(args)

@@ -45,7 +45,7 @@ def configure_measured(benchmarks: Any) -> None:
             benchmark.add_argument("--bandwidth", metavar="RATE", help="of the link")
             add_no_bed(benchmark)
         if name != "layers":
-            size = "128" if name == "batching" else "16"
+            size = "256" if name == "batching" else "16"
             benchmark.add_argument(
                 "--request-size", default=size, metavar="N", help=f"samples (default {size})"
             )

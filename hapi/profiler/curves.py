@@ -21,8 +21,8 @@ OBSERVATIONS = 4
 """Forward passes of each size in a look. The second fastest counts: the first pass of a size prepares kernels and
 memory, and what else disturbs a pass makes it slower, not faster."""
 LOWEST = 16
-"""Smallest size that is tried. Below it other kernels are used, whose results differ in the last bits (measured: see
-docs/decisions.md), and the overhead of a pass is largest."""
+"""Smallest size that is tried by itself. Powers of two from 16 on gave the same bits for all seven families on a CPU,
+with one thread and with two; smaller and odd ones take other kernels there (docs/decisions.md)."""
 BEYOND = 1.05
 """Times the best so far from which on a look goes no further in its direction. More than ``FLAT``: curves have
 bumps."""
@@ -42,6 +42,7 @@ class _Look:
     """Sizes that are tried from ``start`` on; a chain of powers of two without gaps."""
 
     start: int
+    lowest: int
     times: dict[int, deque[float]] = field(default_factory=dict)
     """Seconds per sample by size, of this look."""
     samples: int = 0
@@ -81,7 +82,7 @@ class _Look:
             if not self.enough(end):
                 return end
             following = end * 2 if way > 0 else end // 2
-            if medians[end] <= limit and following >= LOWEST:
+            if medians[end] <= limit and following >= self.lowest:
                 return following
         return None
 
@@ -130,11 +131,11 @@ class TimeCurves:
     within ``FLAT * (1 + e) / (1 - e)`` of the fastest size tried.
     """
 
-    def __init__(self, keys: int = KEYS) -> None:
-        """``keys``: how many are remembered."""
-        if keys < 1:
-            raise UsageError(f"time curves of {keys} keys; expected at least 1")
-        self._keys = keys
+    def __init__(self, keys: int = KEYS, lowest: int = LOWEST) -> None:
+        """``keys``: how many are remembered; ``lowest``: smallest size that is tried where a request may have it."""
+        if keys < 1 or lowest < 1:
+            raise UsageError(f"time curves of {keys} keys from size {lowest} on; expected at least 1")
+        self._keys, self._lowest = keys, lowest
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
 
     def propose(self, key: Hashable, largest: int) -> int:
@@ -146,7 +147,7 @@ class TimeCurves:
             raise UsageError(f"a COS batch of at most {largest} samples; expected at least 1")
         known = self._of(key)
         if known.look is None and largest >= known.choice and known.due():
-            known.look = _Look(known.choice, ended={1} if 2 * known.choice > largest else set())
+            known.look = _Look(known.choice, self._lowest, ended={1} if 2 * known.choice > largest else set())
         return min(self._wanted(known, largest), largest)
 
     def observe(self, key: Hashable, batch: int, seconds: float) -> None:
@@ -186,7 +187,7 @@ class TimeCurves:
     def _of(self, key: Hashable) -> _Known:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _Known(_Look(FIXED_BATCH))
+            known = self._known[key] = _Known(_Look(FIXED_BATCH, self._lowest))
             if len(self._known) > self._keys:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
@@ -209,7 +210,7 @@ class TimeCurves:
             if look.times:
                 look.skip(size)
             else:  # not even the first size: begin at one that they can have
-                known.look = _Look(_power(largest))
+                known.look = _Look(_power(largest), self._lowest)
         return known.choice
 
 

@@ -13,6 +13,8 @@ from hapi.errors import UsageError
 from hapi.profiler.batching import FLAT, SLOW
 from hapi.profiler.curves import LOWEST, OBSERVATIONS, PATIENCE, RARELY, SOON, TimeCurves
 
+LOW = 4
+"""Lower than usual, so that both directions are tried."""
 POWERS = [1 << n for n in range(9)]
 
 
@@ -41,7 +43,7 @@ def overhead(fixed: float) -> Callable[[int], float]:
 
 
 def test_goes_up_while_it_pays() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     chosen = run(curves, overhead(2.0), 100, samples=1024)
     assert chosen[0] == 16 and chosen[-1] == 128  # 1.0156, within 2% of 1024's 1.002
     assert set(chosen) >= {16, 32, 64, 128, 256, 512}
@@ -50,17 +52,17 @@ def test_goes_up_while_it_pays() -> None:
 
 
 def test_goes_down_while_it_pays_and_not_below_the_lowest() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     chosen = run(curves, lambda count: 1.0 + count / 8, 60)
-    assert chosen[-1] == LOWEST and min(chosen) == LOWEST and max(chosen) == 32
+    assert chosen[-1] == LOW and min(chosen) == LOW and max(chosen) == 32
 
 
 def test_the_smallest_of_a_flat_curve() -> None:
-    assert run(TimeCurves(), lambda count: 1.0, 60)[-1] == LOWEST
+    assert run(TimeCurves(lowest=LOW), lambda count: 1.0, 60)[-1] == LOW
 
 
 def test_a_far_slower_size_is_tried_twice() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     seen: list[int] = []
 
     def each(count: int) -> float:
@@ -82,7 +84,7 @@ def test_choice_and_cost_for_any_curve(times: list[float], noise: float, seed: i
     """Bumps included. Within the stated bound of the best that was tried; the look's samples are bounded."""
     table = dict(zip(POWERS, times, strict=True))
     uniform = random.Random(seed).uniform
-    curves, tried = TimeCurves(), {}
+    curves, tried = TimeCurves(lowest=LOW), {}
     passes = dict.fromkeys(POWERS, 0)
     looked = 0
     for _ in range(200):
@@ -115,9 +117,9 @@ def test_within_three_percent_of_the_best_of_all_convex_curves(
     def true(count: int) -> float:
         return 1.0 + fixed / count + slope * count
 
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     total = best = 0.0
-    lowest = min(true(size) for size in POWERS if size >= LOWEST)
+    lowest = min(true(size) for size in POWERS if size >= LOW)
     for _ in range(300):
         batch = curves.propose("k", 256)
         for _ in range(256 // batch):
@@ -130,21 +132,21 @@ def test_within_three_percent_of_the_best_of_all_convex_curves(
             break
         curves.observe("k", batch, batch * true(batch))
     assert true(curves.propose("k", 256)) <= 1.03 * lowest
-    # The look: at worst passes of LOWEST or 256 samples, as slow as those are, for their share of the samples.
-    worst = max(true(LOWEST), true(16), true(256))
+    # The look: at worst passes of LOW or 256 samples, as slow as those are, for their share of the samples.
+    worst = max(true(LOW), true(16), true(256))
     looked = (2 * OBSERVATIONS + PATIENCE + 7) * 256 * (worst - lowest)
     assert total <= 1.03 * best + looked
 
 
 def test_looks_again_rarely_and_finds_what_has_moved() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     first = run(curves, overhead(0.0), 40)
-    assert first[-1] == LOWEST
+    assert first[-1] == LOW
     look = next(n for n in range(40) if curves_settled(first, n))
     # A change that does not show at the choice itself: found at the next look.
-    later = run(curves, lambda count: 1.0 if count <= LOWEST else 0.5, 900)
-    assert later[-1] == 2 * LOWEST
-    assert later.index(next(b for b in later if b != LOWEST)) >= RARELY * 4 * LOWEST // 128 - look
+    later = run(curves, lambda count: 1.0 if count <= LOW else 0.5, 900)
+    assert later[-1] == 2 * LOW
+    assert later.index(next(b for b in later if b != LOW)) >= RARELY * 4 * LOW // 128 - look
 
 
 def curves_settled(chosen: list[int], index: int) -> bool:
@@ -155,7 +157,7 @@ def curves_settled(chosen: list[int], index: int) -> bool:
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_factor_of_two_is_noticed(factor: float) -> None:
     """All is slower or faster: the choice stays, and what it takes is known anew long before the next usual look."""
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     run(curves, overhead(2.0), 60, samples=256)
     before = curves.curve("front")
     assert before is not None
@@ -168,14 +170,14 @@ def test_a_factor_of_two_is_noticed(factor: float) -> None:
 
 
 def test_another_speed_may_mean_another_choice() -> None:
-    curves = TimeCurves()
-    assert run(curves, overhead(0.0), 60)[-1] == LOWEST
+    curves = TimeCurves(lowest=LOW)
+    assert run(curves, overhead(0.0), 60)[-1] == LOW
     assert run(curves, overhead(8.0), 60)[-1] == 128
 
 
 def test_partial_batches_count_for_themselves_alone() -> None:
     """Requests of 100 samples end in one of 4, far dearer a sample than any other; it is no part of the chain yet."""
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     for _ in range(4):
         curves.observe("k", 16, 16.0)
         curves.observe("k", 4, 400.0)
@@ -185,23 +187,23 @@ def test_partial_batches_count_for_themselves_alone() -> None:
         batch = curves.propose("k", 100)
         curves.observe("k", batch, float(batch))
     curve = curves.curve("k")
-    assert curve is not None and set(curve) == {16, 32, 64} and set(curve.values()) == {1.0}
+    assert curve is not None and set(curve) == {4, 8, 16, 32, 64} and set(curve.values()) == {1.0}
 
 
 def test_never_above_the_largest() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     chosen = run(curves, overhead(100.0), 60, samples=100)
     assert max(chosen) == 64 == chosen[-1] and curves.curve("front") is not None
     assert curves.propose("front", 48) == 48 and curves.propose("front", 1) == 1
     for largest in (1, 2, 3):
-        curves = TimeCurves()
+        curves = TimeCurves(lowest=LOW)
         assert max(run(curves, overhead(1.0), 12, largest=largest)) <= largest
         curve = curves.curve("front")
         assert curve is not None and set(curve) == {1 if largest == 1 else 2}
 
 
 def test_small_requests_among_large_ones_do_not_stop_a_look() -> None:
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     for _ in range(60):
         run(curves, overhead(50.0), PATIENCE - 1, samples=8)
         run(curves, overhead(50.0), 1, samples=512)
@@ -210,7 +212,7 @@ def test_small_requests_among_large_ones_do_not_stop_a_look() -> None:
 
 def test_a_halved_batch_is_observed_as_what_ran() -> None:
     """The device ran out of memory and halved: 32 is never seen, and given up when requests are bounded by 16."""
-    curves = TimeCurves()
+    curves = TimeCurves(lowest=LOW)
     for _ in range(OBSERVATIONS):
         curves.observe("k", 16, 16.0)
     assert curves.propose("k", 128) == 32
@@ -218,32 +220,34 @@ def test_a_halved_batch_is_observed_as_what_ran() -> None:
     for _ in range(PATIENCE + 10):
         batch = curves.propose("k", 16)
         curves.observe("k", batch, batch * 1.0)
-    assert curves.curve("k") is not None and curves.propose("k", 16) == LOWEST
+    assert curves.curve("k") is not None and curves.propose("k", 16) == LOW
 
 
 def test_keys_are_apart_and_few() -> None:
-    curves = TimeCurves(keys=2)
+    curves = TimeCurves(keys=2, lowest=LOW)
     run(curves, overhead(0.0), 40, key="a")
     run(curves, overhead(30.0), 40, key="b")
-    assert curves.propose("a", 128) == LOWEST and curves.propose("b", 128) == 128
+    assert curves.propose("a", 128) == LOW and curves.propose("b", 128) == 128
     curves.propose("c", 128)
     assert len(curves) == 2 and curves.curve("a") is None and curves.curve("b") is not None
     assert curves.curve("never") is None and len(curves) == 2
 
 
 def test_the_same_observations_give_the_same_proposals() -> None:
-    assert run(TimeCurves(), overhead(5.0), 80) == run(TimeCurves(), overhead(5.0), 80)
+    assert run(TimeCurves(lowest=LOW), overhead(5.0), 80) == run(TimeCurves(lowest=LOW), overhead(5.0), 80)
 
 
 @pytest.mark.parametrize("wrong", [(0, 1.0), (16, 0.0), (16, -1.0), (16, float("nan")), (16, float("inf"))])
 def test_nonsense_is_refused(wrong: tuple[int, float]) -> None:
     with pytest.raises(UsageError):
-        TimeCurves().observe("k", *wrong)
+        TimeCurves(lowest=LOW).observe("k", *wrong)
     with pytest.raises(UsageError):
-        TimeCurves().propose("k", 0)
+        TimeCurves(lowest=LOW).propose("k", 0)
     with pytest.raises(UsageError):
         TimeCurves(keys=0)
+    with pytest.raises(UsageError):
+        TimeCurves(lowest=0)
 
 
-def test_slow_is_beyond_flat() -> None:
-    assert SLOW > FLAT > 1
+def test_usually_not_below_16() -> None:
+    assert min(run(TimeCurves(), lambda count: 1.0 + count, 30)) == LOWEST == 16 and SLOW > FLAT > 1

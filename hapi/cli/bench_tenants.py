@@ -1,0 +1,122 @@
+"""``hapi bench tenants``: many tenants at once, against no batch adaptation and all-in-the-store."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hapi.cli.bench_study import add_no_bed
+from hapi.errors import UsageError
+from hapi.units import parse_bytes, parse_count
+
+NAME = "tenants"
+_RESULTS = "bench-results/tenants.jsonl"
+_MOST_TENANTS = 64
+
+
+def configure_tenants(benchmarks: Any) -> None:
+    """Add it to ``hapi bench``."""
+    p = benchmarks.add_parser(
+        NAME,
+        help="1 to 10 tenants at once: makespan, mean job, memory, against all in the store (HAPI, Figure 11)",
+    )
+    p.add_argument("--tenants", action="append", metavar="N", help="may be repeated (default 1,2,4,6,8,10)")
+    p.add_argument(
+        "--mode",
+        action="append",
+        metavar="MODE",
+        help="auto, adaptive, fixed, whole (no adaptation), store (all in the store); may be repeated "
+        "(default all but fixed)",
+    )
+    p.add_argument(
+        "--model", action="append", metavar="NAME", help="may be repeated (default all 7, in turn)"
+    )
+    p.add_argument("--samples", metavar="N", help="of each job (default 256)")
+    p.add_argument("--request-size", metavar="N", help="also the training batch (default 128)")
+    p.add_argument("--image-size", metavar="N", help="side of the inputs (default 64)")
+    p.add_argument(
+        "--device-memory",
+        metavar="SIZE",
+        help="budget of the storage device (default what the largest whole job takes)",
+    )
+    p.add_argument("--train", action="store_true", help="clients train, instead of only receiving")
+    p.add_argument(
+        "--quick", action="store_true", help="a small run: two models, 1 and 4 tenants, 64 samples"
+    )
+    p.add_argument(
+        "--results", default=_RESULTS, metavar="FILE", help=f"goes on where it was (default {_RESULTS})"
+    )
+    p.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
+    p.add_argument("--csv", metavar="FILE", help="also write the figures as a table")
+    p.add_argument("--json", metavar="FILE", help="also write the figures and conditions")
+    add_no_bed(p)
+
+
+def run_tenants(args: argparse.Namespace) -> int:
+    """Measure what is missing, and print it with its conditions."""
+    from hapi.bench.cells import Results
+    from hapi.bench.conditions import condition_lines, conditions, write_json
+    from hapi.bench.export import write_csv
+    from hapi.bench.loose import LooseBed, choose_bed
+    from hapi.bench.tenants import measure_tenants
+    from hapi.bench.tenants_view import draw_tenants, tenants_rows, tenants_table
+    from hapi.figures.canvas import check_suffix
+
+    if args.figure:
+        check_suffix(args.figure)
+    settings = _settings(args)
+    bed = choose_bed(args.no_bed)
+    head = {**conditions(), "grid": asdict(settings), "test_bed": bed.describe()}
+    results = Results(Path(args.results), {**head, "limited": isinstance(bed, LooseBed)})
+    measure_tenants(bed, settings, results, lambda line: print(line, file=sys.stderr, flush=True))
+    rows = tenants_rows(results.records, settings.samples)
+    table = tenants_table(rows, results.records)
+    first = next(r for r in results.records if r["kind"] == "conditions")
+    found = {k: v for k, v in first.items() if k not in ("kind", "grid")}
+    print("\n".join([*table, "", *condition_lines(found)]))
+    if args.json:
+        document = {"benchmark": NAME, "settings": asdict(settings), "table": table}
+        rest = [r for r in results.records if r["kind"] != "conditions"]
+        write_json(args.json, {**document, "records": rest, "conditions": found})
+    if args.csv:
+        write_csv(args.csv, [row.to_json() for row in rows])
+    if args.figure:
+        draw_tenants(rows, args.figure)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Any:
+    from hapi.bench.tenants import MODES, TenantsSettings
+
+    settings = TenantsSettings(train=args.train)
+    if args.quick:
+        small: dict[str, Any] = {"samples": 64, "request_size": 32, "counts": (1, 4)}
+        settings = replace(settings, models=("alexnet", "resnet18"), **small)
+    given: dict[str, Any] = {}
+    for name in ("samples", "request_size"):
+        if (text := getattr(args, name)) is not None:
+            given[name] = _count(text, f"--{name.replace('_', '-')}", 1, 1 << 16)
+    if args.image_size is not None:
+        given["image_size"] = _count(args.image_size, "--image-size", 64, 512)
+    if args.device_memory is not None:
+        given["device_memory"] = max(1, parse_bytes(args.device_memory, "--device-memory"))
+    if args.tenants:
+        given["counts"] = tuple(sorted({_count(n, "--tenants", 1, _MOST_TENANTS) for n in args.tenants}))
+    if args.model:
+        given["models"] = tuple(dict.fromkeys(args.model))
+    if args.mode:
+        unknown = [mode for mode in args.mode if mode not in MODES]
+        if unknown:
+            raise UsageError(f"--mode {unknown[0]}: expected one of {', '.join(MODES)}")
+        given["modes"] = tuple(dict.fromkeys(args.mode))
+    return replace(settings, **given)
+
+
+def _count(text: str, what: str, low: int, high: int) -> int:
+    count = parse_count(text, what)
+    if not low <= count <= high:
+        raise UsageError(f"{what}: expected {low} to {high}")
+    return count
