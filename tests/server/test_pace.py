@@ -105,7 +105,7 @@ def test_a_drop_is_always_deserved(rates: list[float], seed: int) -> None:
 
 
 def test_a_slot_is_wanted_by_who_could_use_it() -> None:
-    limited, free = Tenant("limited", in_flight=1), Tenant("free")
+    limited, free = Tenant(name="limited", in_flight=1), Tenant(name="free")
     queue = FairQueue(1, 10)
     queue.enter(limited, 1.0)
     running = queue.next(0.0)
