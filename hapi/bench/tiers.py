@@ -29,6 +29,20 @@ def start_server(
     name: str = "server",
 ) -> str:
     """Start ``hapi-server`` on its side of the bed; returns its URL once it listens. Its log is ``folder/NAME.log``."""
+    return server_process(bed, store, token, folder, flags, device=device, name=name)[1]
+
+
+def server_process(
+    bed: Bed,
+    store: Path,
+    token: str,
+    folder: Path,
+    flags: Sequence[str] = (),
+    *,
+    device: str = "cpu",
+    name: str = "server",
+) -> tuple[subprocess.Popen[str], str]:
+    """What :func:`start_server` does; the process and its URL."""
     log = folder / f"{name}.log"
     options = {
         "--store": str(store),
@@ -53,7 +67,7 @@ def start_server(
     prefix = "listening on "
     if not line.startswith(prefix):
         raise TransportError(f"hapi-server did not start on the test bed: {last_line(log.read_text())}")
-    return line.removeprefix(prefix).strip()
+    return process, line.removeprefix(prefix).strip()
 
 
 class BenchClient:

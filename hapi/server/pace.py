@@ -1,7 +1,7 @@
 """Whether the reader of an answer takes enough of it to keep its slot. Pure: it is told the time and what was taken.
 
-Taken is what the reader's side has acknowledged, not what went into the socket: the kernel's buffers swallow megabytes
-at once, and then nothing fits for a minute on a link of 100 kbit/s, although the reader is as quick as its link.
+Taken is what the reader's side has acknowledged, not what the server has handed over: the buffers on the way swallow
+megabytes at once, and TLS's give them back in pieces of a megabyte, a minute and a half of a link of 100 kbit/s.
 
 Only the seconds in which the server waits for the reader count. What it took while the server computed is to its
 credit.

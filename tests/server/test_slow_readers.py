@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from http_tools import (
     exchange,
     make_store,
     metric,
-    request_bytes,
     served,
     until,
 )
@@ -130,28 +128,6 @@ def test_nothing_is_kept_for_a_silent_reader(folder: Path, known: Known) -> None
         server.idle()
         until(lambda: kernel_keeps(server.port) == 0, 5, "empty buffers of the kernel")
         assert metric(server.port, "hapi_cancelled_total") == 1
-        sock.close()
-
-
-def test_a_reader_of_a_scarce_link_is_not_silent(folder: Path, known: Known) -> None:
-    """What it takes of full buffers counts, although nothing new fits into them for longer than the timeout."""
-    ids = [n % 40 for n in range(700)]
-    body = known.extract(ids)
-    with served(folder, cos_batch=64, max_running=1, send_timeout=0.6) as server:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        sock.connect(("127.0.0.1", server.port))
-        sock.sendall(request_bytes(EXTRACT, json.dumps(body).encode()))
-        data = bytearray()
-        while server.application.admission.running or not data:
-            data += sock.recv(20_000)
-            threading.Event().wait(0.02)
-        assert dropped(server, "silent") == 0
-        length = int(bytes(data[:500]).split(b"Content-Length: ")[1].split(b"\r\n")[0])
-        head = data.index(b"\r\n\r\n") + 4
-        while len(data) < head + length:
-            data += sock.recv(1 << 20)
-        known.check_features(bytes(data[head:]), ids)
         sock.close()
 
 
