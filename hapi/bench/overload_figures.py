@@ -33,8 +33,13 @@ class Phase:
         ]
 
     def goodput(self, tenant: str | None = None) -> float:
-        """Samples per second that were answered."""
-        return sum(a["samples"] for a in self.answers(tenant)) / (self.seconds - self.skipped)
+        """Samples per second that were answered, from the first to the last answer: requests are few and large."""
+        answers = sorted(self.answers(tenant), key=lambda a: float(a["ended"]))
+        if len(answers) < 2:
+            return 0.0
+        return float(
+            sum(a["samples"] for a in answers[1:]) / max(1e-9, answers[-1]["ended"] - answers[0]["ended"])
+        )
 
     def tries(self) -> float:
         """Requests per second that were sent, whatever became of them."""
