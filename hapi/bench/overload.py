@@ -22,16 +22,15 @@ from typing import Any
 
 from hapi.bench.conditions import conditions
 from hapi.bench.loose import LooseBed
-from hapi.bench.overload_figures import Phase, percentile, returns_of, shares, verdicts
+from hapi.bench.overload_figures import Phase, lines_of, percentile, returns_of, shares, verdicts
 from hapi.bench.photos import make_store
 from hapi.bench.testbed import Cores
-from hapi.bench.tiers import environment, last_line, server_process
+from hapi.bench.tiers import START_SECONDS, environment, last_line, server_process
 from hapi.errors import TransportError, UsageError
 from hapi.models.repository import zoo_reference
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.dataset import open_dataset
 from hapi.storage.objects import open_store
-from hapi.units import format_bytes
 from hapi.wire.references import TransformSpec
 
 WEIGHTS: Mapping[str, float] = {"one": 1, "another": 1, "third": 1, "fourth": 1, "double": 2, "triple": 3}
@@ -39,6 +38,8 @@ WEIGHTS: Mapping[str, float] = {"one": 1, "another": 1, "third": 1, "fourth": 1,
 LIGHT = "light"
 SATURATING = (2, 4, 8, 16)
 """Requests at a time, among which the peak is looked for."""
+WATCH_SECONDS = 0.25
+"""Seconds between two looks at the server's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,39 +147,8 @@ class Overload:
             ),
         ]
         for way in self.loaded:
-            lines += ["", *_lines(way, self.figures(way), self.settings)]
+            lines += ["", *lines_of(way, self.figures(way), self.settings.seconds)]
         return lines
-
-
-def _lines(way: str, found: Mapping[str, Any], settings: OverloadSettings) -> list[str]:
-    goals = found["goals"]
-
-    def says(goal: str) -> str:
-        return "reached" if goals[goal]["reached"] else "NOT reached"
-
-    light = "no answer" if found["light_p50"] is None else (
-        f"p50 {found['light_p50']:.3f} s, p95 {found['light_p95']:.3f} s"
-    )  # fmt: skip
-    lines = [
-        f"{way} clients for {settings.seconds:g} s, tries for {found['tries_over_peak']:.1f} times the peak:",
-        (f"  goodput       {found['goodput']:.1f} samples/s, {goals['goodput']['got']:.1%} of the peak "
-        f"(goal {goals['goodput']['goal']:.0%}: {says('goodput')})"),
-        (f"  memory        {format_bytes(int(found['resident_first']))} in the first quarter, "
-        f"{format_bytes(int(found['resident_last']))} in the last: {goals['memory']['got']:+.1%} ({says('memory')})"),
-        (f"  light tenant  {light}, sent away {found['light_sent_away']} times "
-        f"(goal p95 {goals['light']['goal']:.3f} s: {says('light')})"),
-        "  shares        " + ", ".join(f"{t} {s:.2f}" for t, s in found["shares"].items())
-        + f" of the mean by weight (least {goals['least_share']['got']:.2f}: {says('least_share')})",
-        f"  sent away     {found['sent_away']}; other outcomes: {found['other'] or 'none'}",
-    ]  # fmt: skip
-    back = found["returns"]
-    if back is not None:
-        lines.append(
-            f"  Retry-After   {back['told']:.0f} s in the median; of {back['count']} that came back and were answered "
-            f"{back['at_once']:.0%} were taken when they first returned, {back['waited_over_told']:.2f} times the "
-            "seconds that they were told after their first try"
-        )
-    return lines
 
 
 def measure_overload(settings: OverloadSettings, tell: Callable[[str], None]) -> Overload:
@@ -193,7 +163,7 @@ def measure_overload(settings: OverloadSettings, tell: Callable[[str], None]) ->
         bench = _Bench(bed, Path(folder), settings)
         found = {**conditions(), "server_and_clients": "each on one half of the cores, over the loopback"}
         tell("an idle server: the light tenant, and one request at a time")
-        bench.phase("patient", 1, 1, bench.settings.skipped)  # loads the layers, and does not count
+        bench.warm_up()
         alone = bench.phase("patient", 0, 1, settings.alone_seconds, light=True)
         single = bench.phase("patient", 1, 1, settings.peak_seconds)
         saturated = {}
@@ -258,43 +228,69 @@ class _Bench:
         rate: float = 0.0,
     ) -> Phase:
         """Have it asked like this for ``seconds``."""
-        names = list(WEIGHTS)
-        asking = [names[i % len(names)] for i in range(clients)]
+        light_too = self._light() if light else None
+        seen, resident = self._watched(self._command(way, clients, in_flight, seconds, light_too, rate))
+        if not seen["answers"]:
+            raise TransportError(f"nothing was answered: {seen['other'] or 'all was sent away'}")
+        skipped = min(self.settings.skipped, seconds / 4)
+        return Phase(seconds=seconds, skipped=skipped, seen=seen, resident=resident)
+
+    def warm_up(self) -> None:
+        """Ask until the layers are loaded and something was answered."""
+        latest = time.monotonic() + START_SECONDS
+        while not self._ask(self._command("patient", 1, 1, 1.0, self._light(), 0.0))["answers"]:
+            if time.monotonic() > latest:
+                raise TransportError(f"the server answered nothing in {START_SECONDS:g} s")
+
+    def _command(
+        self,
+        way: str,
+        clients: int,
+        in_flight: int,
+        seconds: float,
+        light: dict[str, Any] | None,
+        rate: float,
+    ) -> dict[str, Any]:
+        """For the process of the clients, see :mod:`hapi.bench.overload_load`."""
         self._phases += 1
-        command = {
+        return {
             "url": self._url,
             "document": self._document,
             "count": self.settings.samples,
             "seconds": seconds,
             "seed": self._phases,
-            "clients": [(name, self._tokens[name]) for name in asking],
+            "clients": [(name, self._tokens[name]) for name in (list(WEIGHTS) * clients)[:clients]],
             "samples": self.settings.request_size,
             "way": way,
             "in_flight": in_flight,
             "rate": rate,
-            "light": light
-            and {
-                "tenant": LIGHT,
-                "token": self._tokens[LIGHT],
-                "samples": self.settings.light_size,
-                "every": self.settings.light_every,
-            },
+            "light": light,
         }
+
+    def _light(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "tenant": LIGHT,
+            "token": self._tokens[LIGHT],
+            "samples": settings.light_size,
+            "every": settings.light_every,
+        }
+
+    def _watched(self, command: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[float, int]]]:
+        """What the clients saw, and the server's resident bytes meanwhile."""
         began, over, resident = time.monotonic(), threading.Event(), list[tuple[float, int]]()
 
         def watch() -> None:
-            while not over.wait(0.25):
+            while not over.wait(WATCH_SECONDS):
                 resident.append((time.monotonic() - began, _resident_bytes(self._server.pid)))
 
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            seen = self._ask(command)
+            return self._ask(command), resident
         finally:
             over.set()
             watching.join()
-        skipped = min(self.settings.skipped, seconds / 4)
-        return Phase(seconds=seconds, skipped=skipped, seen=seen, resident=resident)
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         stdin, stdout = self._load.stdin, self._load.stdout
@@ -306,8 +302,6 @@ class _Bench:
         if not line:
             raise TransportError(f"the benchmark's clients ended: {last_line(self._log.read_text())}")
         seen: dict[str, Any] = json.loads(line)
-        if not seen["answers"]:
-            raise TransportError(f"nothing was answered: {seen['other'] or 'all was sent away'}")
         return seen
 
 

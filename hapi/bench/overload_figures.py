@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hapi.units import format_bytes
+
 GOODPUT_GOAL, LIGHT_GOAL, MEMORY_GOAL = 0.90, 2.0, 0.05
 """Of the peak; of the unloaded 95th percentile, plus one request; of resident memory, up or down."""
 
@@ -126,3 +128,35 @@ def verdicts(
         "light": {"got": p95, "goal": allowed, "reached": p95 <= allowed},
         "least_share": {"got": least, "goal": 0.5, "reached": least >= 0.5},
     }
+
+
+def lines_of(way: str, found: Mapping[str, Any], seconds: float) -> list[str]:
+    """The figures of one overloaded phase for a person."""
+    goals = found["goals"]
+
+    def says(goal: str) -> str:
+        return "reached" if goals[goal]["reached"] else "NOT reached"
+
+    light = "no answer" if found["light_p50"] is None else (
+        f"p50 {found['light_p50']:.3f} s, p95 {found['light_p95']:.3f} s"
+    )  # fmt: skip
+    lines = [
+        f"{way} clients for {seconds:g} s, tries for {found['tries_over_peak']:.1f} times the peak:",
+        (f"  goodput       {found['goodput']:.1f} samples/s, {goals['goodput']['got']:.1%} of the peak "
+        f"(goal {goals['goodput']['goal']:.0%}: {says('goodput')})"),
+        (f"  memory        {format_bytes(int(found['resident_first']))} in the first quarter, "
+        f"{format_bytes(int(found['resident_last']))} in the last: {goals['memory']['got']:+.1%} ({says('memory')})"),
+        (f"  light tenant  {light}, sent away {found['light_sent_away']} times "
+        f"(goal p95 {goals['light']['goal']:.3f} s: {says('light')})"),
+        "  shares        " + ", ".join(f"{t} {s:.2f}" for t, s in found["shares"].items())
+        + f" of the mean by weight (least {goals['least_share']['got']:.2f}: {says('least_share')})",
+        f"  sent away     {found['sent_away']}; other outcomes: {found['other'] or 'none'}",
+    ]  # fmt: skip
+    back = found["returns"]
+    if back is not None:
+        lines.append(
+            f"  Retry-After   {back['told']:.0f} s in the median; of {back['count']} that came back and were answered "
+            f"{back['at_once']:.0%} were taken when they first returned, {back['waited_over_told']:.2f} times the "
+            "seconds that they were told after their first try"
+        )
+    return lines

@@ -159,7 +159,7 @@ class Client:
             await asyncio.sleep(max(0.0, began + every - self._phase.now()))
 
     async def _until_answered(self, samples: int) -> None:
-        began, told = self._phase.now(), []
+        began, told = self._phase.now(), list[float]()
         while True:
             while (pause := self._well_at - self._phase.now()) > 0:
                 await asyncio.sleep(pause)
