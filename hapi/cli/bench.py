@@ -13,7 +13,7 @@ from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
 from hapi.errors import UsageError
-from hapi.units import parse_bandwidth, parse_bytes, parse_count
+from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,10 +77,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--model", action="append", metavar="NAME", help="may be repeated (default: torchvision's, all 80)"
     )
     answer.set_defaults(measure=_plan)
+    overload = benchmarks.add_parser(
+        "overload", help="what a server does that is asked for ten times what it can (two cores, Linux)"
+    )
+    overload.add_argument("--quick", action="store_true", help="a minute instead of six")
+    overload.add_argument("--seconds", metavar="TIME", help="of each of the two overloads (default 120)")
+    overload.add_argument("--clients", default="50", metavar="N", help="(default 50)")
+    overload.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
+    overload.add_argument("--request-size", default="32", metavar="N", help="samples (default 32)")
+    overload.set_defaults(measure=_overload)
     configure_studies(benchmarks)
     configure_measured(benchmarks)
     configure_tenants(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory, steps, answer):
+    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
@@ -168,6 +177,20 @@ def _steps(args: argparse.Namespace) -> Any:
         bandwidths = tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth)
         settings = replace(settings, bandwidths=bandwidths)
     return measure_steps(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _overload(args: argparse.Namespace) -> Any:
+    from hapi.bench.overload import QUICK, OverloadSettings, measure_overload
+
+    settings = replace(
+        QUICK if args.quick else OverloadSettings(),
+        clients=_positive(args.clients, "--clients"),
+        model=args.model,
+        request_size=_positive(args.request_size, "--request-size"),
+    )
+    if args.seconds is not None:
+        settings = replace(settings, seconds=parse_duration(args.seconds, "--seconds"))
+    return measure_overload(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _plan(args: argparse.Namespace) -> Any:

@@ -116,10 +116,18 @@ def _add_limits(p: argparse.ArgumentParser) -> None:
     for flag, seconds, what in (
         ("--max-request-seconds", 600.0, "a request's longest wait, and its longest time in all"),
         ("--send-timeout", 60.0, "seconds after which a client that takes nothing is dropped"),
+        ("--slow-reader-seconds", 30.0, "seconds over which --slow-reader-rate is measured"),
     ):
         p.add_argument(
             flag, type=_timeout, default=seconds, metavar="SECONDS", help=f"{what} (default {seconds:g})"
         )
+    p.add_argument(
+        "--slow-reader-rate",
+        type=_size,
+        default="1KiB",
+        metavar="SIZE",
+        help="bytes per second that a client must take while others wait for a slot; 0: any (default 1KiB)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -157,6 +165,8 @@ def _run(args: argparse.Namespace) -> int:
         max_response_bytes=args.max_response_bytes,
         max_request_seconds=args.max_request_seconds,
         send_timeout=args.send_timeout,
+        slow_reader_rate=args.slow_reader_rate,
+        slow_reader_seconds=args.slow_reader_seconds,
     )
     listen = ListenSettings(
         host=args.host,

@@ -34,7 +34,7 @@ class Slot:
 
 
 class Admission:
-    """Lives on the event loop's thread; :meth:`expected_wait` and the counts may be asked from any.
+    """Lives on the event loop's thread; :meth:`expected_wait`, :meth:`pressed` and the counts may be asked from any.
 
     ``shed`` is told the tenant and the reason of each request that is sent away.
     """
@@ -68,6 +68,11 @@ class Admission:
         """Seconds that a request of ``tenant`` would wait that comes now, or when one of its own is over."""
         with self._lock:
             return self._queue.expected_wait(tenant, time.monotonic(), leaving=leaving)
+
+    def pressed(self) -> bool:
+        """Whether somebody waits who would begin if a slot were free."""
+        with self._lock:
+            return self._queue.pressed(time.monotonic())
 
     def sent(self, tenant: Tenant, nbytes: int) -> None:
         """``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent after all."""

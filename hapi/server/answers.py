@@ -4,6 +4,9 @@ A worker thread makes the frames and hands them to the connection's socket itsel
 stream at 60 to 75% of a plain socket (a hop to it and back for each frame, a timer for each piece, asyncio's transport
 that copies what a send leaves over), the thread at 88% in the same run. The loop keeps the connection: it notices that
 the client went away and then shuts the socket under the thread. TLS goes through the loop's transport, frame by frame.
+
+A reader that takes too little loses its slot (:mod:`hapi.server.pace`): the connection is reset, so that neither the
+stream's buffers nor the kernel's are kept for it. Requests are idempotent: an honest one asks for the rest again.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +27,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from hapi.errors import HapiError
+from hapi.server.pace import DroppedReaderError, Pace
 from hapi.server.problems import as_hapi_error
 from hapi.server.service import Frame, FrameStream
 from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
@@ -38,26 +43,37 @@ GONE = 499
 """Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 ERROR_SECONDS = 5.0
 """Longest time for the frame that tells of an error in the middle of an answer."""
+_BYTES_ACKED = 120
+"""Offset of ``tcpi_bytes_acked`` in Linux's ``struct tcp_info`` (since 4.1)."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""``struct linger``: closing drops what waits to be sent, instead of keeping it for a reader that was given up."""
 
 
 class Answer:
     """Sends the stream of one request."""
 
     def __init__(
-        self, workers: ThreadPoolExecutor, send_timeout: float, count: Callable[[float], None]
+        self, workers: ThreadPoolExecutor, send_timeout: float, pace: Pace, count: Callable[[float], None]
     ) -> None:
-        """``send_timeout``: seconds in which the client must take a piece; ``count`` is told the bytes sent."""
+        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
         self._workers = workers
         self._send_timeout = send_timeout
+        self._pace = pace
         self._count = count
         self.unsent = 0
         """Bytes of the answer that have not left."""
+        self.dropped: DroppedReaderError | None = None
+        """Why its reader lost its slot, if it did."""
         self._socket: socket.socket | None = None
+        self._acked_before: int | None = None
+        """What the connection's reader had acknowledged before this answer; None where the system does not tell."""
+        self._handed = 0
+        """Bytes of the answer that went into the socket."""
 
     async def send(
-        self, request: web.Request, stream: FrameStream, cancelled: threading.Event, deadline: float
+        self, request: web.Request, stream: FrameStream, cancelled: threading.Event
     ) -> web.StreamResponse:
-        """Send all frames, until ``deadline`` (``time.monotonic``). The first is awaited before the status line."""
+        """Send all frames. The first is awaited before the status line."""
         loop = asyncio.get_running_loop()
         self.unsent = stream.content_length
         working: asyncio.Future[Any] = loop.run_in_executor(self._workers, next, stream.frames, None)
@@ -70,9 +86,9 @@ class Answer:
                 await response.write(b"")  # the headers alone: what goes with them would take the slow way
                 self._socket = await _duplicate(request)
             if self._socket is None:
-                await self._through_transport(response, stream, frame, deadline)
+                await self._through_transport(request, response, stream, frame)
             else:
-                sending = (stream, self._socket, frame, deadline)
+                sending = (stream, self._socket, frame)
                 working = loop.run_in_executor(self._workers, self._through_socket, *sending)
                 await asyncio.shield(working)
             request[STATUS] = response.status
@@ -81,6 +97,8 @@ class Answer:
         except Exception as error:
             if not response.prepared:
                 raise
+            if isinstance(error, DroppedReaderError):
+                self.dropped = error
             gone = isinstance(error, ConnectionError | TimeoutError)
             request[STATUS] = GONE if gone else as_hapi_error(error).status
             return await self._fail_midway(request, response, error)
@@ -97,33 +115,72 @@ class Answer:
                 self._socket.close()
             closing.result()
 
-    def _through_socket(
-        self, stream: FrameStream, sock: socket.socket, frame: Frame | None, deadline: float
-    ) -> None:
+    def _through_socket(self, stream: FrameStream, sock: socket.socket, frame: Frame | None) -> None:
         """In a worker thread: every frame as it is made."""
+        self._acked_before = _acked(sock)
         while frame is not None:
             with stream.clock.stage("send"):
                 for piece in joined(frame):
-                    _send_all(sock, piece, min(time.monotonic() + self._send_timeout, deadline))
+                    self._send_all(sock, piece)
                     self._sent(len(piece))
             frame = next(stream.frames, None)
 
+    def _send_all(self, sock: socket.socket, piece: Buffer) -> None:
+        """Send ``piece`` wholly over a non-blocking socket, as long as its reader keeps pace."""
+        view = memoryview(piece).cast("B")
+        writable: select.poll | None = None
+        while view:
+            try:
+                sent = sock.send(view)
+            except BlockingIOError:
+                if writable is None:
+                    writable = select.poll()
+                    writable.register(sock, select.POLLOUT)
+                since = time.monotonic()
+                writable.poll(self._pace.interval * 1000)
+                self._look(sock, since)
+            else:
+                self._handed += sent
+                view = view[sent:]
+
     async def _through_transport(
-        self, response: web.StreamResponse, stream: FrameStream, frame: Frame | None, deadline: float
+        self, request: web.Request, response: web.StreamResponse, stream: FrameStream, frame: Frame | None
     ) -> None:
         loop = asyncio.get_running_loop()
+        sock = request.transport and request.transport.get_extra_info("socket")
+        self._acked_before = _acked(sock)
         while frame is not None:
             following = loop.run_in_executor(self._workers, next, stream.frames, None)
             try:
-                async with asyncio.timeout(None) as limit:
-                    for piece in joined(frame):
-                        left = min(self._send_timeout, deadline - time.monotonic())
-                        limit.reschedule(loop.time() + left)
-                        await response.write(piece)
-                        self._sent(len(piece))
+                for piece in joined(frame):
+                    await self._write(sock, response, piece)
+                    self._sent(len(piece))
                 frame = await asyncio.shield(following)
             finally:
                 await done(following)
+
+    async def _write(self, sock: Any, response: web.StreamResponse, piece: Buffer) -> None:
+        """Write ``piece`` to the loop's transport, as long as the reader keeps pace."""
+        writing = asyncio.ensure_future(response.write(piece))
+        self._handed += len(piece)
+        try:
+            while not writing.done():
+                since = time.monotonic()
+                await asyncio.wait([writing], timeout=self._pace.interval)
+                self._look(sock, since)
+            await writing
+        finally:
+            writing.cancel()
+
+    def _look(self, sock: Any, since: float) -> None:
+        """The reader let the server wait from ``since`` until now."""
+        now = time.monotonic()
+        if self._pace.waited(since, now):
+            acked = _acked(sock)
+            if acked is None or self._acked_before is None:
+                self._pace.look(now, self._handed)
+            else:
+                self._pace.look(now, acked - self._acked_before)
 
     def _sent(self, count: int) -> None:
         self.unsent -= count
@@ -132,6 +189,7 @@ class Answer:
     def _shut(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _fail_midway(
@@ -159,20 +217,16 @@ class Answer:
             await asyncio.get_running_loop().sock_sendall(self._socket, frame)
 
 
-def _send_all(sock: socket.socket, piece: Buffer, latest: float) -> None:
-    """Send ``piece`` wholly over a non-blocking socket; TimeoutError when the client has not taken it by ``latest``."""
-    view = memoryview(piece).cast("B")
-    writable: select.poll | None = None
-    while view:
-        try:
-            view = view[sock.send(view) :]
-        except BlockingIOError:
-            if writable is None:
-                writable = select.poll()
-                writable.register(sock, select.POLLOUT)
-            left = latest - time.monotonic()
-            if left <= 0 or not writable.poll(left * 1000):
-                raise TimeoutError from None
+def _acked(sock: Any) -> int | None:
+    """Bytes that the other side has acknowledged on a TCP connection so far; None where the system does not tell."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+    except (OSError, AttributeError):  # closed meanwhile; or not Linux
+        return None
+    if len(info) < _BYTES_ACKED + 8:
+        return None
+    (count,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
+    return int(count)
 
 
 async def _duplicate(request: web.Request) -> socket.socket | None:
@@ -220,4 +274,8 @@ async def finished(future: Future[T], discard: Callable[[T], None]) -> T:
 def abort(request: web.Request) -> None:
     """Drop the connection with all that waits to be sent."""
     if request.transport is not None:
+        sock = request.transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         request.transport.abort()

@@ -20,6 +20,7 @@ from hapi.server.answers import GONE, REQUEST_ID, STATUS, Answer, abort, finishe
 from hapi.server.costs import Costs, Request, Server, Used
 from hapi.server.fair_queue import LEAST_COST, Tenant
 from hapi.server.metrics import Metrics
+from hapi.server.pace import Pace
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.service import FrameStream, Service
 from hapi.server.tenants import Tenants
@@ -236,12 +237,12 @@ class Application:
                     self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant
                 )
                 stream = await finished(opening, FrameStream.close)
-                answer = Answer(self._workers, settings.send_timeout, self.metrics.bytes_sent.inc)
+                latest = started + settings.max_request_seconds
+                pace = Pace(settings.pace(), latest, self.admission.pressed)
+                answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
                 self.admission.sent(tenant, stream.content_length)
                 try:
-                    return await answer.send(
-                        request, stream, cancelled, started + settings.max_request_seconds
-                    )
+                    return await answer.send(request, stream, cancelled)
                 finally:
                     self.admission.sent(tenant, -answer.unsent)
                     self._account(request, asked, stream, answer, slot)
@@ -287,6 +288,9 @@ class Application:
             "bytes": stream.content_length,
             "stages": {k: round(v, 4) for k, v in stages.items() if v},
         }
+        if answer.dropped is not None:
+            self.metrics.dropped.labels(answer.dropped.reason).inc()
+            request[LOGGED]["dropped"] = str(answer.dropped)
 
 
 def _deadline(request: web.Request) -> float | None:

@@ -229,6 +229,10 @@ class FairQueue:
         owed = (_seconds_owed(line) for line in self._waiting.values())
         return min((now + seconds for seconds in owed if seconds), default=math.inf)
 
+    def pressed(self, now: float) -> bool:
+        """Whether somebody waits for nothing but a slot."""
+        return self.running >= self._slots and any(line.may_run(now) for line in self._waiting.values())
+
     def of(self, tenant: Tenant) -> tuple[int, int]:
         """How many of the tenant's requests wait, and how many run."""
         line = self._line(tenant)

@@ -8,6 +8,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hapi.server.fair_queue import Tenant
+from hapi.server.pace import REASONS
 from hapi.wire.messages import STAGES
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -46,6 +47,15 @@ class Metrics:
         self.cancelled = Counter(
             "hapi_cancelled_total", "Requests whose client went away or was too slow.", registry=self.registry
         )
+
+        self.dropped = Counter(
+            "hapi_dropped_readers_total",
+            "Readers that lost their slot: silent, slow while others waited, or late.",
+            ["reason"],
+            registry=self.registry,
+        )
+        for reason in REASONS:  # so that a rate can be taken from the first one on
+            self.dropped.labels(reason)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""

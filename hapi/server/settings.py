@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hapi.server.pace import PaceLimits
+
 MAX_COS_BATCH = 1000
 """Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
 
@@ -30,6 +32,11 @@ class ServerSettings:
     """Longest time that a request may wait in the queue or a slow reader may take, in seconds."""
     send_timeout: float = 60.0
     """Longest silence of a reader, in seconds, before its request is dropped."""
+    slow_reader_rate: int = 1024
+    """Bytes per second that a reader must take while others wait for a slot; 0: any. Ten requests that share
+    1 Mbit/s get 12,500 each (docs/decisions.md says what the slowest of them got)."""
+    slow_reader_seconds: float = 30.0
+    """Seconds over which that is measured."""
     model_cache_bytes: int = 4 << 30
     """Budget for resident frozen layers that are kept for later requests."""
     max_model_bytes: int = 8 << 30
@@ -52,3 +59,9 @@ class ServerSettings:
     """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
     drain_seconds: float = 30.0
     """Time that running requests get after SIGTERM."""
+
+    def pace(self) -> PaceLimits:
+        """What the reader of an answer must do to keep its slot."""
+        return PaceLimits(
+            silence=self.send_timeout, rate=self.slow_reader_rate, window=self.slow_reader_seconds
+        )

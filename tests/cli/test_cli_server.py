@@ -90,6 +90,8 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "max_response_bytes": ("123", 123),
         "max_request_seconds": ("1.5", 1.5),
         "send_timeout": ("0.25", 0.25),
+        "slow_reader_rate": ("0", 0),
+        "slow_reader_seconds": ("12", 12.0),
         "drain_seconds": ("0", 0.0),
     }
     flags = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in limits.items()]

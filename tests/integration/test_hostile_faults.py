@@ -186,6 +186,47 @@ def test_tls(folder: Path, certificate: tuple[Path, Path]) -> None:
         _leave_over_tls(running, known, cert)
 
 
+def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path, Path]) -> None:
+    """One that takes a little all the time is not silent, although a whole piece takes it many times the timeout."""
+    cert, key = certificate
+    known = Known(folder)
+    arguments = (
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+        "--send-timeout",
+        "0.6",
+        "--cos-batch",
+        "200",
+    )
+    with server(folder, *arguments) as running:
+        context = ssl.create_default_context(cafile=str(cert))
+        body = json.dumps(known.extract([n % 40 for n in range(2000)])).encode()
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        plain.connect(("127.0.0.1", running.port))
+        sock = context.wrap_socket(plain, server_hostname="localhost")
+        sock.sendall(request_bytes(EXTRACT, body))
+        for _ in range(60):
+            assert sock.recv(1 << 14)
+            threading.Event().wait(0.04)
+        text = _metrics_over_tls(context, running.port)
+        assert "\nhapi_requests_running 1.0" in text
+        assert 'hapi_dropped_readers_total{reason="silent"} 0.0' in text
+        until(
+            lambda: (
+                'hapi_dropped_readers_total{reason="silent"} 1.0' in _metrics_over_tls(context, running.port)
+            ),
+            20,
+            "the drop of who stopped reading",
+        )
+        until(
+            lambda: "\nhapi_requests_running 0.0" in _metrics_over_tls(context, running.port), 5, "its slot"
+        )
+        sock.close()
+
+
 def _to_the_end(reader: FrameReader) -> StreamEnd:
     while not isinstance(
         header := reader.next(lambda h: [memoryview(bytearray(t.nbytes)) for t in h.tensors]), StreamEnd
@@ -204,10 +245,15 @@ def _leave_over_tls(running: ServerProcess, known: Known, cert: Path) -> None:
         sock.recv(1000)
         sock.close()
 
-    def running_now() -> str:
-        with socket.create_connection(("127.0.0.1", running.port)) as plain:
-            sock = context.wrap_socket(plain, server_hostname="localhost")
-            sock.sendall(request_bytes("/metrics", b"", "GET", Connection="close"))
-            return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    until(
+        lambda: "\nhapi_requests_running 0.0" in _metrics_over_tls(context, running.port),
+        20,
+        "the end of the request",
+    )
 
-    until(lambda: "\nhapi_requests_running 0.0" in running_now(), 20, "the end of the request")
+
+def _metrics_over_tls(context: ssl.SSLContext, port: int) -> str:
+    with socket.create_connection(("127.0.0.1", port)) as plain:
+        sock = context.wrap_socket(plain, server_hostname="localhost")
+        sock.sendall(request_bytes("/metrics", b"", "GET", Connection="close"))
+        return b"".join(iter(lambda: sock.recv(65536), b"")).decode()

@@ -283,6 +283,10 @@ class ServedApplication:
         self.application.close()
         self.service.close()
 
+    def tasks(self) -> int:
+        """Tasks on its event loop."""
+        return len(asyncio.all_tasks(self._loop))
+
     def idle(self, seconds: float = 20) -> None:
         """Wait until nothing is under way."""
         until(lambda: self.application.admission.running == 0, seconds, "the end of all requests")

@@ -1,0 +1,157 @@
+"""Training through trouble of every kind: the same losses to the last digit, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_tools import (
+    Settled,
+    Trouble,
+    crowding,
+    failing_store,
+    garbage,
+    scarce_memory,
+    trickling,
+    vanishing,
+)
+from harness import losses, report_of, server, start_train, train
+from http_tools import Known, ServedApplication, make_store, metric, served
+
+pytestmark = pytest.mark.slow
+EPOCHS = 12
+JOB = (
+    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "5",
+    "--split", "maxpool", "--lr", "0.002", "--no-progress", "--epochs", str(EPOCHS), "--dataset", "digits",
+)  # fmt: skip
+COS_BATCH = 5
+"""One frame a request, so that a request which is made again is computed as it was: other sizes of a COS batch round
+differently."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+@contextlib.contextmanager
+def harried(folder: Path, known: Known) -> Iterator[tuple[ServedApplication, Settled]]:
+    """A small server that drops slow readers soon, and what it must come back to."""
+    settings: dict[str, Any] = {"cos_batch": COS_BATCH, "max_running": 2, "max_queued": 6}
+    with served(folder, **settings, slow_reader_seconds=1.0, send_timeout=5.0) as application:
+        Settled(application).check(known)  # its threads are there, its layers are loaded
+        yield application, Settled(application)
+
+
+def trained(application: ServedApplication, path: Path) -> list[float]:
+    """The losses of a whole run."""
+    train(*JOB, "--server", f"http://127.0.0.1:{application.port}", "--report", str(path))
+    report = report_of(path)
+    assert [epoch["samples"] for epoch in report["epochs"]] == [40] * EPOCHS
+    return losses(report)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path, known: Known, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a run that nothing happens to."""
+    with harried(folder, known) as (application, settled):
+        found = trained(application, tmp_path_factory.mktemp("report") / "report.json")
+        settled.check(known)
+    return found
+
+
+@contextlib.contextmanager
+def under(application: ServedApplication, known: Known, *kinds: Trouble) -> Iterator[None]:
+    """All these troubles at the same time."""
+    over, failures = threading.Event(), list[BaseException]()
+
+    def run(kind: Trouble) -> None:
+        try:
+            kind(application, known, over)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("kind", [vanishing, trickling, garbage, crowding])
+def test_troublesome_clients(
+    folder: Path, known: Known, undisturbed: list[float], tmp_path: Path, kind: Trouble
+) -> None:
+    with harried(folder, known) as (application, settled):
+        with under(application, known, kind):
+            assert trained(application, tmp_path / "report.json") == undisturbed
+        settled.check(known)
+        if kind is trickling:
+            assert metric(application.port, "hapi_dropped_readers_total") > 0
+        if kind is crowding:
+            assert metric(application.port, "hapi_tenant_shed_total") > 0
+
+
+def test_a_store_that_fails_and_stalls(
+    folder: Path, known: Known, undisturbed: list[float], tmp_path: Path
+) -> None:
+    with harried(folder, known) as (application, settled):
+        with failing_store(0.1, 0.3) as happened:
+            assert trained(application, tmp_path / "report.json") == undisturbed
+        assert happened.count("error") > 5 and happened.count("stall") > 5
+        settled.check(known)
+
+
+def test_a_device_that_runs_out_of_memory(
+    folder: Path, known: Known, undisturbed: list[float], tmp_path: Path
+) -> None:
+    """Smaller COS batches round differently, so that this one is equal to the rounding of float32."""
+    with harried(folder, known) as (application, settled):
+        with scarce_memory(0.1) as happened:
+            found = trained(application, tmp_path / "report.json")
+        assert found == pytest.approx(undisturbed, rel=1e-5)
+        assert len(happened) == application.service.device.out_of_memory_caught > 0
+        settled.check(known)
+
+
+def test_everything_at_once(folder: Path, known: Known, undisturbed: list[float], tmp_path: Path) -> None:
+    with harried(folder, known) as (application, settled):
+        with failing_store(0.03, 0.1), under(application, known, vanishing, trickling, garbage, crowding):
+            assert trained(application, tmp_path / "report.json") == undisturbed
+        settled.check(known)
+
+
+def test_a_server_killed_again_and_again(folder: Path, undisturbed: list[float], tmp_path: Path) -> None:
+    """SIGKILL at random moments, and another process in its place."""
+    how, report = random.Random(5), tmp_path / "report.json"
+    flags = ("--cos-batch", str(COS_BATCH))
+    with contextlib.ExitStack() as servers:
+        running = servers.enter_context(server(folder, *flags))
+        job = start_train(*JOB, "--server", running.url, "--report", str(report))
+        kills = 0
+        while job.poll() is None and kills < 3:
+            threading.Event().wait(how.uniform(0.5, 2.5) if kills else 5.0)
+            running.kill()
+            kills += 1
+            running = running.restarted()
+            servers.callback(lambda one=running: one.process.poll() is None and one.kill())
+        output = job.communicate(timeout=180)[0]
+        assert job.returncode == 0, output
+    document = report_of(report)
+    assert losses(document) == undisturbed
+    assert document["retries"] > 0
