@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,12 @@ import numpy as np
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, TooLargeError, UnprocessableError
-from hapi.models.devices import is_out_of_memory
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import materialise
-from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.errors import TooLargeError, UnprocessableError
+from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.device import Device
+from hapi.server.fronts import FrontLoader, front_key
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.storage.dataset import Dataset, Samples
@@ -58,9 +55,9 @@ class Extraction:
         loaders: ThreadPoolExecutor,
     ) -> None:
         self._settings = settings
-        self._store = store
         self._device = device
         self._cache = cache
+        self.fronts = FrontLoader(settings, store, device, cache)
         self._account = account
         self._loaders = loaders
 
@@ -74,10 +71,10 @@ class Extraction:
         """First the answer's length in bytes, then its frames."""
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
-        key = _front_key(request)
+        key = front_key(request)
         begun = self._account.marks(request.job)
         with self._account.busy.running(), clock.stage("model"):
-            resident = self._cache.front(key, lambda: self._load_front(request))
+            resident = self._cache.front(key, lambda: self.fronts.load(request))
             front = resident.__enter__()
         try:
             input_bytes = int(np.prod(request.model.input_shape)) * 4
@@ -137,45 +134,6 @@ class Extraction:
             inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
         return inputs, samples
 
-    def _load_front(self, request: messages.ExtractRequest) -> Front:
-        model = materialise(
-            request.model,
-            request.split,
-            self._store,
-            self._settings.allow_models,
-            self._settings.max_model_bytes,
-        )
-        _check_split(model, request.split, request.split_name)
-        self._place(model, request.split)
-        segment = model.segment(0, request.split, frozen=True)
-        nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
-        shapes, dtypes = model.output_shapes(), model.output_dtypes()
-        widest = max(model.output_bytes()[: request.split + 1])
-        return Front(
-            segment,
-            tuple(shapes[request.split]),
-            dtypes[request.split],
-            nbytes,
-            widest,
-            lambda: layer_segments(model, 0, request.split),
-        )
-
-    def _place(self, model: LayeredModel, split: int) -> None:
-        """Move the model to the device; when it does not fit, once more without the idle fronts."""
-        for attempt in range(2):
-            try:
-                model.to(self._device.device)
-                return
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            if attempt or not self._cache.drop_idle():
-                break
-        raise DeviceMemoryError(
-            f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
-            f"{self._device.device} beside what runs there; choose an earlier split, or try later"
-        )
-
     def _cos_batch(self, sample_bytes: int, widest_bytes: int) -> int:
         """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
         settings = self._settings
@@ -202,21 +160,6 @@ def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
         raise UnprocessableError(
             f"samples of {dataset.name!r} come out as {shape}, the model was cut for "
             f"{request.model.input_shape}; choose a transform (--image-size) that fits"
-        )
-
-
-def _front_key(request: messages.ExtractRequest) -> str:
-    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
-    return json.dumps([request.model.to_json(), request.split, request.split_name])
-
-
-def _check_split(model: LayeredModel, split: int, name: str) -> None:
-    if not 1 <= split <= len(model.layers):
-        raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
-    if model.layers[split - 1].name != name:
-        raise UnprocessableError(
-            f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "
-            "use the same versions of hapi and of the model's library on both sides"
         )
 
 

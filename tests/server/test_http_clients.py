@@ -142,14 +142,14 @@ def test_a_client_that_leaves_while_its_model_loads(
     """Its slot is not given away before the thread is free, and nothing piles up behind it."""
     release, begun = threading.Event(), []
     with served(folder, max_running=1, max_queued=50) as slow:
-        load = slow.service.extraction._load_front
+        load = slow.service.extraction.fronts.load
 
         def held(request: Any) -> Any:
             begun.append(1)
             release.wait(20)
             return load(request)
 
-        monkeypatch.setattr(slow.service.extraction, "_load_front", held)
+        monkeypatch.setattr(slow.service.extraction.fronts, "load", held)
         first = opened(slow.port, long_request(known, 8))
         until(lambda: begun, 10, "the load")
         reset(first)
