@@ -57,7 +57,7 @@ class Extraction:
         self._settings = settings
         self._device = device
         self._cache = cache
-        self.fronts = FrontLoader(settings, store, device, cache)
+        self.fronts = FrontLoader(settings, store, device.device, cache)
         self._account = account
         self._loaders = loaders
 

@@ -1,4 +1,4 @@
-"""Resident frozen layers, kept between requests within a byte budget, least recently used out first."""
+"""Resident fronts, kept between requests within a byte budget, least recently used out first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.segment import Segment
+from hapi.server.weights import WeightPool
+
+MAX_FRONTS = 128
+"""Fronts that are kept, whatever they weigh: with shared weights one more may take no bytes on the device, but it
+takes some hundred KiB of the host for its graphs, and requests may name any number of input shapes."""
 
 
 @dataclass
@@ -21,14 +27,21 @@ class Front:
     output_shape: tuple[int, ...]
     """Shape of one sample's output."""
     output_dtype: torch.dtype
-    nbytes: int
-    """Bytes of parameters and buffers."""
+    weights: tuple[tuple[str, int], ...]
+    """Key of content and bytes of each distinct tensor (parameters, buffers, constants), in layer order."""
+    identity: str = ""
+    """The front's digest: fronts with the same one compute the same, to the bit, whatever they are called."""
     widest_bytes: int = 0
     """Bytes of one sample in the widest of the layers' inputs and outputs."""
     make_layers: Callable[[], Sequence[Segment]] = tuple
     """The layers one by one, over the same weights."""
     users: int = 0
     _layers: Sequence[Segment] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, some of which other fronts may hold as well."""
+        return sum(nbytes for _, nbytes in self.weights)
 
     def layers(self) -> Sequence[Segment]:
         """Each layer as a segment, to be timed; made when they are asked for first."""
@@ -40,15 +53,23 @@ class Front:
 class ModelCache:
     """Loads fronts once and hands them out; thread-safe.
 
-    ``budget`` bounds the bytes kept for later; fronts in use are never dropped, so that it can be exceeded
-    while requests run. ``reuse=False`` is the paper's default: load for every request, keep nothing.
+    A loader takes a front's weights from :meth:`pool`, where they are held until the front is dropped. ``budget``
+    bounds the bytes kept for later; fronts in use are never dropped, so that it can be exceeded while requests run.
+    ``reuse=False`` is the paper's default: load for every request, keep nothing, share nothing.
+
+    ``reserve`` is called by loaders with the bytes that are about to become resident, before they are, without any
+    lock held: it may call :meth:`evict`, and raise :class:`DeviceMemoryError`, which ends the load.
     """
 
-    def __init__(self, budget: int, *, reuse: bool = True) -> None:
+    def __init__(
+        self, budget: int, *, reuse: bool = True, reserve: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        self.reuse = reuse
+        self.reserve = reserve
+        self._pool = WeightPool()
         self._budget = budget if reuse else 0
-        self._reuse = reuse
         self._lock = threading.Lock()
-        self._loading: dict[str, threading.Lock] = {}
+        self._loading = KeyedLocks()
         self._fronts: OrderedDict[str, Front] = OrderedDict()
         self.hits = 0
         self.misses = 0
@@ -56,7 +77,7 @@ class ModelCache:
     @contextmanager
     def front(self, key: str, load: Callable[[], Front]) -> Iterator[Front]:
         """The front for ``key``, loaded by ``load`` when it is not resident; not evicted inside the block."""
-        if not self._reuse:
+        if not self.reuse:
             with self._lock:
                 self.misses += 1
             yield load()
@@ -67,12 +88,14 @@ class ModelCache:
         finally:
             with self._lock:
                 front.users -= 1
-                self._evict()
+                self._trim()
+
+    def pool(self) -> WeightPool:
+        """What a front that is being loaded takes its weights from: without reuse nobody else does."""
+        return self._pool if self.reuse else WeightPool()
 
     def _acquire(self, key: str, load: Callable[[], Front]) -> Front:
-        with self._lock:
-            loading = self._loading.setdefault(key, threading.Lock())
-        with loading:  # two requests for the same front load it once
+        with self._loading.holding(key):  # two requests for the same front load it once
             with self._lock:
                 front = self._fronts.get(key)
                 if front is not None:
@@ -80,38 +103,52 @@ class ModelCache:
                     front.users += 1
                     self._fronts.move_to_end(key)
                     return front
-            try:
-                front = load()
-            except BaseException:
-                with self._lock:  # whoever asks for what cannot be loaded must not fill the memory with locks
-                    self._loading.pop(key, None)
-                raise
+            front = load()
             with self._lock:
                 self.misses += 1
                 front.users += 1
                 self._fronts[key] = front
                 return front
 
-    def _evict(self) -> None:
-        total = sum(f.nbytes for f in self._fronts.values())
-        for key, front in list(self._fronts.items()):
-            if total <= self._budget:
+    def _trim(self) -> None:
+        """Drop idle fronts until the rest is within the budget. With the lock held."""
+        excess = self._pool.resident_bytes - self._budget
+        for key in self._idle():
+            if excess <= 0 and len(self._fronts) <= MAX_FRONTS:
                 return
-            if front.users == 0:
-                del self._fronts[key]
-                self._loading.pop(key, None)
-                total -= front.nbytes
+            excess -= self._drop(key)
+
+    def _idle(self) -> list[str]:
+        """Keys of the fronts that are not in use, the least recently used first."""
+        return [key for key, front in self._fronts.items() if front.users == 0]
+
+    def _drop(self, key: str) -> int:
+        return self._pool.release(key for key, _ in self._fronts.pop(key).weights)
+
+    def evict(self, nbytes: int) -> int:
+        """Drop fronts that are not in use, the least recently used first, until ``nbytes`` bytes were freed.
+
+        Returns the bytes freed, fewer when there are no more. A tensor is freed when no other front holds it.
+        """
+        freed = 0
+        with self._lock:
+            for key in self._idle():
+                if freed >= nbytes:
+                    break
+                freed += self._drop(key)
+        return freed
 
     def drop_idle(self) -> int:
-        """Drop every front that is not in use, for a device that is out of memory; returns their bytes."""
+        """Drop every front that is not in use, for a device that is out of memory; returns the bytes freed."""
         with self._lock:
-            idle = [key for key, front in self._fronts.items() if front.users == 0]
-            for key in idle:
-                self._loading.pop(key, None)
-            return sum(self._fronts.pop(key).nbytes for key in idle)
+            return sum(self._drop(key) for key in self._idle())
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the fronts held now."""
-        with self._lock:
-            return sum(f.nbytes for f in self._fronts.values())
+        """Bytes of the weights held now, each distinct content once; those of a load under way as they come in."""
+        return self._pool.resident_bytes
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of weights that are being loaded and not resident yet; they were reserved or are about to be."""
+        return self._pool.loading_bytes
