@@ -14,9 +14,9 @@ from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.segment import Segment
 from hapi.server.weights import WeightPool
 
-MAX_FRONTS = 128
-"""Fronts that are kept, whatever they weigh: with shared weights one more may take no bytes on the device, but it
-takes some hundred KiB of the host for its graphs, and requests may name any number of input shapes."""
+MAX_FRONTS = 64
+"""Fronts that are kept, whatever they weigh: one more over shared weights takes no bytes on the device, but modules
+and graphs on the host (measured: ResNet18 0.3 MiB, DenseNet121 2 MiB), and requests may name any input shape."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -42,6 +43,19 @@ def contents(model: LayeredModel, split: int) -> Sizes:
     named = [(n, model.tensors.get(n)) for n in model.tensor_names(0, split)]
     named += [(n, model.traced.constants[n]) for n in model.constant_names(0, split)]
     return {content_key(model.digest_of(n), t): t.nbytes for n, t in named}
+
+
+def tuned(model: LayeredModel, after: int) -> LayeredModel:
+    """The model after another job trained all layers past ``after``."""
+    twin = model.over(copy.deepcopy(model.module))
+    generator = torch.Generator().manual_seed(after)
+    kept = set(twin.tensor_names(0, after))
+    with torch.no_grad():
+        for name in twin.tensor_names(after, len(twin)):
+            tensor = twin.tensors.get(name)
+            if name not in kept and tensor.is_floating_point():
+                tensor.add_(torch.rand(tensor.shape, generator=generator))
+    return twin
 
 
 class CountingStore(LocalStore):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import threading
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from front_tools import CountingStore, contents
+from front_tools import CountingStore, contents, tuned
 
 from hapi.errors import ConflictError, DeviceMemoryError, StoreError, UnprocessableError
 from hapi.models.layers import LayeredModel
@@ -28,19 +27,6 @@ from hapi.wire.references import ModelReference
 SPEC = ModelSpec(architecture="mobilenet_v3_small", weights="random:3", input_shape=(3, 32, 32))
 CHANGED = 9
 """Layers from the one after this on are another job's own."""
-
-
-def tuned(model: LayeredModel, after: int) -> LayeredModel:
-    """The model after another job trained all layers past ``after``."""
-    twin = model.over(copy.deepcopy(model.module))
-    generator = torch.Generator().manual_seed(after)
-    kept = set(twin.tensor_names(0, after))
-    with torch.no_grad():
-        for name in twin.tensor_names(after, len(twin)):
-            tensor = twin.tensors.get(name)
-            if name not in kept and tensor.is_floating_point():
-                tensor.add_(torch.rand(tensor.shape, generator=generator))
-    return twin
 
 
 @pytest.fixture(scope="module")
