@@ -1,7 +1,7 @@
 """The client's side of the evaluation: a session that does what the other process says, one JSON line each way.
 
-Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch", "profiled"}``, ``{"do": "epoch", "split",
-"samples", "epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples",
+Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch", "profiled"}``, ``{"do": "epoch",
+"split", "samples", "epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples",
 "at_once"}``, ``{"do": "ready"}``, ``{"do": "close"}``, and with ``--limited`` ``{"do": "limit", "bits"}``. It ends with
 its standard input.
 """

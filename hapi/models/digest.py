@@ -36,6 +36,17 @@ def content_digest(data: memoryview | bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def content_key(digest: str, form: torch.Tensor) -> str:
+    """Text that two tensors share when one can take the other's place: same elements, dtype, shape and layout.
+
+    ``form`` has the last three (it may be on the meta device). The layout counts because kernels are chosen by it,
+    and another kernel gives other last bits.
+    """
+    dtype, shape = str(form.dtype).removeprefix("torch."), "x".join(map(str, form.shape))
+    layout = "" if form.is_contiguous() else f" strides {','.join(map(str, form.stride()))}"
+    return f"{digest} {dtype} {shape}{layout}"
+
+
 class TensorDigests:
     """Digests of tensors, remembered until the tensor is changed in place."""
 

@@ -147,6 +147,12 @@ class LayeredModel:
         self._check_span(start, stop)
         return list(dict.fromkeys(name for layer in self.layers[start:stop] for name in layer.tensors))
 
+    def constant_names(self, start: int, stop: int) -> list[str]:
+        """Names in ``traced.constants`` that layers ``start + 1`` to ``stop`` read, in layer order, each once."""
+        self._check_span(start, stop)
+        read = [name for index in range(start + 1, stop + 1) for name in self._references(index)[1]]
+        return list(dict.fromkeys(read))
+
     def executed_modules(self) -> list[str]:
         """Paths of the modules that run, in order: those called, and those whose parameters are read."""
         called = [n for n in self._eval.nodes if n.op in ("call_module", "get_attr")]
@@ -242,7 +248,7 @@ class LayeredModel:
             for name in (*layer.tensors, *self._references(layer.index)[1]):
                 constant = self.traced.constants.get(name)
                 tensor = self.tensors.get(name) if constant is None else constant
-                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self._digest_of(name)}"
+                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self.digest_of(name)}"
                 state.update(form.encode())
             digests.append(state.hexdigest())
         return digests
@@ -251,7 +257,8 @@ class LayeredModel:
         """Note that tensor ``name``'s present content has ``digest``, so that it is not computed again."""
         self._digests.remember(self.tensors.get(name), digest)
 
-    def _digest_of(self, name: str) -> str:
+    def digest_of(self, name: str) -> str:
+        """Content digest of a parameter, buffer or constant, also of one that is expected and not loaded."""
         constant = self.traced.constants.get(name)
         tensor = self.tensors.get(name) if constant is None else constant
         if tensor.is_meta and name in self.expected_digests:

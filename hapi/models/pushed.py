@@ -11,7 +11,7 @@ import torch
 
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.models.architectures import ImportRule
-from hapi.models.digest import content_digest, tensor_bytes
+from hapi.models.digest import content_digest, content_key, tensor_bytes
 from hapi.models.head import find_head, resize_head, retarget
 from hapi.models.layers import LayeredModel
 from hapi.models.manifest import ModelManifest
@@ -22,6 +22,10 @@ from hapi.wire.frames import TensorSpec
 
 _GROUP_BYTES = 8 << 20
 """Neighbouring tensors are read together up to this size (facts: ranges of 4 MiB and more are worth a request)."""
+
+_GAP_BYTES = 64 << 10
+"""Unwanted bytes between two tensors that are read over rather than asking the store twice: a store like Swift
+takes about 3 ms a request (facts), in which it sends more than a MiB."""
 
 _READERS = 4
 
@@ -114,23 +118,32 @@ class PushedModel:
         Every tensor is verified: :class:`DataError` names the one that is damaged.
         """
         entries = self.entries(model, start, stop)
+        for entry, tensor in self.received(fetch, entries):
+            model.assign(entry.name, tensor.to(device), entry.digest)
+        return sum(entry.nbytes for entry in entries)
+
+    def received(
+        self, fetch: Fetch, entries: Sequence[TensorEntry]
+    ) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """The tensors of ``entries`` from ``fetch``, verified, on the CPU, each in memory of its own."""
         by_name = {entry.name: entry for entry in entries}
         for name, data in fetch(entries):
             entry = by_name.pop(name, None)
             if entry is None:
                 raise DataError(f"model {self.name!r}: tensor {name[:80]!r} came without being asked for")
-            model.assign(name, self._tensor(entry, data).to(device), entry.digest)
+            yield entry, self._tensor(entry, data)
         if by_name:
             raise DataError(f"model {self.name!r}: tensor {next(iter(by_name))!r} did not come")
-        return sum(entry.nbytes for entry in entries)
 
     def _tensor(self, entry: TensorEntry, data: memoryview) -> torch.Tensor:
         self.verify(entry, data)
         if not entry.nbytes:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         raw = torch.frombuffer(data, dtype=torch.uint8)
-        if raw.data_ptr() % 64:
-            raw = raw.clone()  # out of a buffer that it shares with its neighbours
+        if raw.data_ptr() % 64 or memoryview(data.obj).nbytes != data.nbytes:
+            raw = (
+                raw.clone()
+            )  # out of a buffer that it shares with its neighbours, and would keep from being freed
         return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
 
     def verify(self, entry: TensorEntry, data: memoryview) -> None:
@@ -152,6 +165,17 @@ class StoredModel(PushedModel):
     def load(self, model: LayeredModel, start: int, stop: int, device: str | torch.device = "cpu") -> int:
         """Read the weights of layers ``start + 1`` to ``stop``, and no others; returns the bytes read."""
         return self.load_from(self._fetch, model, start, stop, str(device))
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors ``names``, verified, in any order; neighbours are read together."""
+        for entry, tensor in self.received(self._fetch, [self._entry(name) for name in names]):
+            yield entry.name, tensor
+
+    def key(self, name: str) -> str:
+        """Key of stored tensor ``name``'s content."""
+        entry = self._entry(name)
+        form = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+        return content_key(entry.digest, form)
 
     def tensor_spec(self, name: str) -> TensorSpec:
         """Form of one stored tensor; :class:`NotFoundError` for an unknown name."""
@@ -196,11 +220,15 @@ class StoredModel(PushedModel):
 
 
 def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
-    """Neighbours in the file together, up to the group's size; a large tensor is a group of its own."""
+    """Neighbours in the file together, up to the group's size; a large tensor is a group of its own.
+
+    Neighbours may have a little between them that nobody asked for.
+    """
     groups: list[list[TensorEntry]] = []
     for entry in sorted(entries, key=lambda e: e.start):
         last = groups[-1] if groups else None
-        if last and last[-1].stop == entry.start and entry.stop - last[0].start <= _GROUP_BYTES:
+        near = last and 0 <= entry.start - last[-1].stop <= _GAP_BYTES
+        if last and near and entry.stop - last[0].start <= _GROUP_BYTES:
             last.append(entry)
         else:
             groups.append([entry])

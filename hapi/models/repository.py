@@ -9,10 +9,12 @@ After DStore (tensor-level access by the identity of layers), with the content i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from hapi.errors import (
     ConflictError,
@@ -20,16 +22,15 @@ from hapi.errors import (
     HapiError,
     ModelError,
     NotFoundError,
-    TooLargeError,
     UnprocessableError,
 )
-from hapi.models.architectures import build_module
+from hapi.models.built import BuiltFront, BuiltModels, check_size, spec_of
 from hapi.models.layers import LayeredModel
 from hapi.models.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
 from hapi.models.pushed import PushedModel, StoredModel
 from hapi.models.tensorfile import TensorEntry, encode
-from hapi.models.weights import is_file, library_state, load_state, random_seed
-from hapi.models.zoo import ModelSpec, architecture_of, skeleton
+from hapi.models.weights import is_file
+from hapi.models.zoo import ModelSpec, skeleton
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import ModelReference, check_digest, check_name
 
@@ -163,6 +164,60 @@ def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> Mod
     )
 
 
+class FrontSource(Protocol):
+    """Where the weights of a front come from, tensor by tensor."""
+
+    def key(self, name: str) -> str:
+        """Key of a tensor's content (:func:`hapi.models.digest.content_key`), known before it is loaded."""
+
+    def read(self, names: Sequence[str]) -> Iterable[tuple[str, torch.Tensor]]:
+        """These tensors and no others, verified, in any order, on the CPU."""
+
+
+def open_front(
+    reference: ModelReference,
+    split: int,
+    store: ObjectStore,
+    allow_imports: Collection[str] = (),
+    max_bytes: int | None = None,
+    builds: BuiltModels | None = None,
+) -> tuple[LayeredModel, FrontSource]:
+    """The layers of ``reference`` without their weights, and where those come from; the digest is checked.
+
+    ``max_bytes`` bounds a model from the zoo, which is built whole (:class:`TooLargeError`), unless ``builds``
+    remembers what such a build gave. Raises :class:`ConflictError` when what is here has another digest,
+    :class:`UnprocessableError` for a split that the model does not have, :class:`ModelError` for a model that
+    cannot be built.
+    """
+    if reference.source == "store":
+        stored = open_model(store, reference.name)
+        model = stored.front_structure(reference.input_shape, allow_imports)
+        _check_split(model, split, reference)
+        _check_digest(model, split, reference)  # before anything is read
+        return model, stored
+    spec = spec_of(reference)
+    builds = builds or BuiltModels(kept=0)
+    _check_split(skeleton(spec, allow_imports), split, reference)
+    if max_bytes is not None:
+        check_size(spec, allow_imports, max_bytes)
+    with builds.building.holding(spec):
+        remembered = builds.find(spec)
+        if remembered is not None and remembered.front_digest(split) == reference.digest:
+            return remembered, BuiltFront(builds, spec, allow_imports, remembered)
+        model, weights = builds.build(spec, allow_imports)
+    _check_digest(model, split, reference)
+    return model, BuiltFront(builds, spec, allow_imports, model, weights)
+
+
+def structure_of(
+    reference: ModelReference, store: ObjectStore, allow_imports: Collection[str] = ()
+) -> LayeredModel:
+    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read."""
+    if reference.source == "store":
+        return open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+    return skeleton(spec_of(reference), allow_imports)
+
+
 def materialise(
     reference: ModelReference,
     split: int,
@@ -172,69 +227,12 @@ def materialise(
 ) -> LayeredModel:
     """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
 
-    ``max_bytes`` bounds a model from the zoo, which is built whole first (:class:`TooLargeError`).
-    Raises :class:`ConflictError` when what is here has another digest, :class:`UnprocessableError` for a
-    split that the model does not have, :class:`ModelError` for a model that cannot be built.
+    Its tensors are its own. Arguments and errors as of :func:`open_front`.
     """
-    if reference.source == "store":
-        stored = open_model(store, reference.name)
-        model = stored.front_structure(reference.input_shape, allow_imports)
-        _check_split(model, split, reference)
-        _check_digest(model, split, reference)  # before anything is read
-        stored.load(model, 0, split)
-        return model
-    model = _from_zoo(reference, allow_imports, max_bytes)
-    _check_split(model, split, reference)
-    model.release(0, split)
-    _check_digest(model, split, reference)
+    model, source = open_front(reference, split, store, allow_imports, max_bytes)
+    for name, tensor in source.read(model.tensor_names(0, split)):
+        model.assign(name, tensor, model.digest_of(name))
     return model
-
-
-def structure_of(
-    reference: ModelReference, store: ObjectStore, allow_imports: Collection[str] = ()
-) -> LayeredModel:
-    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read."""
-    if reference.source == "store":
-        return open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
-    return skeleton(_zoo_spec(reference), allow_imports)
-
-
-def front_bytes(model: LayeredModel, split: int) -> int:
-    """Bytes of the parameters, buffers and constants of layers 1..``split``."""
-    tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
-    return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])
-
-
-def _from_zoo(
-    reference: ModelReference, allow_imports: Collection[str], max_bytes: int | None
-) -> LayeredModel:
-    spec = _zoo_spec(reference)
-    kept = skeleton(spec, allow_imports)
-    nbytes = front_bytes(kept, len(kept))
-    if max_bytes is not None and nbytes > max_bytes:
-        raise TooLargeError(
-            f"model {reference.name} has {nbytes} bytes of weights, at most {max_bytes} are built here "
-            "(--max-model-bytes of hapi-server); push it into the store, from which only the layers that are needed "
-            "are read"
-        )
-    architecture = architecture_of(spec, allow_imports)
-    module = build_module(architecture, random_seed(spec.weights) or 0)
-    if spec.pretrained:
-        load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
-    return kept.over(module)
-
-
-def _zoo_spec(reference: ModelReference) -> ModelSpec:
-    if is_file(reference.weights):
-        raise ModelError(
-            f"weights {reference.weights[:80]!r}: a file cannot be named in a request; push the model"
-        )
-    return ModelSpec(
-        architecture=reference.name,
-        weights=reference.weights,
-        input_shape=reference.input_shape,
-        blocks=reference.blocks,
-    )
 
 
 def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> None:

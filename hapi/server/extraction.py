@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +13,20 @@ from typing import Any
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, TooLargeError, UnprocessableError
-from hapi.models.devices import is_out_of_memory
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import materialise
+from hapi.errors import TooLargeError, UnprocessableError
 from hapi.profiler.memory import Key
-from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.device import NOBODY, Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
+from hapi.server.fronts import front_key
 from hapi.server.memory import Ask
 from hapi.server.model_cache import Front
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
 from hapi.server.sizing import FrontSizes
-from hapi.server.worker import DeviceWorker, Workers
+from hapi.server.worker import Workers
 from hapi.storage.dataset import Dataset, Samples
-from hapi.storage.objects import ObjectStore
 from hapi.storage.transform import input_batch, input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
@@ -58,13 +54,11 @@ class Extraction:
     def __init__(
         self,
         settings: ServerSettings,
-        store: ObjectStore,
         workers: Workers,
         account: Account,
         loaders: ThreadPoolExecutor,
     ) -> None:
         self._settings = settings
-        self._store = store
         self._workers = workers
         self._account = account
         self._loaders = loaders
@@ -83,14 +77,14 @@ class Extraction:
         _check_input(dataset, request)
         begun = self._account.marks(request.job)
         with ExitStack() as stack:
-            worker = stack.enter_context(self._workers.one(f"{request.model.digest}/{request.split}"))
+            worker = stack.enter_context(self._workers.one(request.model.digest))
             with self._account.busy.running(), clock.stage("model"):
                 sizes = worker.sizing.of(request)
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
                 claim = stack.enter_context(worker.memory.claim(ask, cancelled))
             with self._account.busy.running(), clock.stage("model"):
-                loading = worker.cache.front(_front_key(request), lambda: self._load_front(request, worker))
+                loading = worker.cache.front(front_key(request), lambda: worker.fronts.load(request))
                 front = stack.enter_context(loading)
             if self._settings.model_reuse:
                 worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
@@ -151,7 +145,7 @@ class Extraction:
 
     def _turn(self, request: messages.ExtractRequest, tenant: Tenant) -> Turn:
         # Layers that are timed run one by one: not together with others.
-        alike = None if request.time_layers else (request.model.digest, request.split)
+        alike = None if request.time_layers else request.model.digest
         return Turn(tenant=tenant, order=next(self._orders), alike=alike)
 
     def _load(
@@ -162,44 +156,6 @@ class Extraction:
         with clock.stage("decode"):
             inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
         return inputs, samples
-
-    def _load_front(self, request: messages.ExtractRequest, worker: DeviceWorker) -> Front:
-        model = materialise(
-            request.model,
-            request.split,
-            self._store,
-            self._settings.allow_models,
-            self._settings.max_model_bytes,
-        )
-        _check_split(model, request.split, request.split_name)
-        self._place(model, request.split, worker)
-        segment = model.segment(0, request.split, frozen=True)
-        nbytes = sum(t.nbytes for t in (*segment.parameters(), *segment.buffers()))
-        shapes, dtypes = model.output_shapes(), model.output_dtypes()
-        return Front(
-            segment,
-            tuple(shapes[request.split]),
-            dtypes[request.split],
-            nbytes,
-            f"{request.model.digest}/{request.split}",
-            lambda: layer_segments(model, 0, request.split),
-        )
-
-    def _place(self, model: LayeredModel, split: int, worker: DeviceWorker) -> None:
-        """Move the model to the device; when it does not fit, once more without the idle fronts."""
-        for attempt in range(2):
-            try:
-                model.to(worker.device.device)
-                return
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            if attempt or not worker.cache.drop_idle():
-                break
-        raise DeviceMemoryError(
-            f"the weights of layers 1 to {split} ({model.resident_bytes()} bytes) do not fit "
-            f"{worker.device.device} beside what runs there; choose an earlier split, or try later"
-        )
 
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
@@ -267,19 +223,6 @@ def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
         raise UnprocessableError(
             f"samples of {dataset.name!r} come out as {shape}, the model was cut for "
             f"{request.model.input_shape}; choose a transform (--image-size) that fits"
-        )
-
-
-def _front_key(request: messages.ExtractRequest) -> str:
-    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
-    return json.dumps([request.model.to_json(), request.split, request.split_name])
-
-
-def _check_split(model: LayeredModel, split: int, name: str) -> None:
-    if model.layers[split - 1].name != name:
-        raise UnprocessableError(
-            f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "
-            "use the same versions of hapi and of the model's library on both sides"
         )
 
 

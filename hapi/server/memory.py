@@ -41,8 +41,8 @@ class Resident(Protocol):
     """The weights on the device: a :class:`~hapi.server.model_cache.ModelCache`."""
 
     @property
-    def resident_bytes(self) -> int:
-        """Of all of them."""
+    def front_bytes(self) -> int:
+        """Of all of them, without those that are being loaded."""
 
     def in_use(self, also: Collection[str]) -> tuple[int, frozenset[str]]:
         """Bytes and keys of those that requests use, or that are in ``also``."""
@@ -170,7 +170,7 @@ class DeviceMemory:
             coming = self._coming()
             _, here = self._resident.in_use(coming)
             loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
-            return self._resident.resident_bytes + loading + sum(c.held_bytes for c in self._claims)
+            return self._resident.front_bytes + loading + sum(c.held_bytes for c in self._claims)
 
     @property
     def waiting(self) -> int:
@@ -266,7 +266,7 @@ class DeviceMemory:
         self._grant(found)
         coming = self._coming()
         free = self.budget - self._state().held_bytes
-        idle = self._resident.resident_bytes - self._resident.in_use(coming)[0]
+        idle = self._resident.front_bytes - self._resident.in_use(coming)[0]
         if idle > free:
             self._resident.evict(idle - free, coming)
         self._changed.notify_all()

@@ -86,7 +86,7 @@ class Service:
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(self.slots, thread_name_prefix="hapi-load")
-        self.extraction = Extraction(settings, store, self.workers, self.account, self._loaders)
+        self.extraction = Extraction(settings, self.workers, self.account, self._loaders)
 
     @property
     def device_names(self) -> str:

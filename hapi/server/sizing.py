@@ -16,8 +16,9 @@ from itertools import pairwise
 import torch
 
 from hapi.errors import ModelError, UnprocessableError
+from hapi.models.built import front_bytes
 from hapi.models.layers import LayeredModel
-from hapi.models.repository import front_bytes, structure_of
+from hapi.models.repository import structure_of
 from hapi.profiler.batching import Weights
 from hapi.profiler.memory import ForwardMemory, forward_memory
 from hapi.profiler.work import LayerWork, layer_work
@@ -66,7 +67,7 @@ class Sizing:
         if not 1 <= split <= len(model.layers):
             raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
         sizes = model.output_bytes()
-        weights = Weights(key=f"{request.model.digest}/{split}", nbytes=front_bytes(model, split))
+        weights = Weights(key=request.model.digest, nbytes=front_bytes(model, split))
         return FrontSizes(
             weights=(weights,),
             output_shape=tuple(model.output_shapes()[split]),

@@ -15,6 +15,7 @@ import torch
 from hapi.errors import UsageError
 from hapi.models.devices import free_bytes, resolve_device
 from hapi.server.device import Device
+from hapi.server.fronts import FrontLoader
 from hapi.server.memory import DeviceMemory
 from hapi.server.model_cache import ModelCache
 from hapi.server.settings import ServerSettings
@@ -38,6 +39,7 @@ class DeviceWorker:
     cache: ModelCache
     memory: DeviceMemory
     sizing: Sizing
+    fronts: FrontLoader
     running: int = 0
     """Requests that were given to it and are not over."""
 
@@ -85,6 +87,7 @@ def _worker(device: torch.device, count: int, settings: ServerSettings, store: O
         cache=cache,
         memory=memory,
         sizing=Sizing(store, settings.allow_models, device.type),
+        fronts=FrontLoader(settings, store, device, cache),
     )
 
 

@@ -187,7 +187,7 @@ class Settled:
             threads <= self.threads + application.service.settings.max_running * 2
         )  # pools grow to their size
         assert tasks <= self.tasks + 1
-        cache = application.service.cache
+        cache = application.service.workers.all[0].cache
         assert all(front.users == 0 for front in cache._fronts.values())
         assert resident_bytes(_own()) - self.resident < memory
         answer = exchange(self._server.port, "POST", EXTRACT, known.extract())

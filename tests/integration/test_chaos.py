@@ -125,7 +125,7 @@ def test_a_device_that_runs_out_of_memory(
         with scarce_memory(0.1) as happened:
             found = trained(application, tmp_path / "report.json")
         assert found == pytest.approx(undisturbed, rel=1e-5)
-        assert len(happened) == application.service.device.out_of_memory_caught > 0
+        assert len(happened) == application.service.workers.all[0].device.out_of_memory_caught > 0
         settled.check(known)
 
 

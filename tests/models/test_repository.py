@@ -23,12 +23,12 @@ from hapi.errors import (
     NotFoundError,
     UnprocessableError,
 )
+from hapi.models.built import front_bytes
 from hapi.models.layers import layered
 from hapi.models.manifest import ModelManifest
 from hapi.models.pushed import PushedModel
 from hapi.models.repository import (
     StoredModel,
-    front_bytes,
     list_models,
     materialise,
     open_model,

@@ -30,7 +30,7 @@ class Cache:
         self.evicted: list[str] = []
 
     @property
-    def resident_bytes(self) -> int:
+    def front_bytes(self) -> int:
         with self.lock:
             return sum(self.sizes.values())
 

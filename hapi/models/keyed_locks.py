@@ -1,0 +1,43 @@
+"""A lock for each of any number of names, as long as somebody wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class _Turn:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    wanted: int = 0
+
+
+class KeyedLocks:
+    """Locks by key. Keys come from clients and must not fill the memory: one that nobody wants is forgotten.
+
+    It must not be forgotten sooner: those who wait for it and those who come later would work side by side.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[Hashable, _Turn] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @contextmanager
+    def holding(self, key: Hashable) -> Iterator[None]:
+        """Inside the block nobody else is inside with the same ``key``."""
+        with self._lock:
+            turn = self._turns.setdefault(key, _Turn())
+            turn.wanted += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._lock:
+                turn.wanted -= 1
+                if not turn.wanted:
+                    del self._turns[key]
