@@ -11,6 +11,7 @@ from hapi.bench.cells import Form
 from hapi.errors import UsageError
 from hapi.models.built import front_bytes
 from hapi.models.freeze import choose_freeze
+from hapi.models.repository import push
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
