@@ -22,6 +22,7 @@ from hapi.profiler.memory import Key
 from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
+from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY, Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
 from hapi.server.memory import Ask
@@ -31,7 +32,7 @@ from hapi.server.sizing import FrontSizes
 from hapi.server.worker import DeviceWorker, Workers
 from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.objects import ObjectStore
-from hapi.storage.transform import input_batch, input_shape
+from hapi.storage.transform import input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
     Buffer,
@@ -62,12 +63,14 @@ class Extraction:
         workers: Workers,
         account: Account,
         loaders: ThreadPoolExecutor,
+        decoders: Decoders,
     ) -> None:
         self._settings = settings
         self._store = store
         self._workers = workers
         self._account = account
         self._loaders = loaders
+        self._decoders = decoders
         self._orders, self._copies = itertools.count(1), itertools.count(1)
 
     def frames(
@@ -160,7 +163,7 @@ class Extraction:
         with clock.stage("read"):
             samples = dataset.read(chunk)
         with clock.stage("decode"):
-            inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
+            inputs = self._decoders.batch(samples, dataset.layout, request.transform, clock)
         return inputs, samples
 
     def _load_front(self, request: messages.ExtractRequest, worker: DeviceWorker) -> Front:
