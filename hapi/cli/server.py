@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         type=_processes,
         default=0,
         metavar="N",
-        help="processes that decode, for small images (2 KB), where threads do not help; about 220 MB each (default 0)",
+        help="processes that decode: for small images (a few KB), where threads do not help; 0.35 GB each (default 0)",
     )
     _add_batching(p)
     p.add_argument(

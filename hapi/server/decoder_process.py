@@ -80,7 +80,9 @@ class DecoderProcess:
     @property
     def ready(self) -> bool:
         """Whether an order would be begun at once."""
-        return self._greeted or bool(select.select([self._socket], [], [], 0)[0])
+        poll = select.poll()  # select would refuse descriptors from 1024 on
+        poll.register(self._socket, select.POLLIN)
+        return self._greeted or bool(poll.poll(0))
 
     def greet(self) -> None:
         """Wait until the process is ready."""
@@ -140,8 +142,12 @@ class DecoderProcess:
         if self._memory is not None and len(self._memory) >= nbytes:
             return []
         fd = os.memfd_create("hapi-decoding")  # has no name: gone with the processes that hold it
-        os.ftruncate(fd, nbytes)
-        self._memory = mmap.mmap(fd, nbytes)
+        try:
+            os.ftruncate(fd, nbytes)
+            self._memory = mmap.mmap(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
         return [fd]
 
     def _reply(self) -> dict[str, Any]:
