@@ -43,6 +43,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)"
     )
+    p.add_argument(
+        "--decode-processes",
+        type=_processes,
+        default=0,
+        metavar="N",
+        help="processes that decode: for small images (a few KB), where threads do not help; 0.35 GB each (default 0)",
+    )
     _add_batching(p)
     p.add_argument(
         "--max-running",
@@ -157,6 +164,7 @@ def _run(args: argparse.Namespace) -> int:
         device=args.device,
         threads=args.threads,
         decode_threads=args.decode_threads,
+        decode_processes=args.decode_processes,
         allow_models=tuple(args.allow_model),
         drain_seconds=args.drain_seconds,
         max_model_bytes=args.max_model_bytes,
@@ -195,6 +203,10 @@ def _positive(text: str) -> int:
 
 def _natural(text: str) -> int:
     return _integer(0, 1 << 20, text)
+
+
+def _processes(text: str) -> int:
+    return _integer(0, 1024, text)
 
 
 def _port(text: str) -> int:

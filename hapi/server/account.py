@@ -45,13 +45,25 @@ class Marks:
 class Account:
     """One server's clocks. Thread-safe."""
 
-    def __init__(self, server: str, device: torch.device, *, running: int, reuse: bool) -> None:
-        """``running``: requests that are worked on at a time; ``reuse``: layers stay loaded between them."""
+    def __init__(
+        self,
+        server: str,
+        device: torch.device,
+        *,
+        running: int,
+        reuse: bool,
+        elsewhere: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``running``: requests that are worked on at a time; ``reuse``: layers stay loaded between them.
+
+        ``elsewhere``: CPU seconds that other processes have used for this one.
+        """
         self.busy = BusyClock()
         self._server = server
         self._device = device.type
         self._running = running
         self._reuse = reuse
+        self._elsewhere = elsewhere
         self._total = StageClock(STAGES)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, StageClock] = OrderedDict()
@@ -103,7 +115,7 @@ class Account:
         return clock.seconds()["forward"]
 
     def _process(self) -> float:
-        return time.process_time() if self._device == "cpu" else 0.0
+        return time.process_time() + self._elsewhere() if self._device == "cpu" else 0.0
 
     def _tier(self) -> ServerTier:
         return ServerTier(

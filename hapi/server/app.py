@@ -108,6 +108,11 @@ class Application:
             "Seconds with at least one request at work.",
             lambda: service.account.busy.seconds,
         )
+        gauge(
+            "hapi_decoders_replaced",
+            "Decoding processes that died and were replaced.",
+            lambda: service.decoders.replaced,
+        )
         self._tenant_metrics()
 
     def _tenant_metrics(self) -> None:

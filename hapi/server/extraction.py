@@ -18,6 +18,7 @@ from hapi.profiler.memory import Key
 from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
+from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY, Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
 from hapi.server.fronts import front_key
@@ -27,7 +28,7 @@ from hapi.server.settings import MAX_COS_BATCH, ServerSettings
 from hapi.server.sizing import FrontSizes
 from hapi.server.worker import Workers
 from hapi.storage.dataset import Dataset, Samples
-from hapi.storage.transform import input_batch, input_shape
+from hapi.storage.transform import input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
     Buffer,
@@ -57,11 +58,13 @@ class Extraction:
         workers: Workers,
         account: Account,
         loaders: ThreadPoolExecutor,
+        decoders: Decoders,
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._account = account
         self._loaders = loaders
+        self._decoders = decoders
         self._orders, self._copies = itertools.count(1), itertools.count(1)
 
     def frames(
@@ -154,7 +157,7 @@ class Extraction:
         with clock.stage("read"):
             samples = dataset.read(chunk)
         with clock.stage("decode"):
-            inputs = input_batch(samples, dataset.layout, request.transform, self._settings.decode_threads)
+            inputs = self._decoders.batch(samples, dataset.layout, request.transform, clock)
         return inputs, samples
 
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:

@@ -25,6 +25,7 @@ from hapi.models.repository import list_models, open_model
 from hapi.server.account import Account, Marks, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.costs import Request
+from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
@@ -80,13 +81,23 @@ class Service:
         self.workers = make_workers(settings, store)
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time."""
+        self.decoders = Decoders(settings.decode_processes, settings.decode_threads)
         self.account = Account(
-            self.id, self.workers.all[0].device.device, running=self.slots, reuse=settings.model_reuse
+            self.id,
+            self.workers.all[0].device.device,
+            running=self.slots,
+            reuse=settings.model_reuse,
+            elsewhere=lambda: self.decoders.cpu_seconds,
         )
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(self.slots, thread_name_prefix="hapi-load")
-        self.extraction = Extraction(settings, self.workers, self.account, self._loaders)
+        self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
+        try:
+            self.decoders.wait()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def device_names(self) -> str:
@@ -96,6 +107,7 @@ class Service:
     def close(self) -> None:
         """Stop the threads; streams under way end with an error."""
         self._loaders.shutdown(wait=False, cancel_futures=True)
+        self.decoders.close()
         self.workers.close()
 
     # -- documents ---------------------------------------------------------------------------------------

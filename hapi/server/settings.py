@@ -54,7 +54,9 @@ class ServerSettings:
     threads: int | None = None
     """Threads of one forward pass on the CPU; None leaves torch's choice."""
     decode_threads: int = 1
-    """Threads that decode the samples of one COS batch."""
+    """Threads that decode the samples of one COS batch, or of a process's part of it."""
+    decode_processes: int = 0
+    """Processes that decode; they pay for small samples only (docs/decisions.md has the measurement)."""
     allow_models: tuple[str, ...] = ()
     """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
     drain_seconds: float = 30.0

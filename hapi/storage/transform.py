@@ -67,16 +67,21 @@ def input_shape(layout: SampleLayout, transform: TransformSpec | None) -> tuple[
 
 
 def input_batch(
-    samples: Samples, layout: SampleLayout, transform: TransformSpec | None, threads: int = 1
+    samples: Samples,
+    layout: SampleLayout,
+    transform: TransformSpec | None,
+    threads: int = 1,
+    out: _Floats | None = None,
 ) -> torch.Tensor:
-    """The samples as a model's input, float32 [n, C, H, W].
+    """The samples as a model's input, float32 [n, C, H, W], in memory of its own or in ``out``.
 
     Encoded images are decoded, made RGB and transformed. Tensors: floats are taken as they are, uint8 is
     scaled to 0..1; with a transform they are resized and cropped where the size differs (grey becomes RGB)
     and normalised. Raises :class:`DataError` naming the sample that cannot be decoded, and
     :class:`UnprocessableError` for a transform that does not fit the layout.
     """
-    out = np.empty((len(samples), *input_shape(layout, transform)), dtype=np.float32)
+    if out is None:
+        out = np.empty((len(samples), *input_shape(layout, transform)), dtype=np.float32)
     pieces = max(1, min(threads * 4, len(samples))) if threads > 1 else 1
     bounds = np.linspace(0, len(samples), pieces + 1).astype(int).tolist()
 

@@ -59,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--tls-cert", "x.pem", "--tls-key", "y.pem"], "x.pem"),
         (["--token-file", "/nowhere"], "--token-file /nowhere: cannot be read: No such file"),
         (["surplus"], "unknown argument surplus"),
+        (["--decode-processes", "-1"], "-1 is not from 0 to 1024"),
     ],
 )
 def test_wrong_use(
@@ -93,6 +94,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "slow_reader_rate": ("0", 0),
         "slow_reader_seconds": ("12", 12.0),
         "drain_seconds": ("0", 0.0),
+        "decode_processes": ("3", 3),
     }
     flags = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in limits.items()]
     assert command.main(["--store", str(tmp_path)]) == 0

@@ -60,6 +60,15 @@ def test_own_work_and_that_of_others() -> None:
     assert delta(report.clock) >= 0 and delta(report.process) >= 0
 
 
+def test_the_seconds_of_other_processes_are_the_servers_own() -> None:
+    spent = [5.0]
+    a = Account("server", torch.device("cpu"), running=1, reuse=True, elsewhere=lambda: spent[0])
+    mine = a.clock("mine")
+    begun = a.marks("mine")
+    spent[0] += 100.0
+    assert 100.0 <= delta(a.report("mine", begun, mine).process) < 110.0
+
+
 def test_a_job_alone_has_no_others() -> None:
     a = account()
     a.clock("before").add("forward", 5.0, 5.0)

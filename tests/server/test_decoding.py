@@ -1,0 +1,333 @@
+"""Decoding in processes: the same results and errors as in one process, and processes that die."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from http_tools import until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from hapi.clocks import StageClock
+from hapi.errors import DataError, DrainingError, HapiError, UnprocessableError
+from hapi.server import decoder_process, decoding
+from hapi.server.decoding import Decoders
+from hapi.storage.dataset import Samples
+from hapi.storage.manifest import SampleLayout
+from hapi.storage.transform import input_batch
+from hapi.wire.references import TransformSpec
+
+ENCODED = SampleLayout(kind="encoded")
+TRANSFORM = TransformSpec.for_image_size(24)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes for decoding need Linux")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Decoders]:
+    decoders = Decoders(2)
+    try:
+        decoders.wait()
+        yield decoders
+    finally:
+        decoders.close()
+
+
+def clock() -> StageClock:
+    return StageClock(("decode",))
+
+
+def samples_of(blobs: list[bytes], first: int = 100) -> Samples:
+    count = len(blobs)
+    offsets = np.cumsum([0, *map(len, blobs)]).astype(np.int64)
+    data = np.frombuffer(b"".join(blobs), np.uint8)
+    return Samples(np.arange(first, first + count), data, offsets, np.zeros(count, np.int64))
+
+
+def image(seed: int, kind: str, mode: str = "RGB") -> bytes:
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(20, 60)), int(rng.integers(20, 60)), 3)
+    out = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).convert(mode).save(out, kind)
+    return out.getvalue()
+
+
+def images(count: int) -> Samples:
+    return samples_of(
+        [image(i, "JPEG" if i % 2 else "PNG", "L" if i % 3 == 0 else "RGB") for i in range(count)]
+    )
+
+
+def gone(pid: int) -> bool:
+    """No such process, or one that only waits for its parent to take notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+# -- the same as in one process ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
+def test_images(pool: Decoders, count: int) -> None:
+    samples, spent = images(count), clock()
+    before = pool.cpu_seconds
+    got = pool.batch(samples, ENCODED, TRANSFORM, spent)
+    assert got.dtype == torch.float32 and torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
+    cpu = spent.cpu_seconds()["decode"]
+    assert (cpu > 0) == (count > 0) and pool.cpu_seconds - before == pytest.approx(cpu)
+    assert spent.seconds() == {"decode": 0.0}
+
+
+@given(
+    dtype=st.sampled_from(["uint8", "float32", "float64"]),
+    channels=st.sampled_from([1, 3]),
+    sides=st.tuples(st.integers(4, 20), st.integers(4, 20)),
+    count=st.integers(1, 9),
+    size=st.none() | st.integers(4, 16),
+    mean=st.floats(-2, 2),
+    seed=st.integers(0, 1 << 31),
+)
+@settings(deadline=None, max_examples=60)
+def test_tensors(
+    pool: Decoders,
+    dtype: str,
+    channels: int,
+    sides: tuple[int, int],
+    count: int,
+    size: int | None,
+    mean: float,
+    seed: int,
+) -> None:
+    layout = SampleLayout(kind="tensor", sample_shape=(channels, *sides), sample_dtype=dtype)
+    transform = None
+    if size is not None:
+        transform = TransformSpec(resize=size + 1, crop=size, mean=(mean, 0.1, 0.3), std=(0.3, 1.7, 0.1))
+    values = np.random.default_rng(seed).random((count, channels, *sides)) * 250
+    samples = samples_of([v.astype(dtype).tobytes() for v in values])
+    got = pool.batch(samples, layout, transform, clock())
+    assert torch.equal(got, input_batch(samples, layout, transform))
+
+
+def test_many_pieces_for_each_process(pool: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "PIECE_BYTES", 2 * 3 * 24 * 24 * 4)
+    samples = images(19)
+    got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
+
+
+def test_many_requests_at_a_time(pool: Decoders) -> None:
+    batches = [images(count) for count in range(1, 13)]
+    with ThreadPoolExecutor(6) as callers:
+        got = list(callers.map(lambda s: pool.batch(s, ENCODED, TRANSFORM, clock()), batches))
+    for samples, inputs in zip(batches, got, strict=True):
+        assert torch.equal(inputs, input_batch(samples, ENCODED, TRANSFORM))
+
+
+def test_a_result_stays_as_it_is(pool: Decoders) -> None:
+    """The memory that processes write to is used again; what a caller got is its own."""
+    samples = images(6)
+    first = pool.batch(samples, ENCODED, TRANSFORM, clock())
+    pool.batch(samples_of([image(99, "PNG")] * 6), ENCODED, TRANSFORM, clock())
+    assert torch.equal(first, input_batch(samples, ENCODED, TRANSFORM))
+
+
+def test_descriptors_are_given_back(pool: Decoders) -> None:
+    def batch(side: int) -> None:
+        pool.batch(images(4), ENCODED, TransformSpec.for_image_size(side), clock())
+
+    batch(200)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for side in range(201, 240):  # each needs more memory than the one before
+        batch(side)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_without_processes() -> None:
+    samples, spent = images(3), clock()
+    none = Decoders(0, threads=2)
+    assert torch.equal(
+        none.batch(samples, ENCODED, TRANSFORM, spent), input_batch(samples, ENCODED, TRANSFORM)
+    )
+    assert none.pids == [] and none.cpu_seconds == spent.cpu_seconds()["decode"] == 0.0
+    none.wait()
+    none.close()
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", [(0,), (5,), (7, 2), (6, 7)])
+def test_damaged_samples(pool: Decoders, damaged: tuple[int, ...]) -> None:
+    blobs = [image(i, "JPEG") for i in range(8)]
+    for place in damaged:
+        blobs[place] = blobs[place][: 40 + place]
+    samples = samples_of(blobs)
+    with pytest.raises(DataError) as here:
+        input_batch(samples, ENCODED, TRANSFORM)
+    pids = pool.pids
+    with pytest.raises(DataError) as there:
+        pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert str(there.value) == str(here.value) and f"sample {100 + min(damaged)}: " in str(here.value)
+    assert type(there.value) is type(here.value)
+    good = images(5)
+    assert torch.equal(pool.batch(good, ENCODED, TRANSFORM, clock()), input_batch(good, ENCODED, TRANSFORM))
+    assert pool.pids == pids, "an error of a sample costs no process"
+
+
+def test_a_transform_that_does_not_fit(pool: Decoders) -> None:
+    with pytest.raises(UnprocessableError, match="need a transform"):
+        pool.batch(images(2), ENCODED, None, clock())
+
+
+def test_a_defect_keeps_its_traceback(pool: Decoders) -> None:
+    """What is no error of ours comes with the traceback of the process, and costs no process."""
+    pids, good = pool.pids, images(4)
+    bad = Samples(good.ids, good.data, good.offsets[:-1], good.labels)  # a sample without an end
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*IndexError"):
+        pool.batch(bad, ENCODED, TRANSFORM, clock())
+    assert torch.equal(pool.batch(good, ENCODED, TRANSFORM, clock()), input_batch(good, ENCODED, TRANSFORM))
+    assert len(set(pool.pids) & set(pids)) >= 1
+
+
+def test_what_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_process.sys, "executable", "/no/such/python")
+    with pytest.raises(HapiError, match="no process for decoding: No such file"):
+        Decoders(1)
+    monkeypatch.setattr(decoder_process.sys, "executable", "/bin/false")
+    decoders = Decoders(2)
+    with pytest.raises(HapiError, match="did not start: exit code 1"):
+        decoders.wait()
+    assert all(map(gone, decoders.pids))
+
+
+# -- processes that die --------------------------------------------------------------------------------------------
+
+
+class Stopped:
+    """A batch that the pool has begun, with all its processes stopped in the middle of it."""
+
+    def __init__(self, pool: Decoders, samples: Samples) -> None:
+        self.pids = pool.pids
+        self._pool = pool
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+        self.result: Future[torch.Tensor] = Future()
+        self._thread = threading.Thread(target=self._run, args=(samples,))
+        self._thread.start()
+        until(lambda: not pool._idle, 20, "the batch's beginning")
+        time.sleep(0.05)  # until it is handed over; when it is not yet, the test still has to pass
+
+    def _run(self, samples: Samples) -> None:
+        try:
+            self.result.set_result(self._pool.batch(samples, ENCODED, TRANSFORM, clock()))
+        except BaseException as error:
+            self.result.set_exception(error)
+
+    def join(self) -> None:
+        for pid in self.pids:
+            if not gone(pid):
+                os.kill(pid, signal.SIGCONT)
+        self._thread.join(60)
+
+
+def test_killed_while_idle(pool: Decoders) -> None:
+    samples, victim, replaced = images(6), pool.pids[0], pool.replaced
+    os.kill(victim, signal.SIGKILL)
+    for _ in range(3):
+        got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+        assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
+    assert victim not in pool.pids and pool.replaced == replaced + 1
+    pool.wait()
+
+
+@pytest.mark.parametrize("victims", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_midway(pool: Decoders, victims: int) -> None:
+    samples, replaced = images(7), pool.replaced
+    stopped = Stopped(pool, samples)
+    for pid in stopped.pids[:victims]:
+        os.kill(pid, signal.SIGKILL)
+    stopped.join()
+    assert torch.equal(stopped.result.result(60), input_batch(samples, ENCODED, TRANSFORM))
+    pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert pool.replaced == replaced + victims
+    assert not set(stopped.pids[:victims]) & set(pool.pids) and set(stopped.pids[victims:]) <= set(pool.pids)
+    pool.wait()
+
+
+@pytest.mark.slow
+def test_killed_twice(pool: Decoders) -> None:
+    """Samples that a process dies of are given up at the second time, not tried for ever."""
+    samples = images(7)
+    stopped = Stopped(pool, samples)
+    killed = set(stopped.pids)
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not killed & set(pool.pids), 20, "other processes")
+    for pid in pool.pids:  # they still import: what they were given waits in their sockets
+        os.kill(pid, signal.SIGKILL)
+    stopped.join()
+    with pytest.raises(DataError, match=r"died of sample 10\d or of one of . others.*signal 9 and signal 9"):
+        stopped.result.result(60)
+    got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
+    pool.wait()
+
+
+def test_signals_for_the_server_do_not_end_them(pool: Decoders) -> None:
+    pids = pool.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C in the terminal goes to the server's group"
+    samples = images(5)
+    got = pool.batch(samples, ENCODED, TRANSFORM, clock())
+    assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM)) and pool.pids == pids
+
+
+def test_close_while_they_work() -> None:
+    """Whoever waits for a process, and who waits for its result, is told that the server ends."""
+    decoders = Decoders(1)  # not waited for: it is busy with its start
+    with ThreadPoolExecutor(3) as callers:
+        waiting = [callers.submit(decoders.batch, images(3), ENCODED, TRANSFORM, clock()) for _ in range(3)]
+        until(lambda: not decoders._idle, 20, "the first batch's beginning")
+        pids = decoders.pids
+        decoders.close()
+        for future in waiting:
+            with pytest.raises(DrainingError):
+                future.result(30)
+    assert all(map(gone, pids))
+    with pytest.raises(DrainingError):
+        decoders.batch(images(1), ENCODED, TRANSFORM, clock())
+
+
+@pytest.mark.slow
+def test_they_end_with_their_parent() -> None:
+    """Killed, a parent can clean up nothing."""
+    program = (
+        "from hapi.server.decoding import Decoders; d = Decoders(2); print(*d.pids, flush=True); d.wait(); "
+        "print('ready', flush=True); input()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2 and parent.stdout.readline() == "ready\n"
+        parent.kill()
+    until(lambda: all(map(gone, pids)), 30, "the end of the processes")
