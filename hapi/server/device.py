@@ -107,6 +107,10 @@ class Running:
                 ready.synchronize()
         return batch
 
+    def begun(self) -> bool:
+        """Whether the device has begun with it."""
+        return self._pass.future.running() or self._pass.future.done()
+
     def leave(self) -> None:
         """Nobody wants the output: what has not begun does not begin, what has begun is waited for."""
         if not self._pass.future.cancel() and self._pass.future.exception() is None:
@@ -134,6 +138,8 @@ class Device:
         self.out_of_memory_caught = 0
         self.merged = 0
         """Forward passes that ran together with another one."""
+        self.running = 0
+        """Forward passes that run now."""
         self._relieve = relieve
         self._memory = memory or Ceilings()
         self._merge = merge
@@ -190,8 +196,10 @@ class Device:
                     return
                 passes = self._next()
             passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
+            self.running = len(passes)
             if passes:
                 self._serve(passes)
+            self.running = 0
             passes = []  # what a pass holds must not stay until the next one comes
 
     def _next(self) -> list[_Pass]:
