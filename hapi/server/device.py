@@ -107,9 +107,10 @@ class Running:
                 ready.synchronize()
         return batch
 
-    def begun(self) -> bool:
-        """Whether the device has begun with it."""
-        return self._pass.future.running() or self._pass.future.done()
+    def stage(self) -> str:
+        """``device_wait`` before it has begun, ``forward`` until it is over, then nothing."""
+        future = self._pass.future
+        return "" if future.done() else "forward" if future.running() else "device_wait"
 
     def leave(self) -> None:
         """Nobody wants the output: what has not begun does not begin, what has begun is waited for."""

@@ -148,7 +148,7 @@ class Extraction:
                     clock=stream.clock,
                     turn=stream.turn,
                 )
-            stream.progress.forward = running.begun
+            stream.progress.forward = running.stage
             try:
                 if frame is not None:
                     yield frame
@@ -157,7 +157,6 @@ class Extraction:
                 raise
             with self._account.busy.running():
                 stream.largest = max(stream.largest, running.result())
-            stream.progress.forward = None
             stream.progress.done += len(samples.ids)
             frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
         if frame is not None:

@@ -17,6 +17,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import Metric
@@ -48,6 +49,7 @@ class Metrics:
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         """``read`` gives what is found out when somebody looks."""
+        disable_created_metrics()  # a time for each counter, of the whole process, that nobody asks for
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
             "hapi_requests_total", "Requests by route and status.", ["route", "status"], registry=registry

@@ -74,8 +74,8 @@ class Progress:
         """Samples (of a request for tensors: tensors) that are computed or read."""
         self.stages_now: Callable[[], Iterable[str]] = tuple
         """Asks the request's clock; set when it has one."""
-        self.forward: Callable[[], bool] | None = None
-        """While a forward pass of it waits or runs: whether the device has begun with it."""
+        self.forward: Callable[[], str] = str
+        """The stage that its newest forward pass is in; empty when that is over."""
 
     def choose(self, device: str, batch: int) -> None:
         """The request runs on ``device`` with COS batches of ``batch`` samples."""
@@ -84,9 +84,7 @@ class Progress:
 
     def stages(self) -> tuple[str, ...]:
         """Stages (:data:`hapi.wire.messages.STAGES`) that are under way; several, as reading runs ahead."""
-        now, forward = set(self.stages_now()), self.forward
-        if forward is not None:
-            now.add("forward" if forward() else "device_wait")
+        now = {*self.stages_now(), self.forward()}
         return tuple(stage for stage in STAGES if stage in now)
 
 
