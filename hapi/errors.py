@@ -32,6 +32,13 @@ class HapiError(Exception):
         """Seconds to wait before trying again, when the sender knows them."""
         self.expected_wait = expected_wait
         """Seconds that the request would wait in the queue if it were in it, when the sender knows them."""
+        self.request_id: str | None = None
+
+    def about_request(self, request_id: str) -> None:
+        """Name the request in the message, once: the other tier's log has the same id."""
+        if self.request_id is None:
+            self.request_id = request_id
+            self.args = (f"{self} (request {request_id})",)
 
     def to_problem(self) -> dict[str, Any]:
         """The problem-details document (RFC 9457, section 3) of this error."""

@@ -25,6 +25,7 @@ from hapi.server.device import NOBODY
 from hapi.server.fair_queue import Tenant
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.server.settings import ServerSettings
+from hapi.server.status import Progress
 from hapi.storage.objects import open_store
 from hapi.wire import messages
 from hapi.wire.frames import (
@@ -68,6 +69,7 @@ class ResidentFeatures(Service):
         queue_seconds: float = 0.0,
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
+        progress: Progress | None = None,
     ) -> FrameStream:
         """The prepared features."""
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES

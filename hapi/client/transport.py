@@ -137,11 +137,16 @@ class HttpTransport:
         try:
             connection, response = self._send(method, path, document, request_id)
             if response.status != 200:
-                raise _refusal(response, self.url + path, request_id)
+                raise _refusal(response, self.url + path)
             yield response
             whole = response.isclosed() and not response.will_close
+        except HapiError as error:  # also an error frame, and a frame that is broken
+            error.about_request(request_id)
+            raise
         except (OSError, http.client.HTTPException) as error:
-            raise _connection_error(error, self.url + path, request_id) from error
+            problem = _connection_error(error, self.url + path)
+            problem.about_request(request_id)
+            raise problem from error
         finally:
             if connection is not None:
                 self._settle(connection, reusable=whole)
@@ -256,7 +261,7 @@ def _document(response: http.client.HTTPResponse, url: str) -> Any:
         raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
 
 
-def _refusal(response: http.client.HTTPResponse, url: str, request_id: str) -> HapiError:
+def _refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
     """The error that an answer other than 200 stands for, whoever gave it."""
     status = response.status
     if 300 <= status < 400:
@@ -272,7 +277,7 @@ def _refusal(response: http.client.HTTPResponse, url: str, request_id: str) -> H
     if retry_after is None:
         retry_after = _seconds(response.headers.get("Retry-After"))
     if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
-        message = f"{_printable(str(error))} (request {request_id})"
+        message = _printable(str(error))
     else:  # a proxy, or something else altogether
         message = f"{url}: answered {status} {_printable(response.reason)}; is this a hapi-server?"
     return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
@@ -289,7 +294,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)[:2000]
 
 
-def _connection_error(error: Exception, url: str, request_id: str) -> HapiError:
+def _connection_error(error: Exception, url: str) -> HapiError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return UsageError(
             f"{url}: its certificate is not trusted ({error.verify_message}); give its authority with --ca-file"
@@ -303,9 +308,7 @@ def _connection_error(error: Exception, url: str, request_id: str) -> HapiError:
         return WireError(
             f"{url}: what answers there does not speak HTTP/1.1 ({reason}); is this a hapi-server?"
         )
-    return TransportError(
-        f"{url}: {_reason(error)} (request {request_id}); is the server running and reachable?"
-    )
+    return TransportError(f"{url}: {_reason(error)}; is the server running and reachable?")
 
 
 def _reason(error: BaseException) -> str:

@@ -257,20 +257,19 @@ class Window:
         receive = self._receive_features if job.split else self._receive_stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
 
-        def read(reader: FrameReader) -> StreamEnd:
+        def read(reader: FrameReader) -> messages.RequestReport:
             nonlocal received
             end = receive(reader, piece)
             received = reader.bytes_read
-            return end
+            if piece.next != piece.stop:
+                raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
+            try:
+                return messages.RequestReport.from_json(end.report)
+            except BadRequestError as error:
+                raise WireError(f"{transport.url}: {error}") from None
 
         with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
-            end = transport.stream(job.path, request, read)
-        if piece.next != piece.stop:
-            raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
-        try:
-            report = messages.RequestReport.from_json(end.report)
-        except BadRequestError as error:
-            raise WireError(f"{transport.url}: {error}") from None
+            report = transport.stream(job.path, request, read)
         self.traffic.answered(job.split, len(ids), report, received, time.monotonic() - asked)
 
     def _receive_features(self, reader: FrameReader, piece: _Piece) -> StreamEnd:

@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,21 @@ class RequestClock(StageClock):
         """``expected_wait`` is asked when the request ends, from any thread; seconds."""
         super().__init__(STAGES, total)
         self.expected_wait = expected_wait
+        self._now: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the seconds of the ``with`` block to ``name``, which is under way meanwhile."""
+        self._now.append(name)
+        try:
+            with super().stage(name):
+                yield
+        finally:
+            self._now.remove(name)
+
+    def under_way(self) -> Sequence[str]:
+        """The stages that threads are in now."""
+        return list(self._now)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,10 @@ class Account:
             while len(self._jobs) > JOBS_KEPT:
                 self._jobs.popitem(last=False)
         return RequestClock(of_job, expected_wait)
+
+    def totals(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Wall and CPU seconds by stage of all requests so far, those under way included."""
+        return self._total.seconds(), self._total.cpu_seconds()
 
     def marks(self, job: str) -> Marks:
         """The account as it stands, seen by ``job``."""

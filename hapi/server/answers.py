@@ -31,6 +31,7 @@ from hapi.server.pace import DroppedReaderError, Pace
 from hapi.server.problems import as_hapi_error
 from hapi.server.service import Frame, FrameStream
 from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
+from hapi.wire.messages import REQUEST_ID_HEADER
 
 log = logging.getLogger("hapi.server")
 
@@ -39,6 +40,8 @@ T = TypeVar("T")
 REQUEST_ID = web.RequestKey("id", str)
 STATUS = web.RequestKey("status", int)
 """What a request ended as when that is not its response's status."""
+PROBLEM = web.RequestKey("problem", HapiError)
+"""The error that ended it, if one did."""
 GONE = 499
 """Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
 ERROR_SECONDS = 5.0
@@ -77,7 +80,8 @@ class Answer:
         loop = asyncio.get_running_loop()
         self.unsent = stream.content_length
         working: asyncio.Future[Any] = loop.run_in_executor(self._workers, next, stream.frames, None)
-        response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
+        headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
+        response = web.StreamResponse(headers=headers)
         response.content_length = stream.content_length
         try:
             frame: Frame | None = await asyncio.shield(working)
@@ -199,7 +203,7 @@ class Answer:
         if isinstance(error, ConnectionError | TimeoutError):
             abort(request)  # closing would wait for the reader that has just been given up
         else:
-            problem = as_hapi_error(error)
+            problem = request[PROBLEM] = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error in a stream", extra={"request_id": request[REQUEST_ID]})
             with contextlib.suppress(Exception):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,14 +16,17 @@ from aiohttp import web
 from hapi import __version__
 from hapi.errors import BusyError, DrainingError, HapiError
 from hapi.server.account import processors
-from hapi.server.admission import FULL, REASONS, Admission, Slot
-from hapi.server.answers import GONE, REQUEST_ID, STATUS, Answer, abort, finished
+from hapi.server.admission import FULL, Admission, Slot
+from hapi.server.answers import GONE, PROBLEM, REQUEST_ID, STATUS, Answer, abort, finished
 from hapi.server.costs import Costs, Request, Server, Used
 from hapi.server.fair_queue import LEAST_COST, Tenant
 from hapi.server.metrics import Metrics
+from hapi.server.overview import Overview
 from hapi.server.pace import Pace
+from hapi.server.page import page, page_headers
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.service import FrameStream, Service
+from hapi.server.status import Board, Progress, RunningRequest
 from hapi.server.tenants import Tenants
 from hapi.wire import messages
 from hapi.wire.frames import WIRE_VERSION
@@ -38,6 +42,11 @@ BODY_SECONDS = 30.0
 MAX_BODIES = 256
 """Most request bodies that may be arriving at a time (each may be as long as ``MAX_REQUEST_BYTES``); of several tenants
 one may send half of them."""
+PAGE_PATH = "/"
+_OPEN = (messages.HEALTH_PATH, messages.READY_PATH, PAGE_PATH)
+"""Paths that never need a token: they tell nothing."""
+_QUIET = (messages.HEALTH_PATH, messages.READY_PATH, messages.STATUS_PATH, messages.METRICS_PATH, PAGE_PATH)
+"""Paths that are asked for all the time, and logged only with ``--log-level debug``."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
 
@@ -53,8 +62,10 @@ class Application:
         self.service = service
         settings = service.settings
         self.tenants = tenants or Tenants()
-        self.metrics = Metrics()
+        self.board = Board(self.tenants.all)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
+        self.overview = Overview(service, self.admission, self.board)
+        self.metrics = Metrics(self.overview.metrics)
         self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
         self._costs = Costs()
         self._server = Server(slots=service.slots, processors=processors(), devices=len(service.workers.all))
@@ -65,15 +76,18 @@ class Application:
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
         self._workers = ThreadPoolExecutor(service.slots, thread_name_prefix="hapi-request")
         self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
+        self._looks = ThreadPoolExecutor(1, thread_name_prefix="hapi-look")
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
+        for device in service.devices():
+            self.metrics.cos_batch.labels(device.name)
         self._routes()
-        self._gauges()
 
     def close(self) -> None:
         """Stop the worker threads."""
         self._parser.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._documents.shutdown(wait=False, cancel_futures=True)
+        self._looks.shutdown(wait=False, cancel_futures=True)
 
     def _routes(self) -> None:
         add = self.web.router
@@ -81,68 +95,19 @@ class Application:
         add.add_get(messages.HEALTH_PATH, self._health)
         add.add_get(messages.READY_PATH, self._ready)
         add.add_get(messages.METRICS_PATH, self._metrics)
+        add.add_get(messages.STATUS_PATH, self._status)
+        add.add_get(PAGE_PATH, self._page)
         for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
             add.add_get(path, self._document)
             add.add_get(path + "/{name}", self._document)
         for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
             add.add_post(path, self._stream)
 
-    def _gauges(self) -> None:
-        gauge, service = self.metrics.gauge, self.service
-        gauge("hapi_requests_running", "Requests that hold a slot.", lambda: self.admission.running)
-        gauge("hapi_requests_queued", "Requests that wait for a slot.", lambda: self.admission.queued)
-        workers = service.workers.all
-        for name, text, read in (
-            ("hapi_model_cache_bytes", "Bytes of resident layers.", lambda w: w.cache.resident_bytes),
-            ("hapi_model_cache_hits", "Requests served by resident layers.", lambda w: w.cache.hits),
-            ("hapi_model_cache_misses", "Times that layers were loaded.", lambda w: w.cache.misses),
-            ("hapi_device_memory_bytes", "Bytes of the budget in use.", lambda w: w.memory.used_bytes),
-            ("hapi_device_memory_budget_bytes", "Budget of bytes.", lambda w: w.memory.budget),
-            ("hapi_device_memory_waiting", "Requests that wait for memory.", lambda w: w.memory.waiting),
-            ("hapi_out_of_memory_caught", "Passes halved.", lambda w: w.device.out_of_memory_caught),
-            ("hapi_merged_passes", "Passes that ran together with others.", lambda w: w.device.merged),
-        ):
-            gauge(name, text, lambda read=read: sum(map(read, workers)))  # type: ignore[misc]
-        gauge(
-            "hapi_busy_seconds",
-            "Seconds with at least one request at work.",
-            lambda: service.account.busy.seconds,
-        )
-        gauge(
-            "hapi_decoders_replaced",
-            "Decoding processes that died and were replaced.",
-            lambda: service.decoders.replaced,
-        )
-        self._tenant_metrics()
-
-    def _tenant_metrics(self) -> None:
-        everybody, gauge = dict.fromkeys(self.tenants.all), self.metrics.tenant_gauge
-        gauge(
-            "hapi_tenant_queued",
-            "Requests that wait for a slot.",
-            everybody,
-            lambda t: self.admission.of(t)[0],
-        )
-        gauge(
-            "hapi_tenant_running",
-            "Requests that hold a slot.",
-            everybody,
-            lambda t: self.admission.of(t)[1],
-        )
-        gauge(
-            "hapi_tenant_expected_wait_seconds",
-            "What the tenant's next request has to expect in the queue.",
-            everybody,
-            self.admission.expected_wait,
-        )
-        for tenant in everybody:  # so that a rate can be taken from the first one on
-            for reason in REASONS:
-                self.metrics.shed.labels(tenant.name, reason)
-            for counter in (self.metrics.served, self.metrics.cost, self.metrics.sent):
-                counter.labels(tenant.name)
-
     def _shed(self, tenant: Tenant, reason: str) -> None:
-        self.metrics.shed.labels(tenant.name, reason).inc()
+        self.board.tenants[tenant].shed[reason] += 1
+
+    def _chosen(self, device: str, batch: int) -> None:
+        self.metrics.cos_batch.labels(device).observe(batch)
 
     # -- middleware --------------------------------------------------------------------------------------
 
@@ -150,8 +115,7 @@ class Application:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Authorise, time, log, count, and turn every error into problem details."""
         started = time.monotonic()
-        request_id = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
-        request[REQUEST_ID] = request_id if request_id.isalnum() else "-"
+        request[REQUEST_ID] = _request_id(request)
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "other"
         status = GONE
@@ -164,17 +128,27 @@ class Application:
             if status == GONE:
                 self.metrics.cancelled.inc()
             self.metrics.requests.labels(name, str(status)).inc()
-            level = logging.DEBUG if name in (messages.HEALTH_PATH, messages.READY_PATH) else logging.INFO
-            extra = {
-                "request_id": request[REQUEST_ID],
-                "method": request.method,
-                "path": request.path[:200],
-                "status": status,
-                "seconds": round(time.monotonic() - started, 4),
-                **({"tenant": request[TENANT].name} if TENANT in request else {}),
-                **request.get(LOGGED, {}),
-            }
-            log.log(level, "request", extra=extra)
+            quiet = name in _QUIET and status < 400
+            self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
+
+    def _log(self, request: web.Request, level: int, status: int, started: float) -> None:
+        """One line for each request; the client names the same id in what it says of an error."""
+        tenant = request[TENANT].name if TENANT in request else ""
+        extra = {
+            "request_id": request[REQUEST_ID],
+            "method": request.method,
+            "path": request.path[:200],
+            "status": status,
+            "seconds": round(time.monotonic() - started, 4),
+            **({"tenant": tenant} if tenant else {}),
+            **request.get(LOGGED, {}),
+        }
+        problem = request.get(PROBLEM)
+        if problem is not None:
+            extra |= {"error": problem.slug, "detail": str(problem)}
+            self.metrics.errors.labels(problem.slug).inc()
+            self.board.failed(problem, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
+        log.log(level, "request", extra=extra)
 
     async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """The handler's answer, or the problem that it met, delivered within the send timeout."""
@@ -182,11 +156,12 @@ class Application:
             self._authorise(request)
             response: web.StreamResponse = await handler(request)
         except Exception as error:
-            problem = as_hapi_error(error)
+            problem = request[PROBLEM] = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
             response = problem_response(problem)
         if not response.prepared:
+            response.headers[messages.REQUEST_ID_HEADER] = request[REQUEST_ID]
             try:
                 async with asyncio.timeout(self.service.settings.send_timeout):
                     await response.prepare(request)
@@ -197,7 +172,7 @@ class Application:
         return response
 
     def _authorise(self, request: web.Request) -> None:
-        if request.path not in (messages.HEALTH_PATH, messages.READY_PATH):
+        if request.path not in _OPEN:
             request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
 
     # -- handlers ----------------------------------------------------------------------------------------
@@ -214,7 +189,16 @@ class Application:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        text = await finished(self._looks.submit(self.metrics.render), lambda text: None)
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        look = self._looks.submit(self.overview.document, self.draining)
+        headers = {"Cache-Control": "no-store"}
+        return web.json_response(await finished(look, lambda document: None), headers=headers)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=page(), headers=page_headers())
 
     async def _document(self, request: web.Request) -> web.Response:
         patience, deadline = self.service.settings.max_request_seconds, _deadline(request)
@@ -238,21 +222,42 @@ class Application:
         try:
             cost = self._costs.expected(asked)
             async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
-                opening = self._workers.submit(
-                    self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant
+                at_work = RunningRequest(
+                    request_id=request[REQUEST_ID],
+                    tenant=tenant.name,
+                    asked=asked,
+                    waited=slot.waited,
+                    progress=Progress(self._chosen),
                 )
-                stream = await finished(opening, FrameStream.close)
-                latest = started + settings.max_request_seconds
-                pace = Pace(settings.pace(), latest, self.admission.pressed)
-                answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
-                self.admission.sent(tenant, stream.content_length)
-                try:
-                    return await answer.send(request, stream, cancelled)
-                finally:
-                    self.admission.sent(tenant, -answer.unsent)
-                    self._account(request, asked, stream, answer, slot)
+                with self.board.running(at_work):
+                    latest = started + settings.max_request_seconds
+                    return await self._worked_on(request, at_work, cancelled, slot, latest)
         finally:
             cancelled.set()
+
+    async def _worked_on(
+        self,
+        request: web.Request,
+        at_work: RunningRequest,
+        cancelled: threading.Event,
+        slot: Slot,
+        latest: float,
+    ) -> web.StreamResponse:
+        """The answer of a request that has its slot, sent by ``latest`` (``time.monotonic``)."""
+        tenant, asked = request[TENANT], at_work.asked
+        opening = self._workers.submit(
+            self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant, at_work.progress
+        )
+        stream = await finished(opening, FrameStream.close)
+        settings = self.service.settings
+        pace = Pace(settings.pace(), latest, self.admission.pressed)
+        answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
+        self.admission.sent(tenant, stream.content_length)
+        try:
+            return await answer.send(request, stream, cancelled)
+        finally:
+            self.admission.sent(tenant, -answer.unsent)
+            self._account(request, asked, stream, answer, slot)
 
     async def _body(self, request: web.Request) -> bytes:
         """The request's body; refused unread when it is too long, or when too many arrive at once."""
@@ -278,14 +283,12 @@ class Application:
         stages, held = stream.clock.seconds(), time.monotonic() - slot.began
         used = Used(stages, stream.clock.cpu_seconds(), held)
         slot.cost = used.cost(self._server)
-        name = request[TENANT].name
-        self.metrics.cost.labels(name).inc(slot.cost)
-        self.metrics.sent.labels(name).inc(stream.content_length - answer.unsent)
+        counts = self.board.tenants[request[TENANT]]
+        counts.cost += slot.cost
+        counts.sent_bytes += stream.content_length - answer.unsent
         if request.get(STATUS) == 200:
-            self.metrics.served.labels(name).inc()
+            counts.served += 1
             self._costs.seen(asked, used.again().cost(self._server))
-        for stage, value in stages.items():
-            self.metrics.stage_seconds[stage].inc(value)
         self.metrics.samples.inc(stream.samples)
         self.metrics.seconds.labels(request.path).observe(slot.waited + held)
         request[LOGGED] = {
@@ -296,6 +299,12 @@ class Application:
         if answer.dropped is not None:
             self.metrics.dropped.labels(answer.dropped.reason).inc()
             request[LOGGED]["dropped"] = str(answer.dropped)
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's, or one of our own for a client that gave none."""
+    given = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
+    return given if given.isascii() and given.isalnum() else uuid.uuid4().hex[:16]
 
 
 def _deadline(request: web.Request) -> float | None:

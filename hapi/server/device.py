@@ -107,6 +107,11 @@ class Running:
                 ready.synchronize()
         return batch
 
+    def stage(self) -> str:
+        """``device_wait`` before it has begun, ``forward`` until it is over, then nothing."""
+        future = self._pass.future
+        return "" if future.done() else "forward" if future.running() else "device_wait"
+
     def leave(self) -> None:
         """Nobody wants the output: what has not begun does not begin, what has begun is waited for."""
         if not self._pass.future.cancel() and self._pass.future.exception() is None:
@@ -134,6 +139,8 @@ class Device:
         self.out_of_memory_caught = 0
         self.merged = 0
         """Forward passes that ran together with another one."""
+        self.running = 0
+        """Forward passes that run now."""
         self._relieve = relieve
         self._memory = memory or Ceilings()
         self._merge = merge
@@ -190,8 +197,10 @@ class Device:
                     return
                 passes = self._next()
             passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
+            self.running = len(passes)
             if passes:
                 self._serve(passes)
+            self.running = 0
             passes = []  # what a pass holds must not stay until the next one comes
 
     def _next(self) -> list[_Pass]:

@@ -19,13 +19,14 @@ from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.decoding import Decoders
-from hapi.server.device import NOBODY, Device, Layers, Turn
+from hapi.server.device import Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
 from hapi.server.fronts import front_key
 from hapi.server.memory import Ask
 from hapi.server.model_cache import Front
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
 from hapi.server.sizing import FrontSizes
+from hapi.server.status import Progress
 from hapi.server.worker import Workers
 from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.transform import input_shape
@@ -73,7 +74,8 @@ class Extraction:
         request: messages.ExtractRequest,
         clock: RequestClock,
         cancelled: threading.Event,
-        tenant: Tenant = NOBODY,
+        tenant: Tenant,
+        progress: Progress,
     ) -> Iterator[Any]:
         """First the answer's length in bytes, then its frames."""
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
@@ -86,13 +88,22 @@ class Extraction:
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
                 claim = stack.enter_context(worker.memory.claim(ask, cancelled))
+            worker.cos_batch = claim.batch
+            progress.choose(worker.name, claim.batch)
             with self._account.busy.running(), clock.stage("model"):
                 loading = worker.cache.front(front_key(request), lambda: worker.fronts.load(request))
                 front = stack.enter_context(loading)
             if self._settings.model_reuse:
                 worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
             stream = _Stream(
-                request, worker.device, front, claim.batch, clock, self._turn(request, tenant), ask.key
+                request,
+                worker.device,
+                front,
+                claim.batch,
+                clock,
+                self._turn(request, tenant),
+                ask.key,
+                progress,
             )
             headers = stream.headers()
             timed_layers = request.split if request.time_layers else 0
@@ -134,6 +145,7 @@ class Extraction:
                     clock=stream.clock,
                     turn=stream.turn,
                 )
+            stream.progress.forward = running.stage
             try:
                 if frame is not None:
                     yield frame
@@ -142,6 +154,7 @@ class Extraction:
                 raise
             with self._account.busy.running():
                 stream.largest = max(stream.largest, running.result())
+            stream.progress.done += len(samples.ids)
             frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
         if frame is not None:
             yield frame
@@ -205,6 +218,7 @@ class _Stream:
     clock: RequestClock
     turn: Turn
     key: Key
+    progress: Progress
     largest: int = 0
     """COS batch that fitted."""
 

@@ -166,11 +166,19 @@ class DeviceMemory:
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget that are not free: resident weights, those being loaded, and what requests hold."""
+        return sum(self.kinds().values())
+
+    def kinds(self) -> dict[str, int]:
+        """Those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
         with self._changed:
             coming = self._coming()
-            _, here = self._resident.in_use(coming)
+            used, here = self._resident.in_use(coming)
             loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
-            return self._resident.front_bytes + loading + sum(c.held_bytes for c in self._claims)
+            return {
+                "weights": used + loading,
+                "idle_weights": max(0, self._resident.front_bytes - used),
+                "activations": sum(c.held_bytes for c in self._claims),
+            }
 
     @property
     def waiting(self) -> int:

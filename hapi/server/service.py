@@ -30,6 +30,7 @@ from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
 from hapi.server.settings import ServerSettings
+from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.listing import list_datasets
@@ -104,6 +105,10 @@ class Service:
         """Of all devices, with commas between them."""
         return ",".join(str(worker.device.device) for worker in self.workers.all)
 
+    def devices(self) -> list[DeviceStatus]:
+        """All devices as they are now."""
+        return [worker.status() for worker in self.workers.all]
+
     def close(self) -> None:
         """Stop the threads; streams under way end with an error."""
         self._loaders.shutdown(wait=False, cancel_futures=True)
@@ -157,23 +162,28 @@ class Service:
         queue_seconds: float = 0.0,
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
+        progress: Progress | None = None,
     ) -> FrameStream:
         """The stream that answers ``request``.
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
-        ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``.
+        ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``. ``progress`` is told how
+        far it is.
         """
         cancelled = cancelled or threading.Event()
         clock = self.account.clock(
             "" if isinstance(request, messages.TensorsRequest) else request.job, expected_wait
         )
         clock.add("queue", queue_seconds)
+        progress = progress or Progress()
+        progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
-            parts = self.extraction.frames(self._dataset(request.dataset), request, clock, cancelled, tenant)
+            dataset = self._dataset(request.dataset)
+            parts = self.extraction.frames(dataset, request, clock, cancelled, tenant, progress)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
-            return self._start(self._stored(request, clock, cancelled), clock, len(request.ids))
-        return self._start(self._tensors(request, clock, cancelled), clock, 0)
+            return self._start(self._stored(request, clock, cancelled, progress), clock, len(request.ids))
+        return self._start(self._tensors(request, clock, cancelled, progress), clock, 0)
 
     def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
         """Run ``parts`` to its first yield, which is the length of the answer."""
@@ -198,7 +208,11 @@ class Service:
             return dataset
 
     def _stored(
-        self, request: messages.SamplesRequest, clock: RequestClock, cancelled: threading.Event
+        self,
+        request: messages.SamplesRequest,
+        clock: RequestClock,
+        cancelled: threading.Event,
+        progress: Progress,
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
         begun = self.account.marks(request.job)
@@ -214,13 +228,18 @@ class Service:
 
         with Ahead(self._loaders, load, chunks, cancelled) as loaded:
             for header, samples in zip(headers, loaded, strict=True):
+                progress.done += len(samples.ids)
                 yield data_frame(
                     header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
                 )
         yield self._end(request.job, len(chunks), len(request.ids), clock, begun)
 
     def _tensors(
-        self, request: messages.TensorsRequest, clock: RequestClock, cancelled: threading.Event
+        self,
+        request: messages.TensorsRequest,
+        clock: RequestClock,
+        cancelled: threading.Event,
+        progress: Progress,
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
         begun = self.account.marks("")
@@ -233,6 +252,7 @@ class Service:
 
         with Ahead(self._loaders, load, request.names, cancelled) as loaded:
             for header, raw in zip(headers, loaded, strict=True):
+                progress.done += 1
                 yield data_frame(header, [raw])
         yield self._end("", len(headers), 0, clock, begun)
 

@@ -20,6 +20,7 @@ from hapi.server.memory import DeviceMemory
 from hapi.server.model_cache import ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.server.sizing import Sizing
+from hapi.server.status import DeviceStatus
 from hapi.storage.objects import ObjectStore
 
 GPU_SHARE, CPU_SHARE = 0.9, 0.5
@@ -35,6 +36,8 @@ RELOAD = 2
 class DeviceWorker:
     """A device and what belongs to it."""
 
+    name: str
+    """The device's, and different from those of all others."""
     device: Device
     cache: ModelCache
     memory: DeviceMemory
@@ -42,6 +45,30 @@ class DeviceWorker:
     fronts: FrontLoader
     running: int = 0
     """Requests that were given to it and are not over."""
+    cos_batch: int | None = None
+    """The one chosen last."""
+
+    def status(self) -> DeviceStatus:
+        """The device as it is now."""
+        device, memory, cache = self.device, self.memory, self.cache
+        return DeviceStatus(
+            name=self.name,
+            requests=self.running,
+            forwards=device.running,
+            forwards_waiting=device.waiting,
+            memory=memory.kinds(),
+            budget_bytes=memory.budget if memory.budget < UNKNOWN_BYTES else None,
+            allocated_bytes=device.memory_bytes() if device.device.type == "cuda" else None,
+            memory_waiting=memory.waiting,
+            out_of_memory=device.out_of_memory_caught,
+            merged=device.merged,
+            adaptations=memory.adaptations,
+            adapt_seconds=memory.adapt_seconds,
+            resident_bytes=cache.resident_bytes,
+            cache_hits=cache.hits,
+            cache_misses=cache.misses,
+            cos_batch=self.cos_batch,
+        )
 
 
 @dataclass
@@ -76,13 +103,20 @@ def make_workers(settings: ServerSettings, store: ObjectStore) -> Workers:
     gpus = [d for d in devices if d.type == "cuda"]
     if len(set(gpus)) < len(gpus) or (gpus and len(gpus) < len(devices)):
         raise UsageError(f"device {settings.device!r}: give each GPU once, and not beside the CPU")
-    return Workers([_worker(device, len(devices), settings, store) for device in devices])
+    # The CPU may be given several times.
+    shown = [str(d) if devices.count(d) == 1 else f"{d}#{i}" for i, d in enumerate(devices)]
+    return Workers(
+        [_worker(name, d, len(devices), settings, store) for name, d in zip(shown, devices, strict=True)]
+    )
 
 
-def _worker(device: torch.device, count: int, settings: ServerSettings, store: ObjectStore) -> DeviceWorker:
+def _worker(
+    name: str, device: torch.device, count: int, settings: ServerSettings, store: ObjectStore
+) -> DeviceWorker:
     cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
     memory = DeviceMemory(_budget(device, count, settings), settings.batching, cache)
     return DeviceWorker(
+        name=name,
         device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),
         cache=cache,
         memory=memory,

@@ -40,6 +40,7 @@ MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/healthz"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
+STATUS_PATH = "/v1/status"
 
 MAX_REQUEST_BYTES = 1 << 20
 """Largest request body, in bytes."""

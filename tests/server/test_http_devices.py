@@ -154,7 +154,7 @@ def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda _: asked(server, known), range(3)))
         memory = server.service.workers.all[0].memory
-        assert memory.used_bytes == 0 and metric(server.port, "hapi_model_cache_misses") == 3
+        assert memory.used_bytes == 0 and metric(server.port, "hapi_model_cache_misses_total") == 3
 
 
 @pytest.fixture

@@ -1,0 +1,209 @@
+"""What a server is doing now, for whoever runs it: devices, requests at work, tenants' counts, the last errors.
+
+Cheap to keep: a few assignments for each request and COS batch. Of a request that is over nothing is kept but, if it
+failed, one line in a list of bounded length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError, UnauthorizedError
+from hapi.server.costs import Request
+from hapi.server.fair_queue import Tenant
+from hapi.wire.messages import STAGES, ExtractRequest, SamplesRequest
+
+ERRORS_KEPT = 50
+MAX_LINE = 400
+"""Most characters of an error that are kept."""
+EXPECTED = (BusyError, DeadlineError, DrainingError, UnauthorizedError)
+"""Answers of a healthy server; they have counters, and whoever causes them must not push the errors out of the list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStatus:
+    """One device at a moment."""
+
+    name: str
+    requests: int
+    """Given to it and not over."""
+    forwards: int
+    """Forward passes that run (several when they are merged)."""
+    forwards_waiting: int
+    memory: Mapping[str, int]
+    """Bytes of the budget by :data:`MEMORY_KINDS`."""
+    budget_bytes: int | None
+    """None: unbounded, the system does not tell what is free."""
+    allocated_bytes: int | None
+    """What torch holds on a GPU; None on the CPU, where the process's size tells."""
+    memory_waiting: int
+    """Requests that wait for memory."""
+    out_of_memory: int
+    """Passes that ran out of memory and were made again with a smaller batch."""
+    merged: int
+    """Passes that ran together with others."""
+    adaptations: int
+    adapt_seconds: float
+    resident_bytes: int
+    """Of layers that are loaded, in use or not."""
+    cache_hits: int
+    cache_misses: int
+    cos_batch: int | None
+    """The one chosen last; None before the first."""
+
+
+MEMORY_KINDS = ("weights", "idle_weights", "activations")
+"""Layers that requests use or are about to; layers kept for later ones; what admitted requests may use beside."""
+
+
+class Progress:
+    """How far one request is: told by the threads that work on it, read by any."""
+
+    def __init__(self, chosen: Callable[[str, int], None] = lambda device, batch: None) -> None:
+        """``chosen`` is told the device and the COS batch, in samples, once they are known."""
+        self._chosen = chosen
+        self.device = ""
+        self.cos_batch = 0
+        self.done = 0
+        """Samples (of a request for tensors: tensors) that are computed or read."""
+        self.stages_now: Callable[[], Iterable[str]] = tuple
+        """Asks the request's clock; set when it has one."""
+        self.forward: Callable[[], str] = str
+        """The stage that its newest forward pass is in; empty when that is over."""
+
+    def choose(self, device: str, batch: int) -> None:
+        """The request runs on ``device`` with COS batches of ``batch`` samples."""
+        self.device, self.cos_batch = device, batch
+        self._chosen(device, batch)
+
+    def stages(self) -> tuple[str, ...]:
+        """Stages (:data:`hapi.wire.messages.STAGES`) that are under way; several, as reading runs ahead."""
+        now = {*self.stages_now(), self.forward()}
+        return tuple(stage for stage in STAGES if stage in now)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunningRequest:
+    """A request that holds a slot."""
+
+    request_id: str
+    tenant: str
+    asked: Request
+    waited: float
+    """Seconds in the queue."""
+    began: float = field(default_factory=time.monotonic)
+    progress: Progress
+
+    def to_json(self, now: float) -> dict[str, object]:
+        """As ``/v1/status`` has it; ``now`` in ``time.monotonic`` seconds."""
+        asked, progress = self.asked, self.progress
+        kind, name, dataset, total = _what(asked)
+        return {
+            "id": self.request_id,
+            "tenant": self.tenant,
+            "kind": kind,
+            "model": name,
+            "dataset": dataset,
+            "split": asked.split if isinstance(asked, ExtractRequest) else 0,
+            "split_name": asked.split_name if isinstance(asked, ExtractRequest) else "",
+            "device": progress.device,
+            "cos_batch": progress.cos_batch,
+            "done": progress.done,
+            "total": total,
+            "waited": round(self.waited, 3),
+            "seconds": round(now - self.began, 3),
+            "stages": list(progress.stages()),
+        }
+
+
+def _what(asked: Request) -> tuple[str, str, str, int]:
+    """Kind, model, data set, and how many samples or tensors."""
+    if isinstance(asked, ExtractRequest):
+        return "extract", asked.model.name, asked.dataset.name, len(asked.ids)
+    if isinstance(asked, SamplesRequest):
+        return "samples", "", asked.dataset.name, len(asked.ids)
+    return "tensors", asked.name, "", len(asked.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error that ended a request."""
+
+    at: float
+    """Seconds since 1970."""
+    request_id: str
+    tenant: str
+    path: str
+    status: int
+    kind: str
+    """Its slug, see :mod:`hapi.errors`."""
+    line: str
+
+
+@dataclass
+class TenantCounts:
+    """What one tenant got so far."""
+
+    served: int = 0
+    """Requests answered wholly."""
+    shed: Counter[str] = field(default_factory=Counter)
+    """Requests sent away, by reason."""
+    cost: float = 0.0
+    """Seconds of the scarcest resource, see :mod:`hapi.server.costs`."""
+    sent_bytes: int = 0
+
+
+class Board:
+    """Thread-safe."""
+
+    def __init__(self, tenants: Iterable[Tenant]) -> None:
+        self.tenants: Mapping[Tenant, TenantCounts] = {tenant: TenantCounts() for tenant in tenants}
+        self.started = time.monotonic()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._running: dict[int, RunningRequest] = {}
+        self._errors: deque[Failure] = deque(maxlen=ERRORS_KEPT)
+
+    @contextmanager
+    def running(self, request: RunningRequest) -> Iterator[None]:
+        """``request`` is at work inside the block."""
+        number = next(self._numbers)
+        with self._lock:
+            self._running[number] = request
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[number]
+
+    def failed(self, error: HapiError, *, request_id: str, tenant: str, path: str) -> None:
+        """``error`` ended a request. One that a healthy server gives is not kept."""
+        if isinstance(error, EXPECTED):
+            return
+        failure = Failure(
+            at=time.time(),
+            request_id=request_id,
+            tenant=tenant,
+            path=path[:MAX_LINE],
+            status=error.status,
+            kind=error.slug,
+            line=str(error)[:MAX_LINE],
+        )
+        with self._lock:
+            self._errors.append(failure)
+
+    def requests(self) -> Sequence[RunningRequest]:
+        """Those at work now, the oldest first."""
+        with self._lock:
+            return list(self._running.values())
+
+    def errors(self) -> Sequence[Failure]:
+        """The last ones, the newest first."""
+        with self._lock:
+            return list(reversed(self._errors))
