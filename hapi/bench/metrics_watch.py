@@ -18,20 +18,20 @@ EVERY_SECONDS = 0.1
 GAUGES = {
     "used": "hapi_device_memory_bytes",
     "weights": "hapi_model_cache_bytes",
-    "out_of_memory": "hapi_out_of_memory_caught",
+    "out_of_memory": "hapi_out_of_memory_caught_total",
 }
-"""Name in a line to name of the gauge."""
+"""Name in a line to name of the metric."""
 _TIMEOUT_SECONDS = 10.0
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """The gauges in a page of metrics, by their short names; those that it does not have are left out."""
-    found = {}
+    """The gauges in a page of metrics, by their short names, summed over devices and kinds; absent ones are left out."""
+    found: dict[str, float] = {}
     for line in text.splitlines():
-        name, _, value = line.partition(" ")
+        name, _, value = line.rpartition(" ")
         for short, gauge in GAUGES.items():
-            if name == gauge:
-                found[short] = float(value)
+            if name.partition("{")[0] == gauge:
+                found[short] = found.get(short, 0.0) + float(value)
     return found
 
 

@@ -198,10 +198,11 @@ def test_jobs_that_do_not_fit_hold_nobody_up() -> None:
 
 def test_gauges_are_read_by_their_whole_name() -> None:
     text = (
-        "# HELP hapi_device_memory_bytes Bytes.\nhapi_device_memory_bytes 5.5e+06\n"
-        "hapi_device_memory_bytes_more 3\nhapi_model_cache_bytes 17.0\n"
+        '# HELP hapi_device_memory_bytes Bytes.\nhapi_device_memory_bytes{device="cpu",kind="weights"} 5.5e+06\n'
+        'hapi_device_memory_bytes{device="cpu",kind="activations"} 10.0\n'
+        'hapi_device_memory_bytes_more 3\nhapi_model_cache_bytes{device="cpu"} 17.0\n'
     )
-    assert read_gauges(text) == {"used": 5.5e6, "weights": 17.0} and read_gauges("") == {}
+    assert read_gauges(text) == {"used": 5.5e6 + 10, "weights": 17.0} and read_gauges("") == {}
 
 
 @pytest.mark.parametrize(
