@@ -210,7 +210,9 @@ def test_weights_that_do_not_fit_answer_507(cuda: torch.device, make_service: Ca
 def gauge(service: Service, name: str) -> float:
     application = Application(service)
     try:
-        found = re.search(rf"^{name} (\S+)$", application.metrics.render().decode(), re.MULTILINE)
+        found = re.search(
+            rf'^{name}{{device="cuda[:0-9]*"}} (\S+)$', application.metrics.render().decode(), re.MULTILINE
+        )
     finally:
         application.close()
     assert found is not None
@@ -222,7 +224,7 @@ def test_the_gauge_tells_what_torch_holds(cuda: torch.device, make_service: Call
     before = torch.cuda.memory_allocated(cuda)
     held = torch.empty(64 * MIB, dtype=torch.uint8, device=cuda)
     assert (
-        gauge(service, "hapi_device_memory_bytes")
+        gauge(service, "hapi_device_allocated_bytes")
         == torch.cuda.memory_allocated(cuda)
         == before + held.nbytes
     )
