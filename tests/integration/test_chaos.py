@@ -22,6 +22,7 @@ from chaos_tools import (
 )
 from harness import losses, report_of, server, start_train, train
 from http_tools import Known, ServedApplication, make_store, metric, served
+from test_hostile_faults import Proxy
 
 pytestmark = pytest.mark.slow
 EPOCHS = 12
@@ -155,3 +156,29 @@ def test_a_server_killed_again_and_again(folder: Path, undisturbed: list[float],
     document = report_of(report)
     assert losses(document) == undisturbed
     assert document["retries"] > 0
+
+
+def test_a_trainer_behind_a_scarce_link_goes_on_where_it_was_dropped(
+    folder: Path, known: Known, tmp_path: Path
+) -> None:
+    """A server that asks far too much of its readers drops this one again and again; its training does not change."""
+
+    def slowly(data: bytes) -> bytes:
+        threading.Event().wait(len(data) / 6e6)
+        return data
+
+    job = (
+        *JOB, "--image-size", "128", "--split", "conv1", "--bs", "20", "--request-size", "20", "--epochs", "1",
+    )  # fmt: skip
+    settings: dict[str, Any] = {"cos_batch": 1, "max_running": 1, "slow_reader_seconds": 0.5}
+    with served(folder, **settings, slow_reader_rate=1 << 30) as application:
+        found = []
+        with contextlib.closing(Proxy(application.port, slowly, 1 << 16)) as proxy:
+            for port in (application.port, proxy.port):
+                path = tmp_path / f"{port}.json"
+                train(*job, "--server", f"http://127.0.0.1:{port}", "--report", str(path))
+                found.append(losses(report_of(path)))
+        assert metric(application.port, "hapi_dropped_readers_total") > 0
+        assert found[0] == found[1]
+        application.idle()
+        Settled(application).check(known)

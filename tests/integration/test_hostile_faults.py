@@ -44,8 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Proxy:
     """A TCP proxy in front of a server that changes what the server sends, connection by connection."""
 
-    def __init__(self, port: int, change: Callable[[bytes], bytes | None]) -> None:
+    def __init__(self, port: int, change: Callable[[bytes], bytes | None], buffer: int | None = None) -> None:
+        """``buffer``: bytes of answers that the system may hold for each connection."""
         self._target = port
+        self._buffer = buffer
         self._change = change
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -55,7 +57,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                upstream = socket.create_connection(("127.0.0.1", self._target))
+                upstream = socket.socket()
+                if self._buffer is not None:
+                    upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
+                upstream.connect(("127.0.0.1", self._target))
                 threading.Thread(target=self._pump, args=(client, upstream, False), daemon=True).start()
                 threading.Thread(target=self._pump, args=(upstream, client, True), daemon=True).start()
 

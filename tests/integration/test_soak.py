@@ -32,7 +32,7 @@ def mixture(known: Known) -> list[tuple[str, str, bytes | None, int]]:
         (SAMPLES, known.samples([1, 2, 3, 4]), 200),
         (TENSORS, known.tensors(), 200),
         (SAMPLES, known.samples([40]), 404),
-        (EXTRACT, known.extract([1], split=99), 422),
+        (EXTRACT, known.extract([40], split=1), 404),
         (SAMPLES, {"ids": [1]}, 400),
     ]
     gets = [("/v1", 200), ("/v1/datasets/digits", 200), ("/v1/datasets/none", 404), ("/v1/models", 200)]
