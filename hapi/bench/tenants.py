@@ -10,12 +10,13 @@ storage cores and device-memory budget: unless it is given, what the largest who
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -130,9 +131,9 @@ class _Bench:
         self._results.add({"kind": "needs", "bytes": found})
         return found
 
-    def store(self, counts: list[int], budget: int) -> list[dict[str, Any]]:
+    def store(self, counts: list[int], budget: int) -> Iterator[dict[str, Any]]:
         """A record for each of ``counts`` whole jobs at once."""
-        needs, records = self._needs(), []
+        needs = self._needs()
         with self._server((), "store-1") as (url, _):
             clients = [
                 BenchClient(self._bed, self._token, self._folder, f"whole-{i}", "server")
@@ -144,22 +145,23 @@ class _Bench:
             ]
             for count in counts:
                 of = [needs[self._settings.model(i)] for i in range(count)]
+                load = _load()
                 found = run_whole_jobs(jobs[:count], of, budget, self._settings.samples)
-                records.append({"tenants": count, **found})
+                yield {"tenants": count, "load": load, **found}
             for client in clients:
                 client.stop()
-        return records
 
     # -- with a server ---------------------------------------------------------------------------------------
 
-    def mode(self, mode: str, counts: list[int], budget: int) -> list[dict[str, Any]]:
+    def mode(self, mode: str, counts: list[int], budget: int) -> Iterator[dict[str, Any]]:
         """A record for each number of tenants under one policy."""
         settings = self._settings
         policy = ("fixed", "--cos-batch", str(settings.request_size)) if mode == WHOLE else (mode,)
         flags = ("--batching", *policy, "--device-memory", str(budget))
         with self._server(flags, mode) as (url, watch):
             self._open(url, max(counts))
-            return [{"tenants": count, **self._run(count, watch)} for count in counts]
+            for count in counts:
+                yield {"tenants": count, "load": _load(), **self._run(count, watch)}
 
     def _open(self, url: str, count: int) -> None:
         """Clients with their sessions, and the server with their layers."""
@@ -239,6 +241,11 @@ class _Bench:
         self._tell(f"server: {' '.join(flags) or 'stored samples'}")
         flags = ("--max-running", str(self._settings.running), *flags)
         return _Server(self._bed, self._store, self._token, self._folder, flags, name)
+
+
+def _load() -> float | None:
+    """Of the machine over the last minute: what others do on the same cores makes runs hard to compare."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 class _Server:

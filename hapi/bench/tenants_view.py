@@ -29,6 +29,8 @@ class TenantsRow:
     """Mean seconds of these in which a whole job opened its model; None for the other modes."""
     errors: tuple[str, ...]
     budget: int
+    load: float | None
+    """Of the machine when it began."""
     memory: tuple[tuple[float, int], ...]
     """(seconds, bytes of the budget in use) over time."""
 
@@ -58,6 +60,7 @@ class TenantsRow:
             "failed": len(self.errors),
             "budget": self.budget,
             "most_memory": self.most_memory,
+            "load": self.load,
         }
 
 
@@ -75,6 +78,7 @@ def tenants_rows(records: Sequence[Mapping[str, Any]], samples: int) -> list[Ten
                 opening=statistics.mean(opening) if opening else None,
                 errors=tuple(r["errors"]),
                 budget=r["budget"],
+                load=r.get("load"),
                 memory=tuple((at, used) for at, used in r["memory"]),
             )
     return list(rows.values())
@@ -84,7 +88,7 @@ def tenants_table(rows: Sequence[TenantsRow], records: Sequence[Mapping[str, Any
     """Modes side by side for each number of tenants, as lines for a person."""
     head = (
         f"{'tenants':>7}  {'mode':<9}{'makespan':>11}{'mean job':>11}{'samples/s':>11}"
-        f"{'most memory':>14}{'of budget':>11}{'failed':>8}"
+        f"{'most memory':>14}{'of budget':>11}{'failed':>8}{'load':>7}"
     )
     lines = [head]
     for count in sorted({row.tenants for row in rows}):
@@ -93,6 +97,7 @@ def tenants_table(rows: Sequence[TenantsRow], records: Sequence[Mapping[str, Any
             lines.append(
                 f"{count:>7}  {row.mode:<9}{row.makespan:>9.2f} s{row.mean:>9.2f} s{rate:>11.1f}"
                 f"{format_bytes(row.most_memory):>14}{row.most_memory / row.budget:>11.0%}{len(row.errors):>8}"
+                f"{'' if row.load is None else format(row.load, '.1f'):>7}"
             )
     lines += [*_ratio_lines(rows), "", *_openings(rows), *_sharing_lines(records)]
     for row in rows:
