@@ -193,8 +193,10 @@ def _cut(
     samples: Samples, out: npt.NDArray[np.float32], least: int
 ) -> Iterator[tuple[Samples, npt.NDArray[np.float32]]]:
     """Pieces of a batch and where they go: as many for each of ``least`` processes, of at most :data:`PIECE_BYTES`."""
-    count = least * -(-out.nbytes // (least * PIECE_BYTES))
-    bounds = np.linspace(0, len(samples), min(count, len(samples)) + 1).astype(int).tolist()
+    most = max(1, PIECE_BYTES // out[0].nbytes)
+    rounds = -(-len(samples) // (most * least))
+    count = min(rounds * least, len(samples))
+    bounds = np.linspace(0, len(samples), count + 1).astype(int).tolist()
     for start, stop in pairwise(bounds):
         offsets = samples.offsets[start : stop + 1]
         piece = Samples(

@@ -130,6 +130,25 @@ def test_many_pieces_for_each_process(pool: Decoders, monkeypatch: pytest.Monkey
     assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
 
 
+@given(count=st.integers(1, 60), least=st.integers(1, 8), most=st.integers(1, 20))
+def test_pieces(count: int, least: int, most: int) -> None:
+    samples, out = samples_of([bytes([i] * i) for i in range(count)]), np.zeros((count, 3), np.float32)
+    least = min(least, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "PIECE_BYTES", most * 12)
+        pieces = list(decoding._cut(samples, out, least))
+    assert len(pieces) >= least and all(1 <= len(piece) <= most for piece, _ in pieces)
+    place = 0
+    for piece, part in pieces:
+        assert [piece.sample(i).tolist() for i in range(len(piece))] == [
+            [i] * i for i in range(place, place + len(piece))
+        ]
+        assert part.base is out and len(part) == len(piece)
+        part[:] = piece.ids[:, None]
+        place += len(piece)
+    assert out[:, 0].tolist() == samples.ids.tolist()
+
+
 def test_many_requests_at_a_time(pool: Decoders) -> None:
     batches = [images(count) for count in range(1, 13)]
     with ThreadPoolExecutor(6) as callers:
