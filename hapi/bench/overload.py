@@ -69,7 +69,7 @@ class OverloadSettings:
     """Of the data set."""
 
 
-QUICK = OverloadSettings(seconds=12.0, alone_seconds=8.0, peak_seconds=4.0, skipped=2.0, light_every=0.4)
+QUICK = OverloadSettings(seconds=20.0, alone_seconds=8.0, peak_seconds=7.0, skipped=2.0, light_every=0.4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,16 @@ class Overload:
 
     def figures(self, way: str) -> dict[str, Any]:
         """Of one overloaded phase."""
-        phase = self.loaded[way]
+        phase, best = self.loaded[way], max(self.saturated.values(), key=Phase.goodput)
         found = returns_of(phase)
         light = phase.waits(LIGHT)
         first, last = phase.memory()
         return {
             "tries_over_peak": phase.tries() * self.settings.request_size / self.peak,
             "goodput": phase.goodput(),
+            "per_processor_second": phase.per_processor_second(),
+            "processor_over_peak": phase.per_processor_second() / best.per_processor_second(),
+            "processor": phase.processor / phase.seconds,
             "resident_first": first,
             "resident_last": last,
             "light_p50": percentile(light, 0.5) if light else None,
@@ -229,11 +232,13 @@ class _Bench:
     ) -> Phase:
         """Have it asked like this for ``seconds``."""
         light_too = self._light() if light else None
+        before = _processor_seconds(self._server.pid)
         seen, resident = self._watched(self._command(way, clients, in_flight, seconds, light_too, rate))
+        used = _processor_seconds(self._server.pid) - before
         if not seen["answers"]:
             raise TransportError(f"nothing was answered: {seen['other'] or 'all was sent away'}")
         skipped = min(self.settings.skipped, seconds / 4)
-        return Phase(seconds=seconds, skipped=skipped, seen=seen, resident=resident)
+        return Phase(seconds=seconds, skipped=skipped, seen=seen, resident=resident, processor=used)
 
     def warm_up(self) -> None:
         """Ask until the layers are loaded and something was answered."""
@@ -329,3 +334,12 @@ def _resident_bytes(pid: int) -> int:
     except (OSError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _processor_seconds(pid: int) -> float:
+    """Seconds of the processors that a process has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

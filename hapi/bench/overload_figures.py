@@ -25,6 +25,8 @@ class Phase:
     """See :class:`hapi.bench.overload_load.Seen`."""
     resident: Sequence[tuple[float, int]] = ()
     """(seconds since its start, bytes)."""
+    processor: float = 0.0
+    """Seconds of the processors that the server used."""
 
     def answers(self, tenant: str | None = None) -> list[Mapping[str, Any]]:
         """Answers that ended in the seconds that count, of one tenant or of all."""
@@ -42,6 +44,10 @@ class Phase:
         return float(
             sum(a["samples"] for a in answers[1:]) / max(1e-9, answers[-1]["ended"] - answers[0]["ended"])
         )
+
+    def per_processor_second(self) -> float:
+        """Samples that were answered per second of the server's processors: others on the same cores change it less."""
+        return float(sum(a["samples"] for a in self.seen["answers"]) / max(self.processor, 1e-9))
 
     def tries(self) -> float:
         """Requests per second that were sent, whatever became of them."""
@@ -144,6 +150,10 @@ def lines_of(way: str, found: Mapping[str, Any], seconds: float) -> list[str]:
         f"{way} clients for {seconds:g} s, tries for {found['tries_over_peak']:.1f} times the peak:",
         (f"  goodput       {found['goodput']:.1f} samples/s, {goals['goodput']['got']:.1%} of the peak "
         f"(goal {goals['goodput']['goal']:.0%}: {says('goodput')})"),
+        (
+            f"  processor     {found['per_processor_second']:.1f} samples per second of the server's processors, "
+            f"{found['processor_over_peak']:.1%} of the peak's; {found['processor']:.0%} of a core used"
+        ),
         (f"  memory        {format_bytes(int(found['resident_first']))} in the first quarter, "
         f"{format_bytes(int(found['resident_last']))} in the last: {goals['memory']['got']:+.1%} ({says('memory')})"),
         (f"  light tenant  {light}, sent away {found['light_sent_away']} times "

@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     overload = benchmarks.add_parser(
         "overload", help="what a server does that is asked for ten times what it can (two cores, Linux)"
     )
-    overload.add_argument("--quick", action="store_true", help="a minute instead of six")
+    overload.add_argument("--quick", action="store_true", help="a minute and a half instead of six")
     overload.add_argument("--seconds", metavar="TIME", help="of each of the two overloads (default 120)")
     overload.add_argument("--clients", default="50", metavar="N", help="(default 50)")
     overload.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
