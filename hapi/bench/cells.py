@@ -37,13 +37,15 @@ class Grid:
     """The cells of one evaluation, and how each is measured."""
 
     models: tuple[str, ...] = PAPER_MODELS
-    batches: tuple[int, ...] = (16, 32, 64, 128)
+    batches: tuple[int, ...] = (16, 32, 48, 64)
     bandwidths: tuple[float, ...] = (10e6, 40e6, 160e6)
     image_size: int = 64
     request_size: int = 16
     epoch_batches: int = 6
     least_samples: int = 192
     """An epoch has at least so many, however small the batch."""
+    profile_batches: int = 12
+    """The profiled epoch has at least so many: half of them at either of its two splits. Real epochs have more."""
     repeats: int = 3
     """Times that splits near the best are measured."""
     server_device: str = "cpu"
@@ -67,6 +69,10 @@ class Grid:
             for number, model in enumerate(self.models)
             for bandwidth in self.bandwidths
         ]
+
+    def profile_samples(self, bs: int) -> int:
+        """Samples of the profiled epoch."""
+        return max(self.samples(bs), self.profile_batches * bs)
 
     def samples(self, bs: int) -> int:
         """Samples of an epoch: whole batches."""

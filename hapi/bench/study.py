@@ -76,11 +76,23 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
                 one.unfit.add(r["split"])
             elif r["kind"] == "none" and r.get("ok") and not r["over"]:
                 one.tensors[r["form"]] = r["seconds"]
+            elif r["kind"] == "twin":
+                _as(one, r["split"], r["of"])
         if one.times:
             found.append(one)
     if not found:
         raise UsageError("no cell has been measured whole yet; run 'hapi bench sweep' first")
     return found
+
+
+def _as(one: Measured, split: int, measured: int) -> None:
+    """``split`` differs in nothing from the one that was ``measured``."""
+    tables: tuple[dict[int, Any], ...] = (one.times, one.bytes_received, one.bounds)
+    for known in tables:
+        if measured in known:
+            known[split] = known[measured]
+    if measured in one.unfit:
+        one.unfit.add(split)
 
 
 def unfit_cells(records: Sequence[Mapping[str, Any]]) -> int:

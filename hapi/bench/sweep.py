@@ -6,7 +6,8 @@ every split. The truth is that sweep: all splits are measured, the most promisin
 bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
 that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
 turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
-best worse, splits that were broken off too early are run again.
+best worse, splits that were broken off too early are run again. Neighbours that send the same bytes and whose estimates
+differ by less than 0.5% (before and after a ReLU) are twins: one of them is measured for both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,10 @@ last column begins earlier."""
 NEAR = (1.12, 1.06)
 """Times the best epoch within which a split is measured a second time, and a third."""
 CHOSEN = 1.25
-"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's."""
+"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
+That of ``auto`` is always measured again."""
+TWIN = 0.005
+"""Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 WARM = 1
 """Batches with which both sides are made to load a split's layers before it is measured first."""
 
@@ -71,7 +75,7 @@ class _Bench:
     def __init__(self, bed: Bed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
         self._bed, self._grid, self._results, self._tell = bed, grid, results, tell
         token = secrets.token_hex(16)
-        most = max(grid.samples(bs) for bs in grid.batches)
+        most = max(grid.profile_samples(bs) for bs in grid.batches)
         store = make_store(folder, most, grid.image_size)
         self._url = start_server(bed, store, token, folder, device=grid.server_device)
         self._client = BenchClient(bed, token, folder)
@@ -84,17 +88,19 @@ class _Bench:
         samples = self._grid.samples(cell.bs)
         self._opened(cell, "images")
         self._bed.set_bandwidth(cell.bandwidth)
-        planned = self._client.ask("plan", samples=samples, epoch=0)
+        profiled = self._grid.profile_samples(cell.bs)
+        planned = self._client.ask("plan", samples=samples, profiled=profiled, epoch=0)
         if not planned["ok"]:
             self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
             return
         self._results.add({"kind": "plan", "cell": cell.key, "samples": samples, **planned})
-        times = _Times()
-        for split in sorted(self._splits, key=lambda s: planned["auto"][s]):
+        times, of = _Times(), twins(planned["wire"], planned["auto"])
+        chosen = {of[split] for split in planned["choices"].values()}
+        for split in sorted(set(of), key=lambda s: planned["auto"][s]):
             self._run(cell, split, samples, times, planned["wire"][split])
         for turn in range(self._grid.repeats - 1 if times.found else 0):
             again = times.near(NEAR[min(turn, len(NEAR) - 1)])
-            again |= times.near(CHOSEN) & set(planned["choices"].values())
+            again |= times.near(CHOSEN) & chosen | times.found.keys() & {of[planned["choices"]["auto"]]}
             for split in sorted(again):
                 self._run(cell, split, samples, times)
             for split in times.doubtful(SURELY_BEYOND):
@@ -102,11 +108,14 @@ class _Bench:
         if not times.found:
             self._tell(f"{cell.key}: no split fitted the client's memory")
             return
+        for twin, measured in enumerate(of):
+            if twin != measured:
+                self._results.add({"kind": "twin", "cell": cell.key, "split": twin, "of": measured})
         self._tensors(cell, samples, 3 * times.best())
         best = times.best_split()
         told = ", ".join(
-            f"{name} {split} ({times.median(split) / times.best() - 1:+.0%})"
-            if times.known(split)
+            f"{name} {split} ({times.median(of[split]) / times.best() - 1:+.0%})"
+            if times.known(of[split])
             else f"{name} {split} (>)"
             for name, split in planned["choices"].items()
         )
@@ -116,8 +125,13 @@ class _Bench:
 
     def _tensors(self, cell: Cell, samples: int, limit: float) -> None:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
-        forms: tuple[Form, ...] = ("uint8", "float32")
-        for form in forms:
+        forms: tuple[tuple[Form, int], ...] = (("uint8", 1), ("float32", 4))
+        for form, element in forms:
+            least = samples * 3 * self._grid.image_size**2 * element * 8 / cell.bandwidth
+            if least > limit:
+                over = {"ok": True, "over": True, "seconds": least, "by": "bytes at the link's rate"}
+                self._results.add({"kind": "none", "cell": cell.key, "form": form, **over})
+                continue
             self._opened(cell, form)
             self._bed.set_bandwidth(None)
             warmed = self._client.ask("warm", split=0, samples=cell.bs)["ok"]
@@ -171,6 +185,16 @@ class _Bench:
             times.bounds[split] = found["seconds"]
         elif found["ok"]:
             times.add(split, found["seconds"])
+
+
+def twins(wire: Sequence[int], seconds: Sequence[float]) -> list[int]:
+    """By split, the split that is measured for it: itself, or the first of neighbours that differ in nothing."""
+    of: list[int] = []
+    for split in range(len(wire)):
+        first = of[-1] if of else split
+        alike = wire[split] == wire[first] and abs(seconds[split] - seconds[first]) <= TWIN * seconds[first]
+        of.append(first if alike else split)
+    return of
 
 
 class _Times:

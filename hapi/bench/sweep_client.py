@@ -1,6 +1,7 @@
 """The client's side of the evaluation: a session that does what the other process says, one JSON line each way.
 
-Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch"}``, ``{"do": "epoch", "split", "samples",
+Commands: ``{"do": "open", ...settings}``, ``{"do": "plan", "samples", "epoch", "profiled"}``,
+``{"do": "epoch", "split", "samples",
 "epoch", "limit"}``, ``{"do": "warm", "split", "samples"}``, ``{"do": "fetch", "split", "samples", "at_once"}``, and
 with ``--limited`` ``{"do": "limit", "bits"}``. It ends with its standard input.
 """
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,9 +138,9 @@ class SweepClient:
             window.close()
         return {"seconds": seconds, "samples": received, "bytes": window.traffic.bytes_received}
 
-    def do_plan(self, samples: int, epoch: int) -> dict[str, Any]:
-        """Profile one epoch as ``hapi-train`` does, and tell what every strategy makes of it."""
-        session = self._opened(samples)
+    def do_plan(self, samples: int, epoch: int, profiled: int | None = None) -> dict[str, Any]:
+        """Profile an epoch of ``profiled`` samples as ``hapi-train`` does; what strategies choose for ``samples``."""
+        session = self._opened(profiled or samples)
         planning = planning_of(session.settings, session.prepared, session.meter, session.budget)
         if planning is None:
             raise HapiError("the sweep's session has no strategy; this is a defect of hapi")
@@ -149,7 +151,7 @@ class SweepClient:
             for features, labels in session.epoch(epoch + epochs):
                 self._step(session, features, labels)
             epochs += 1
-        profile, job = planning.profile, planning.job
+        profile, job = planning.profile, replace(planning.job, samples=samples)
         if profile is None:
             raise HapiError("there is a plan without a profile; this is a defect of hapi")
         estimates = [estimate(profile, job, split) for split in session.prepared.pushable]

@@ -131,6 +131,14 @@ def test_the_grid_has_every_cell_once_and_begins_spread_out() -> None:
     assert Grid().samples(16) % 16 == 0 and Grid().samples(384) == 6 * 384
 
 
+def test_a_twin_has_the_times_of_the_split_that_was_measured_for_it() -> None:
+    told = [*records(), {"kind": "twin", "cell": CELL.key, "split": 7, "of": 2}]
+    told += [{"kind": "twin", "cell": CELL.key, "split": 8, "of": 0}]
+    (one,) = measured_cells(told)
+    assert one.seconds(7) == one.seconds(2) and one.bytes_received[7] == one.bytes_received[2]
+    assert one.seconds(8) is None and one.least(8) == one.least(0)
+
+
 def test_what_ran_out_of_memory_is_shown_and_counted() -> None:
     starved = [r for r in records() if r["kind"] != "run"]
     starved[1:1] = [run(1, 1.0), run(2, 0.0, ok=False), run(3, 0.0, ok=False)]

@@ -51,7 +51,8 @@ class Tiers:
         self.form = settings["dataset"]
         return {"ok": True, "splits": list(self.seconds)}
 
-    def do_plan(self, samples: int, epoch: int) -> dict[str, Any]:
+    def do_plan(self, samples: int, epoch: int, profiled: int) -> dict[str, Any]:
+        assert profiled == 12 * 16
         assert self.bandwidth is not None, "a profile without the link's rate is of another link"
         if not self.plan_fits:
             return {"ok": False, "memory": True, "error": "does not fit"}
@@ -112,6 +113,38 @@ def test_repeats_are_in_turns(tiers: Tiers, tmp_path: Path) -> None:
     tiers.seconds[2] = [1.05]
     results, _ = measure(tiers, tmp_path)
     assert [r["split"] for r in results.records if r["kind"] == "run"][4:8] == [1, 2, 1, 2]
+
+
+def test_the_choice_of_auto_is_measured_again_however_bad_it_was(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.estimates, tiers.seconds[1] = [4.0, 1.0, 1.1, 1.3], [1.6, 1.0, 1.0]
+    results, _ = measure(tiers, tmp_path)
+    assert len(runs(results, 1)) == 3
+
+
+def test_tensors_that_the_link_makes_too_slow_are_not_sent(tiers: Tiers, tmp_path: Path) -> None:
+    results, _ = measure(tiers, tmp_path)
+    none = {r["form"]: r for r in results.records if r["kind"] == "none"}
+    assert none["float32"]["over"] and none["float32"]["seconds"] == pytest.approx(
+        16 * 3 * 64**2 * 4 * 8 / BANDWIDTH
+    )
+    assert tiers.form == "uint8"
+
+
+def test_twins_are_measured_once(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds[4] = [1.0]
+    tiers.wire, tiers.estimates = [10, 20, 20, 30, 30], [4.0, 1.0, 1.004, 1.3, 1.302]
+    results, told = measure(tiers, tmp_path)
+    assert not runs(results, 2) and not runs(results, 4)
+    assert [(r["split"], r["of"]) for r in results.records if r["kind"] == "twin"] == [(2, 1), (4, 3)]
+    assert "auto 1 (+0%)" in told[-2]
+
+
+def test_what_is_a_twin() -> None:
+    assert engine.twins([1, 1, 1, 2], [1.0, 1.004, 1.0, 1.0]) == [0, 0, 0, 3]
+    assert engine.twins([1, 1, 1], [1.0, 1.004, 1.008]) == [0, 0, 2], (
+        "by the first of them, so that they cannot drift"
+    )
+    assert engine.twins([1, 2, 1], [1.0, 1.0, 1.0]) == [0, 1, 2], "neighbours only"
 
 
 def test_what_is_far_beyond_the_best_is_broken_off(tiers: Tiers, tmp_path: Path) -> None:

@@ -288,7 +288,10 @@ def test_live_progress_on_a_terminal(running: ServerProcess, columns: int) -> No
     )
     assert len(shown) > 3, text
     for _, samples, megabytes, stall in shown:
-        assert 0 < int(samples) < 1e5 and 0 < float(megabytes) < 1e3 and 0 <= int(stall) <= 100
+        assert 0 < int(samples) < 1e5 and 0 <= float(megabytes) < 1e3 and 0 <= int(stall) <= 100
+    assert any(float(megabytes) > 0 for _, _, megabytes, _ in shown), (
+        "rounded to 0.0 on a slow machine, but not always"
+    )
     assert max(len(line) for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 0:")) <= 80
     assert re.search(r"\r +\repoch   0  split +[0-9/]+ ", text), "the bar is wiped before the epoch's line"
 
@@ -329,9 +332,12 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.6, 1.5, 3.0, 6.0])
+@pytest.mark.parametrize("delay", [0.3, 1.2, 2.7, 5.7])
 def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
     """During the imports, while the embedded server starts, while the model is built."""
+    began = time.monotonic()
+    assert "hapi" in start_train("--version").communicate(timeout=60)[0]
+    delay += time.monotonic() - began  # before that Python itself starts, and nothing of ours can answer
     job = start_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")
     time.sleep(delay)
     children = children_of(job.pid)

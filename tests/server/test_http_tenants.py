@@ -188,14 +188,12 @@ def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None
             asked = clients.map(ask, range(3))
             time.sleep(0.5)
             assert by_tenant(server, "hapi_tenant_running", tenant="rationed") <= 1
-            begun = time.monotonic()
-            assert (
-                exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light")).status == 200
-            )
-            assert time.monotonic() - begun < 2, "others are not rationed"
+            light = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
+            assert light.status == 200 and len(ends) < 3, "others are not rationed"
             assert by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="rationed") > 1
             assert list(asked) == [200] * 3
-        assert 5.0 < max(ends) < 9.0
+        assert max(ends) > 5.0
+        server.idle()  # a request is accounted for after its client has all of it
         assert by_tenant(server, "hapi_tenant_sent_bytes_total", tenant="rationed") > 3 * 640 * 1024
 
 
