@@ -50,7 +50,8 @@ class Metrics:
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         """``read`` gives what is found out when somebody looks."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time for each counter, of the whole process, that nobody asks for
+        # A time for each counter, which nobody asks for; the switch is of the whole process.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
             "hapi_requests_total", "Requests by route and status.", ["route", "status"], registry=registry

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,14 @@ def test_the_container_copies_what_there_is_and_what_an_installation_needs() -> 
     copied = [word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]]
     assert all((ROOT / word).exists() for word in copied)
     assert {"pyproject.toml", "hapi", "README.md", "LICENSE"} <= set(copied)
+
+
+def test_an_installation_has_the_page() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["hapi"]
+    packed = {path for pattern in patterns for path in (ROOT / "hapi").glob(pattern)}
+    pages = set((ROOT / "hapi").rglob("*.html"))
+    assert pages and pages <= packed
 
 
 def test_the_container_starts_a_server_that_is_not_root() -> None:

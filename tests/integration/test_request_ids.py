@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hostile_tools  # noqa: F401 - the path to the server's own tools
 import numpy as np
 import pytest
 from harness import ServerProcess, server, start_train, train, wait_for

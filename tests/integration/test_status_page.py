@@ -68,7 +68,7 @@ def running(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             threading.Thread(
                 target=_busy, args=(process.port, known.extract(list(range(40)) * 8, split=10), tenant, stop)
             )
-            for tenant in ("vision", "vision", "lab", "students")
+            for tenant in ("vision", "vision", "lab", "lab")
         ]
         for thread in threads:
             thread.start()
@@ -263,7 +263,7 @@ def test_the_picture_of_the_documents(
     running: ServerProcess, browser: Browser, known: Known, tmp_path: Path
 ) -> None:
     """docs/status.png: HAPI_SCREENSHOTS=docs pytest tests/integration/test_status_page.py -k picture"""
-    exchange(running.port, "POST", EXTRACT, known.extract() | {"split": 99}, bearer("students"))
+    exchange(running.port, "POST", EXTRACT, known.extract() | {"split": 99}, bearer("lab"))
     with browser.tab(running.url, 1100, 1010) as tab:
         signed_in(tab)
         tab.until(row("slow1"))

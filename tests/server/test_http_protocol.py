@@ -191,8 +191,8 @@ def test_wrong_methods(server: ServedApplication, method: str) -> None:
         check_problem(answer, 405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/v2/extract", "/v1/extract/", "/v1//extract", "/v1/nosuch", "/favicon.ico",
-                                  "/v1/datasets/", "/v1/datasets/a/b", "/v1/extract%00"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/index.html", "/v2/extract", "/v1/extract/", "/v1//extract", "/v1/nosuch",
+                                  "/favicon.ico", "/v1/datasets/", "/v1/datasets/a/b", "/v1/extract%00"])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_unknown_paths(server: ServedApplication, path: str, method: str) -> None:
     check_problem(exchange(server.port, method, path, b"{}" if method == "POST" else None), 404)

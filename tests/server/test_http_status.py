@@ -111,7 +111,7 @@ def test_what_runs_and_what_is_left_of_it(server: ServedApplication, known: Know
     exchange(server.port, "POST", EXTRACT, known.extract())
     exchange(server.port, "POST", SAMPLES, known.samples())
     exchange(server.port, "POST", TENSORS, known.tensors())
-    assert status(server)["tenants"][0]["served"] == before + 3
+    until(lambda: status(server)["tenants"][0]["served"] == before + 3, 10, "the count of the last answer")
 
 
 def test_an_error_is_in_the_list_with_the_id_that_the_client_has(
@@ -125,8 +125,10 @@ def test_an_error_is_in_the_list_with_the_id_that_the_client_has(
             known.extract() | {"split": 99},
             {"X-Request-Id": given.encode("latin-1")},  # type: ignore[dict-item]
         )
+        given_back = answer.headers["X-Request-Id"]
+        until(lambda i=given_back: status(server)["errors"][:1] and status(server)["errors"][0]["request_id"] == i,
+              10, "the error")  # fmt: skip
         newest = status(server)["errors"][0]
-        assert answer.headers["X-Request-Id"] == newest["request_id"]
         if expected is not None:
             assert newest["request_id"] == expected
         else:
@@ -164,6 +166,7 @@ def test_thousands_of_tenants_are_not_all_shown(folder: Path, tmp_path: Path, kn
     with served(folder, tenants=read_tenants(str(path), None)) as server:
         headers = {"Authorization": "Bearer secret-2999"}
         assert exchange(server.port, "POST", SAMPLES, known.samples(), headers).status == 200
+        server.idle()
         document = status(server, headers)
         assert len(document["tenants"]) == 100 and document["tenants_in_all"] == 3000
         assert document["tenants"][0]["name"] == "t2999" and document["tenants"][0]["served"] == 1
