@@ -25,7 +25,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def read_gauges(text: str) -> dict[str, float]:
-    """The gauges in a page of metrics, by their short names, summed over devices and kinds; absent ones are left out."""
+    """The metrics in a page of them, by their short names, summed over labels; absent ones are left out."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
