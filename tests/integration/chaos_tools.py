@@ -192,6 +192,7 @@ class Settled:
         assert resident_bytes(_own()) - self.resident < memory
         answer = exchange(self._server.port, "POST", EXTRACT, known.extract())
         known.check_features(answer.body, [3, 39, 0, 17])
+        self._idle()  # it is counted after its client has it
         check_metrics(self._server.port)
 
     def _idle(self) -> None:

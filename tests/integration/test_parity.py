@@ -75,7 +75,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return copy.deepcopy(modules[key])
 
     monkeypatch.setattr("hapi.client.models.build", copied)
-    monkeypatch.setattr("hapi.models.repository.build_module", copied_module)
+    monkeypatch.setattr("hapi.models.built.build_module", copied_module)
 
 
 @pytest.fixture
