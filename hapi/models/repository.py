@@ -205,7 +205,11 @@ def open_front(
         if remembered is not None and remembered.front_digest(split) == reference.digest:
             return remembered, BuiltFront(builds, spec, allow_imports, remembered)
         model, weights = builds.build(spec, allow_imports)
-    _check_digest(model, split, reference)
+    try:
+        _check_digest(model, split, reference)
+    except ConflictError:
+        weights.clear()  # the error's frames live on until the garbage collector comes by, the weights must not
+        raise
     return model, BuiltFront(builds, spec, allow_imports, model, weights)
 
 

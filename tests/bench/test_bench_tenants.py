@@ -241,6 +241,8 @@ def test_a_small_real_run(tmp_path: Path) -> None:
     (auto, store) = rows
     assert 0 < auto.most_memory <= auto.budget and store.most_memory > 0
     (sharing,) = [r for r in results.records if r["kind"] == "sharing"]
-    assert 0 < sharing["differing_bytes"] < sharing["front_bytes"] <= sharing["resident"][0]
-    assert sharing["resident"][0] < sharing["resident"][1] <= 2 * sharing["resident"][0]
+    first, both = sharing["resident"]
+    # Tensors with the same content, such as fresh statistics of BatchNorm, are resident once.
+    assert 0.98 * sharing["front_bytes"] < first <= sharing["front_bytes"]
+    assert 0 < both - first <= sharing["differing_bytes"] < sharing["front_bytes"]
     json.dumps([row.to_json() for row in rows])

@@ -103,7 +103,7 @@ def test_killed_midway(folder: Path, tmp_path: Path) -> None:
 
         again, (disturbed, _) = received(extract(process.port, known, kill), 2)
         assert again == IDS and np.array_equal(disturbed, features)
-        assert metric(process.port, "hapi_decoders_replaced") == 2
+        assert metric(process.port, "hapi_decoders_replaced_total") == 2
         now = children(process.process.pid)
         assert len(now) == 2 and not set(now) & set(pids)
         assert process.stop() == 0
