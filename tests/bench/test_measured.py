@@ -185,7 +185,13 @@ def test_loose_bed_tells_every_link_its_rate() -> None:
 
 
 SMALL = Grid(
-    models=("resnet18",), batches=(16,), bandwidths=(40e6,), epoch_batches=2, least_samples=32, repeats=2
+    models=("resnet18",),
+    batches=(16,),
+    bandwidths=(40e6,),
+    epoch_batches=2,
+    least_samples=32,
+    repeats=2,
+    profile_batches=2,
 )
 
 
