@@ -82,9 +82,9 @@ class Extraction:
         _check_input(dataset, request)
         begun = self._account.marks(request.job)
         with ExitStack() as stack:
-            worker = stack.enter_context(self._workers.one(request.model.digest))
             with self._account.busy.running(), clock.stage("model"):
-                sizes = worker.sizing.of(request)
+                sizes = self._workers.sizing.of(request)
+            worker = stack.enter_context(self._workers.one(sizes.weights[0].key))
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
                 claim = stack.enter_context(worker.memory.claim(ask, cancelled))
@@ -180,7 +180,7 @@ class Extraction:
         if not self._settings.model_reuse:  # each request has a copy of its own
             weights = tuple(replace(w, key=f"{w.key}/{next(self._copies)}") for w in weights)
         return Ask(
-            key=(request.model.digest, request.split, request.model.input_shape),
+            key=(sizes.weights[0].key, request.split, request.model.input_shape),
             samples=len(request.ids),
             forward=sizes.forward,
             weights=weights,

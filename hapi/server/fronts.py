@@ -16,6 +16,7 @@ from hapi.models.repository import FrontSource, open_front
 from hapi.profiler.timing import layer_segments
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
+from hapi.server.sizing import front_weights
 from hapi.storage.objects import ObjectStore
 from hapi.wire import messages
 
@@ -128,7 +129,7 @@ def _front(
         output_shape=tuple(model.output_shapes()[split]),
         output_dtype=model.output_dtypes()[split],
         weights=weights,
-        identity=request.model.digest,
+        identity=front_weights(request, model).key,
         make_layers=lambda: layer_segments(model, 0, split),
     )
 

@@ -30,7 +30,7 @@ class Front:
     weights: tuple[tuple[str, int], ...]
     """Key of content and bytes of each distinct tensor (parameters, buffers, constants), in layer order."""
     identity: str = ""
-    """The front's digest: fronts with the same one compute the same, to the bit, whatever they are called."""
+    """From the front's digest: fronts with the same one compute the same, to the bit, whatever they are called."""
     make_layers: Callable[[], Sequence[Segment]] = tuple
     """The layers one by one, over the same weights."""
     users: int = 0

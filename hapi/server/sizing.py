@@ -67,9 +67,8 @@ class Sizing:
         if not 1 <= split <= len(model.layers):
             raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
         sizes = model.output_bytes()
-        weights = Weights(key=request.model.digest, nbytes=front_bytes(model, split))
         return FrontSizes(
-            weights=(weights,),
+            weights=(front_weights(request, model),),
             output_shape=tuple(model.output_shapes()[split]),
             output_dtype=model.output_dtypes()[split],
             input_bytes=sizes[0],
@@ -94,6 +93,16 @@ class Sizing:
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return found
+
+
+def front_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
+    """All weights of the front that ``request`` names.
+
+    Their key is the request's digest with their bytes: a digest is a client's word until the front is loaded, and with
+    another model behind it must not be taken for somebody else's front.
+    """
+    nbytes = front_bytes(model, request.split)
+    return Weights(key=f"{request.model.digest}/{nbytes}", nbytes=nbytes)
 
 
 def _work(model: LayeredModel, device: str) -> Sequence[LayerWork]:

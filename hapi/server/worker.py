@@ -41,7 +41,6 @@ class DeviceWorker:
     device: Device
     cache: ModelCache
     memory: DeviceMemory
-    sizing: Sizing
     fronts: FrontLoader
     running: int = 0
     """Requests that were given to it and are not over."""
@@ -76,13 +75,14 @@ class Workers:
     """All devices of a server; requests are spread over them. Thread-safe."""
 
     all: Sequence[DeviceWorker]
+    sizing: Sizing
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def one(self, key: str) -> Iterator[DeviceWorker]:
-        """The device for a request of the front ``key``: the one with the least to do, but rather one that has it."""
+    def one(self, identity: str) -> Iterator[DeviceWorker]:
+        """The device for a request of this front: the one with the least to do, but rather one that has it."""
         with self._lock:
-            chosen = min(self.all, key=lambda w: w.running + (0 if w.cache.has(key) else RELOAD))
+            chosen = min(self.all, key=lambda w: w.running + (0 if w.cache.has(identity) else RELOAD))
             chosen.running += 1
         try:
             yield chosen
@@ -106,7 +106,8 @@ def make_workers(settings: ServerSettings, store: ObjectStore) -> Workers:
     # The CPU may be given several times.
     shown = [str(d) if devices.count(d) == 1 else f"{d}#{i}" for i, d in enumerate(devices)]
     return Workers(
-        [_worker(name, d, len(devices), settings, store) for name, d in zip(shown, devices, strict=True)]
+        [_worker(name, d, len(devices), settings, store) for name, d in zip(shown, devices, strict=True)],
+        Sizing(store, settings.allow_models, devices[0].type),
     )
 
 
@@ -120,7 +121,6 @@ def _worker(
         device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),
         cache=cache,
         memory=memory,
-        sizing=Sizing(store, settings.allow_models, device.type),
         fronts=FrontLoader(settings, store, device, cache),
     )
 

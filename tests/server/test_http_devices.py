@@ -27,6 +27,8 @@ from http_tools import (
 
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
+from hapi.profiler.memory import ForwardMemory
+from hapi.server.memory import Ask
 from hapi.server.settings import ServerSettings
 from hapi.server.worker import make_workers
 from hapi.storage.objects import open_store
@@ -81,7 +83,7 @@ def test_adaptive_takes_what_there_is(folder: Path, known: Known) -> None:
 def ledger_bytes(server: ServedApplication, known: Known, batch: int) -> int:
     """What the server predicts for a COS batch of the known request."""
     request = ExtractRequest.from_json(known.extract(IDS))
-    return server.service.workers.all[0].sizing.of(request).forward.of(batch)
+    return server.service.workers.sizing.of(request).forward.of(batch)
 
 
 def test_a_request_that_cannot_fit_gets_507_with_the_numbers(folder: Path, known: Known) -> None:
@@ -118,6 +120,32 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
         assert all(counts == [16, 16, 8] for counts, _ in found)
         assert any(report.seconds["device_wait"] > 0 for _, report in found)
         assert 0 < max(seen) <= budget and memory.waiting == 0
+
+
+def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known: Known) -> None:
+    """A digest is a client's word until the front is loaded."""
+    false = known.extract(IDS, split=SPLIT + 1)
+    false["model"] |= {"digest": known.extract(IDS)["model"]["digest"]}
+    with served(folder, max_running=8) as server:
+        memory = server.service.workers.all[0].memory
+        ask = Ask(
+            key=("other", 1, (1,)),
+            samples=1,
+            forward=ForwardMemory(layers=((memory.budget, 0),)),
+            weights=(),
+            smallest=1,
+            largest=1,
+        )
+        with ThreadPoolExecutor(4) as pool:
+            with memory.claim(ask, threading.Event()):
+                lies = [pool.submit(exchange, server.port, "POST", EXTRACT, false) for _ in range(2)]
+                truths = [pool.submit(asked, server, known) for _ in range(2)]
+                until(lambda: memory.waiting == 4, 60, "all four wait for memory")
+            for lie in lies:
+                check_problem(lie.result(), 409, "digest")
+            assert all(sum(truth.result()[0]) == len(IDS) for truth in truths)
+        server.idle()
+        assert memory.held_bytes == 0 and memory.waiting == 0
 
 
 def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
