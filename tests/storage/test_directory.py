@@ -167,3 +167,17 @@ def test_shards_of_few_samples(counts: list[int], data: st.DataObject) -> None:
     entries["shard"][position] += np.uint32(1)
     with pytest.raises(DataError, match=rf"sample {position} in"):
         directory.check(listed, "index")
+
+
+@given(st.binary(min_size=16, max_size=400), st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_any_bytes_are_a_data_error_or_lie_within_their_shards(data: bytes, counts: list[int]) -> None:
+    words = np.frombuffer(data[: len(data) // 16 * 16], dtype=np.uint64).reshape(-1, 2)
+    directory = SampleDirectory.from_words(words)
+    listed = [shard(number, 2**40, count) for number, count in enumerate(counts)]
+    try:
+        directory.check(listed, "index")
+    except DataError as error:
+        assert str(error).startswith("index: ")
+        return
+    found = directory.locate(np.arange(len(directory)))
+    assert ((found.offset >= 0) & (found.length > 0) & (found.offset + found.length <= 2**40)).all()

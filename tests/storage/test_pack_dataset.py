@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from collections.abc import Callable
@@ -165,6 +166,42 @@ def test_an_index_that_was_cut_off_is_told_by_its_size(store: ObjectStore) -> No
         DataError, match=rf"has {manifest.index_size - 1} bytes instead of {manifest.index_size}"
     ):
         open_dataset(store, "d")
+
+
+def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
+    """Listed with what to do, opened and verified with one error, and packed again in its place."""
+    pack(ByteSource(20), store, "d", SMALL)
+    document = {**json.loads(store.get("datasets/d/manifest.json")), "format": 1}
+    store.put("datasets/d/manifest.json", json.dumps(document).encode())
+    advice = "format 1 is of an older Hapi, this one reads 2; pack the data set again"
+    with pytest.raises(DataError, match=advice):
+        open_dataset(store, "d")
+    (listed,) = list_datasets(store)
+    assert listed.state == "damaged" and advice in str(listed.problem)
+    assert [advice in str(damage) for damage in verify_dataset(store, "d").damages] == [True]
+    pack(ByteSource(20), store, "d", SMALL, replace=True)
+    assert verify_dataset(store, "d").sound
+
+
+def test_a_damaged_part_of_an_unfinished_packing_is_packed_again(store: ObjectStore) -> None:
+    wanted = pack(ByteSource(500), open_store(f"memory://{uuid.uuid4().hex}"), "d", SMALL).version
+    for position in (-1, -100, -64 * 16 - 1, -64 * 32 + 3):
+        with pytest.raises(KeyboardInterrupt):
+            pack(ByteSource(500, fail_at=300), store, "d", SMALL, replace=True, restart=True)
+        (part,) = [i.key for i in store.list("datasets/d") if i.key.endswith("00002.part.safetensors")]
+        data = store.get(part)
+        flip(store, part, position % len(data))
+        done: list[tuple[int, int, int]] = []
+        manifest = pack(
+            ByteSource(500),
+            store,
+            "d",
+            SMALL,
+            replace=True,
+            on_start=lambda *numbers, into=done: into.append(numbers),
+        )
+        assert done == [(500, 128, 2048)] and manifest.version == wanted
+        assert verify_dataset(store, "d").sound
 
 
 def test_places_of_samples(store: ObjectStore) -> None:
