@@ -12,7 +12,8 @@ import numpy.typing as npt
 import xxhash
 
 from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, StoreError, UnprocessableError
-from hapi.storage.index import SampleIndex, digest, offsets_of
+from hapi.storage.directory import Located, offsets_of
+from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.sequence import IntArray
@@ -79,7 +80,11 @@ class Dataset:
 
     def lengths(self, ids: npt.ArrayLike) -> IntArray:
         """Stored bytes of each of these samples, int64 [n]."""
-        return self.index.length[self._checked(ids)].astype(np.int64)
+        return self.locate(ids).length
+
+    def locate(self, ids: npt.ArrayLike) -> Located:
+        """Shard, offset and length of each of these samples; a shard is a place in ``manifest.shards``."""
+        return self.index.directory.locate(self._checked(ids))
 
     def read(self, ids: npt.ArrayLike) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
@@ -89,12 +94,12 @@ class Dataset:
         :class:`NotFoundError` for an id out of range, :class:`ConflictError` when the data set was replaced.
         """
         wanted = self._checked(ids)
-        shards = self.index.shard[wanted]
-        starts = self.index.offset[wanted].astype(np.int64)
-        offsets = offsets_of(self.index.length[wanted])
+        places = self.index.directory.locate(wanted)
+        shards = places.shard
+        offsets = offsets_of(places.length)
         data = np.empty(int(offsets[-1]), dtype=np.uint8)
         try:
-            self.store.read_many(list(self._parts(shards, starts, offsets, data.data)))
+            self.store.read_many(list(self._parts(shards, places.offset, offsets, data.data)))
         except (NotFoundError, StoreError) as error:
             raise self._explained(error, np.unique(shards)) from error
         self._verify(wanted, shards, data, offsets)
@@ -186,13 +191,22 @@ def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
     """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
     where = f"{store.url}/{manifest.index_key}"
     try:
+        size = store.size(manifest.index_key)
+        if size != manifest.index_size:
+            raise DataError(
+                f"{where} has {size} bytes instead of {manifest.index_size}; pack the data set again"
+            )
         buffer: Any = read_object(store, manifest.index_key)
     except NotFoundError:
         raise DataError(f"{where} is missing; pack the data set again") from None
     if digest(buffer) != manifest.index_xxh3:
         raise DataError(f"{where} fails its checksum; pack the data set again")
     index, _ = SampleIndex.from_buffer(buffer, where)
-    index.check_layout([s.size for s in manifest.shards], [s.count for s in manifest.shards], where)
+    index.directory.check(manifest.shards, where)
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
-        raise DataError(f"{where}: a label lies outside of the {len(manifest.classes)} classes")
+        wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
+        raise DataError(
+            f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
+            "classes; pack the data set again"
+        )
     return index
