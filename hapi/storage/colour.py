@@ -57,7 +57,8 @@ def _grey(image: torch.Tensor) -> npt.NDArray[np.uint8]:
     red, green, blue = (
         channel * share for channel, share in zip(image.numpy().astype(np.float32), _GREY, strict=True)
     )
-    return (red + green + blue).astype(np.uint8)
+    grey: npt.NDArray[np.uint8] = (red + green + blue).astype(np.uint8)
+    return grey
 
 
 def _blend(image: torch.Tensor, other: _Floats | np.float32, factor: float) -> torch.Tensor:

@@ -56,23 +56,30 @@ _pools_guard = threading.Lock()
 
 def input_shape(layout: SampleLayout, transform: TransformSpec | None) -> tuple[int, ...]:
     """Shape of one sample of :func:`input_batch`; :class:`UnprocessableError` when it is not determined."""
-    if layout.kind == "encoded":
-        if transform is None:
-            raise UnprocessableError("encoded images need a transform: give an image size")
-        return transform.output_shape
     shape = layout.sample_shape or ()
     if transform is None:
+        if layout.kind == "encoded":
+            raise UnprocessableError("encoded images need a transform: give an image size")
         return shape
-    if len(shape) != 3 or shape[0] not in (1, 3):
+    if layout.kind == "tensor" and (len(shape) != 3 or shape[0] not in (1, 3)):
         raise UnprocessableError(
             f"a transform needs samples of shape [3, H, W] or [1, H, W], not {list(shape)}"
         )
-    if transform.augment is not None and transform.augment.jitters and layout.sample_dtype != "uint8":
+    if transform.augment is not None:
+        _check_augment(layout, transform.augment, transform.crop)
+    return transform.output_shape
+
+
+def _check_augment(layout: SampleLayout, augment: Augmentation, side: int) -> None:
+    if augment.jitters and layout.kind == "tensor" and layout.sample_dtype != "uint8":
         raise UnprocessableError(
             f"colours can be changed of images and of uint8 samples, these are {layout.sample_dtype}: "
             "leave jitter out, or pack images or uint8"
         )
-    return transform.output_shape
+    if augment.padding is not None and augment.padding >= side:
+        raise UnprocessableError(
+            f"a padding of {augment.padding} leaves nothing of an image in some crops of {side} x {side}: choose less"
+        )
 
 
 def input_batch(

@@ -92,6 +92,13 @@ def test_wrong_fields(
     check_problem(exchange(running.port, "POST", EXTRACT, known.extract(transform=transform)), 400, *words)
 
 
+def test_padding_that_leaves_nothing(running: ServedApplication, known: Known) -> None:
+    transform = replace(TRANSFORM, augment=Augmentation(padding=32)).at(5, 0).to_json()
+    check_problem(
+        exchange(running.port, "POST", EXTRACT, known.extract(transform=transform)), 422, "padding of 32"
+    )
+
+
 def test_seed_and_epoch_come_with_it_and_only_with_it(running: ServedApplication, known: Known) -> None:
     for transform, word in (
         (RANDOM.to_json(), "field 'epoch' is missing"),

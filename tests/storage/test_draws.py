@@ -136,14 +136,14 @@ def test_the_same_numbers_give_torchvisions_box(
     assert (mine[:, 2:] > 0).all()
 
 
-@pytest.mark.parametrize("shape", [(375, 500), (40, 32), (30, 200)])
+@pytest.mark.parametrize("shape", [(375, 500), (30, 80)])
 def test_resized_crops_are_distributed_as_torchvisions(shape: tuple[int, int]) -> None:
     image = torch.zeros((3, *shape), dtype=torch.uint8)
     torch.manual_seed(0)
     theirs = np.array(
-        [transforms.RandomResizedCrop.get_params(image, SCALE, RATIO) for _ in range(3000)], float
+        [transforms.RandomResizedCrop.get_params(image, SCALE, RATIO) for _ in range(1500)], float
     )
-    mine = np.array([resized_crop(row, *shape, SCALE, RATIO) for row in many(3000)], float)
+    mine = np.array([resized_crop(row, *shape, SCALE, RATIO) for row in many(1500)], float)
     for of in (
         lambda b: b[:, 0], lambda b: b[:, 1], lambda b: b[:, 2], lambda b: b[:, 3],
         lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 3] / b[:, 2],
@@ -178,13 +178,13 @@ def test_flips() -> None:
 
 def test_jitter_is_distributed_as_torchvisions() -> None:
     amounts = (0.4, 1.0, 0.2, 0.1)
-    drawn = [jitter(row, amounts) for row in many(6000)]
+    drawn = [jitter(row, amounts) for row in many(3000)]
     orders = np.unique([[k for k, _ in steps] for steps in drawn], axis=0, return_counts=True)[1]
     assert len(orders) == 24 and stats.chisquare(orders).pvalue > 1e-4
     torch.manual_seed(0)
     jitters = transforms.ColorJitter(*amounts)
     asked = (jitters.brightness, jitters.contrast, jitters.saturation, jitters.hue)
-    theirs = np.array([transforms.ColorJitter.get_params(*asked)[1:] for _ in range(6000)])
+    theirs = np.array([transforms.ColorJitter.get_params(*asked)[1:] for _ in range(3000)])
     for kind in range(4):
         mine = [dict(steps)[kind] for steps in drawn]
         assert asked[kind][0] <= min(mine) and max(mine) <= asked[kind][1]

@@ -32,7 +32,7 @@ IMAGES = SampleLayout(kind="encoded")
             ("resized-crop:ratio=1-1:scale=0.5-0.5", "jitter:hue=0.1:brightness=0.4"),
             Augmentation(scale=(0.5, 0.5), ratio=(1.0, 1.0), brightness=0.4, hue=0.1),
         ),
-        (("imagenet", "jitter:contrast=0.4"), Augmentation(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5, contrast=0.4)),
+        (("crop-flip", "jitter:contrast=0.4"), Augmentation(padding=4, flip=0.5, contrast=0.4)),
     ],
     ids=str,
 )  # fmt: skip
