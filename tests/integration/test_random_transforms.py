@@ -182,6 +182,7 @@ def test_a_planned_split_changes_nothing(service: Service, store: Path) -> None:
     assert torch.linalg.norm(got - expected) <= 1e-5 * torch.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_the_command(store: Path, tmp_path: Path) -> None:
     """``hapi-train --augment`` over its own server: the first lines say it, and the report has it."""
     report = tmp_path / "report.json"

@@ -51,8 +51,9 @@ def running(folder: Path) -> Iterator[ServedApplication]:
 
 def expected(known: Known, transform: TransformSpec) -> torch.Tensor:
     inputs = input_batch(known.dataset.read(np.array(IDS)), known.dataset.layout, transform)
+    front = resnet().segment(0, SPLIT, frozen=True)
     with torch.inference_mode():
-        return resnet().segment(0, SPLIT, frozen=True)(inputs)
+        return front(inputs)
 
 
 def features(running: ServedApplication, known: Known, transform: TransformSpec) -> torch.Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -150,6 +153,35 @@ def test_colours_of_a_photo_are_nearly_all_torchvisions() -> None:
     for kind, theirs in enumerate(_THEIRS):
         factor = 0.07 if kind == 3 else 1.31
         assert (jittered(image, [(kind, factor)]) == theirs(image, factor)).float().mean() > 0.999
+
+
+_JITTERED = """
+import hashlib, numpy as np, torch
+from hapi.storage.colour import jittered
+rng, digest = np.random.default_rng(1), hashlib.sha256()
+for side in (61, 224, 301):
+    ramp = np.add.outer(np.arange(side), np.arange(side)) * 255 / (2 * side)
+    noise, one = rng.integers(0, 256, (3, side, side)), rng.integers(0, 256, (1, side, side))
+    for values in (noise, np.repeat(one, 3, axis=0), 250 + noise % 6, np.stack([ramp, ramp * 0.9, ramp * 0.8])):
+        for kind, factor in ((0, 1.3), (1, 0.7), (1, 1.21), (2, 0.6), (2, 1.37), (3, 0.07)):
+            image = torch.from_numpy(values.astype(np.uint8))
+            digest.update(jittered(image, [(kind, float(factor))]).numpy().tobytes())
+print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_colours_are_the_same_on_every_processor() -> None:
+    """With torch's code for any processor and for this one, and with other numbers of threads."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", f"import torch; torch.set_num_threads({threads})\n{_JITTERED}"],
+            capture_output=True, text=True, check=True, timeout=120, env={**os.environ, **more},
+        ).stdout.split()
+        for threads, more in ((1, {}), (3, {}), (1, {"ATEN_CPU_CAPABILITY": "default"}))
+    ]  # fmt: skip
+    assert found[2][0] in ("DEFAULT", "NO")
+    assert len({digest for _, digest in (line[-2:] for line in found)}) == 1
 
 
 def test_the_order_of_colour_steps_matters() -> None:
