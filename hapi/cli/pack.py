@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hapi.cli.progress import TransferBar
@@ -124,7 +124,7 @@ def _transform(args: argparse.Namespace, source: Source) -> TransformSpec | None
         if args.image_size is not None:
             sized = TransformSpec.for_image_size(args.image_size)
             base = replace(base, resize=sized.resize, crop=sized.crop)
-        return TransformSpec.from_json({**asdict(base), **given})
+        return TransformSpec.from_json({**base.to_json(), **given})
     except BadRequestError as error:
         raise UsageError(str(error)) from None
 

@@ -227,12 +227,14 @@ def _announce(session: Session) -> None:
     unasked = ""
     if settings.weights == "auto" and prepared.weights.startswith("random:"):
         unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
+    augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
     freeze = f"{prepared.freeze} ({names[prepared.freeze - 1]})" if prepared.freeze else "0 (nothing)"
     print(
         f"model {settings.model}, {len(names)} layers, weights {prepared.weights}{unasked}, "
         f"freeze {freeze}, split {at}\n"
         f"data  {description.reference.name}, {format_count(len(prepared.training_ids))} samples, "
-        f"{len(description.classes)} classes, batch {settings.bs}, input {'x'.join(map(str, model.input_shape))}\n"
+        f"{len(description.classes)} classes, batch {settings.bs}, "
+        f"input {'x'.join(map(str, model.input_shape))}{augmented}\n"
         f"via   {', '.join(prepared.urls)}{' (embedded)' if prepared.embedded else ''}, device {session.device}",
         flush=True,
     )

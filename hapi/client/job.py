@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,12 @@ class ExtractionJob:
     def path(self) -> str:
         """Where its requests are posted."""
         return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
+
+    def at(self, seed: int, epoch: int) -> ExtractionJob:
+        """The job as it is in one epoch: a random transform differs from epoch to epoch."""
+        if self.transform is None or not self.transform.random:
+            return self
+        return replace(self, transform=self.transform.at(seed, epoch))
 
     def request(self, ids: messages.IdArray, *, first: bool = False) -> dict[str, Any]:
         """The document that asks for ``ids``; ``first``: it is the first of its batch."""

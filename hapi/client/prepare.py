@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hapi.client.augment import augmented
 from hapi.client.embedded import EmbeddedServer
 from hapi.client.job import ExtractionJob
 from hapi.client.models import ClientModel, open_client_model
@@ -60,7 +61,7 @@ class Prepared:
     held_out: DatasetDescription
     """Of the validation samples."""
     transforms: tuple[TransformSpec | None, TransformSpec | None]
-    """Of the training and of the validation samples."""
+    """Of the training samples, perhaps random, and of the validation samples, never random."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
@@ -149,7 +150,10 @@ def _prepare(
         validation_ids=validation,
         client_model=model,
         held_out=held_out or description,
-        transforms=(transform, transform if held_out is None else transform_of(settings, held_out)),
+        transforms=(
+            augmented(transform, layout, settings.augment),
+            transform if held_out is None else transform_of(settings, held_out),
+        ),
     )
     # What runs on the servers takes no memory here; a strategy may yet want every layer here.
     if strategy is None:

@@ -143,19 +143,19 @@ class Session:
         if split_of is not None:
             if planning is None:
                 raise UsageError("split_of needs a session with a strategy, such as split='auto'")
-            return self._deliver(Named(self.prepared, split_of), start_batch, planned)
+            return self._deliver(Named(self.prepared, split_of), start_batch, planned, epoch)
         if planning is None:
-            return self._deliver(Fixed(self.prepared, self.split), start_batch, planned)
+            return self._deliver(Fixed(self.prepared, self.split), start_batch, planned, epoch)
         splits = Planned(self.prepared, planning, epoch, len(planned) - start_batch)
-        return self._deliver(splits, start_batch, planned)
+        return self._deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(features, labels) of the validation samples, in ascending order of id."""
         planned = list(batches(self.prepared.validation_ids, self.settings.bs))
-        return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned)
+        return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned, 0)
 
     def _deliver(
-        self, splits: Splits, first: int, planned: Sequence[IdArray]
+        self, splits: Splits, first: int, planned: Sequence[IdArray], epoch: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches from ``first`` on. One that does not fit the memory is asked for again, at a later split."""
         delivered: list[IdArray] = []
@@ -165,7 +165,8 @@ class Session:
         splits.begin()
         while first + len(delivered) < len(planned):
             try:
-                yield from self._through_window(splits, first + len(delivered), planned, delivered, report)
+                begin = first + len(delivered)
+                yield from self._through_window(splits, epoch, begin, planned, delivered, report)
             except DeviceMemoryError:
                 unfit, report.unfit = report.unfit, None
                 if unfit is None or not splits.failed(first + len(delivered), unfit):
@@ -175,6 +176,7 @@ class Session:
     def _through_window(
         self,
         splits: Splits,
+        epoch: int,
         first: int,
         planned: Sequence[IdArray],
         delivered: list[IdArray],
@@ -182,7 +184,7 @@ class Session:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         settings = self.settings
         window = Window(
-            lambda number: splits.open(first + number),
+            lambda number: splits.open(first + number).at(settings.seed, epoch),
             self._servers,
             planned[first:],
             request_size=settings.request_size,

@@ -73,6 +73,12 @@ class TrainSettings:
         low=1,
         high=4096,
     )
+    augment: tuple[str, ...] = setting(
+        "random transforms of the training samples: imagenet (resized-crop,flip), crop-flip (crop,flip), or any of "
+        "resized-crop[:scale=A-B][:ratio=A-B], crop[:padding=N], flip[:p=X], "
+        "jitter[:brightness=X][:contrast=X][:saturation=X][:hue=X], as in torchvision",
+        default=(),
+    )
     validation: float | str | None = setting(
         "share of the samples held out (0.1), or the name of another data set, measured after each epoch",
         default=None,
@@ -92,7 +98,10 @@ class TrainSettings:
     momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
     weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
     seed: int = setting(
-        "seed of order, head, random weights and dropout", default=0, low=0, high=(1 << 31) - 1
+        "seed of order, head, random weights, random transforms and dropout",
+        default=0,
+        low=0,
+        high=(1 << 31) - 1,
     )
     drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
 

@@ -96,7 +96,8 @@ def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mma
         ids = np.array(order["ids"], np.int64)
         samples = Samples(ids, data, np.array(order["offsets"], np.int64), np.zeros_like(ids))
         layout = SampleLayout.from_json(order["layout"])
-        transform = None if order["transform"] is None else TransformSpec.from_json(order["transform"])
+        given = order["transform"]
+        transform = None if given is None else TransformSpec.from_json(given, random=True)
         shape = (len(samples), *input_shape(layout, transform))
         out = np.ndarray(shape, np.float32, buffer=memory)
         input_batch(samples, layout, transform, order["threads"], out=out)

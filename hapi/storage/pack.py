@@ -125,6 +125,7 @@ class _Packer:
 
     def fingerprint(self) -> str:
         options = {k: v for k, v in asdict(self.options).items() if k != "workers"}
+        options["transform"] = None if self.options.transform is None else self.options.transform.to_json()
         transform = None if self.transform is None else self.transform.to_json()
         state = xxhash.xxh3_128(
             json.dumps([options, transform, self.layout.to_json()], sort_keys=True).encode()

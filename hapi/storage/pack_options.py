@@ -44,6 +44,8 @@ class PackOptions:
             raise UsageError(
                 f"shard size {self.shard_bytes}: expected {MIN_SHARD_BYTES} to {MAX_SHARD_BYTES} bytes"
             )
+        if self.transform is not None and self.transform.random:
+            raise UsageError("a data set's own transform is not random; give --augment to hapi-train")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit {self.limit}: expected at least 1 sample")
         if not 0 < self.validation_fraction < 1:

@@ -124,7 +124,9 @@ class ExtractRequest:
             split=check_int(d["split"], 1, MAX_SPLIT, "split"),
             split_name=d["split_name"],
             ids=_ids(d["ids"]),
-            transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+            transform=None
+            if d["transform"] is None
+            else TransformSpec.from_json(d["transform"], random=True),
             time_layers=time_layers,
             job=_job(d),
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self, get_args
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from hapi.errors import BadRequestError
 
@@ -20,6 +20,9 @@ DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,64}")
 
 MAX_IMAGE_SIDE = 4096
 """Largest side, in pixels, that a transform may ask for (bounds memory before allocation)."""
+
+MAX_SEED = (1 << 63) - 1
+"""Largest seed and largest epoch of a random transform."""
 
 
 def check_name(name: Any, what: str) -> str:
@@ -150,34 +153,137 @@ class ModelReference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What is random in a training transform, with the meaning and order of torchvision's ``transforms.v2``.
+
+    ``RandomResizedCrop(scale, ratio)`` of the decoded image, or ``RandomCrop(padding)`` of the resized one, or neither
+    (the centre crop); then ``RandomHorizontalFlip(flip)``; then ``ColorJitter(brightness, contrast, saturation, hue)``.
+    """
+
+    scale: tuple[float, float] | None = None
+    """Share of the image's area that is cut out, from and to; None: no resized crop."""
+    ratio: tuple[float, float] | None = None
+    """Width by height of what is cut out, from and to; goes with ``scale``."""
+    padding: int | None = None
+    """Black pixels around the resized image before a crop is cut out anywhere; not with ``scale``."""
+    flip: float = 0.0
+    """Probability of being mirrored."""
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    JITTER: ClassVar = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.5}
+    """The colour fields, with the most that each may be."""
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` names the field."""
+        what = "transform.augment"
+        d = strict_fields(document, dict.fromkeys((f.name for f in fields(cls)), False), what)
+        if ("scale" in d) != ("ratio" in d):
+            raise BadRequestError(f"{what}: scale and ratio go together")
+        if "scale" in d and "padding" in d:
+            raise BadRequestError(
+                f"{what}: scale is of a resized crop, padding of a plain one; give one of them"
+            )
+        found: dict[str, Any] = {}
+        for name, low, high in (("scale", 1e-6, 1.0), ("ratio", 0.1, 10.0)):
+            if name in d:
+                found[name] = _span(d[name], low, high, f"{what}.{name}")
+        if "padding" in d:
+            found["padding"] = check_int(d["padding"], 0, MAX_IMAGE_SIDE, f"{what}.padding")
+        for name, most in {"flip": 1.0, **cls.JITTER}.items():
+            found[name] = _number(d.get(name, 0.0), 0.0, most, f"{what}.{name}")
+        augment = cls(**found)
+        if augment == cls():
+            raise BadRequestError(f"{what}: nothing in it is random; leave it away")
+        return augment
+
+    def to_json(self) -> dict[str, Any]:
+        """What is on, as JSON."""
+        on = {name: value for name, value in asdict(self).items() if value is not None and value != 0.0}
+        if self.padding is not None:
+            on["padding"] = self.padding
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in on.items()}
+
+    @property
+    def jitters(self) -> bool:
+        """Whether it changes colours."""
+        return any(getattr(self, name) for name in self.JITTER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Which of all random outcomes: with the sample's id it decides everything that is random in a transform."""
+
+    seed: int
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TransformSpec:
-    """The deterministic way from stored bytes to the model's input; both tiers apply the same one.
+    """The way from stored bytes to the model's input; both tiers apply the same one.
 
     Decode, to RGB, resize the short side to ``resize`` (bilinear, antialiased), centre-crop to
     ``crop`` x ``crop``, scale to 0..1, subtract ``mean`` and divide by ``std`` per channel.
-    The defaults are torchvision's for its ImageNet weights.
+    The defaults are torchvision's for its ImageNet weights. ``augment`` makes it random, of output size ``crop`` too;
+    what a sample then becomes depends on ``draw`` and its id.
     """
 
     resize: int = 256
     crop: int = 224
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    augment: Augmentation | None = None
+    draw: Draw | None = None
+    """Of a random transform, once it is known; belongs to an epoch and not to the job."""
 
     @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` names the field."""
-        d = strict_fields(document, dict.fromkeys(("resize", "crop", "mean", "std"), True), "transform")
+    def from_json(cls, document: Any, *, random: bool = False) -> Self:
+        """Checked strictly; :class:`BadRequestError` names the field.
+
+        ``random``: it may be a random one, which then has its seed and epoch with it.
+        """
+        known = dict.fromkeys(("resize", "crop", "mean", "std"), True)
+        if random and isinstance(document, dict) and {"augment", "seed", "epoch"} & set(document):
+            known |= dict.fromkeys(("augment", "seed", "epoch"), True)
+        d = strict_fields(document, known, "transform")
         crop = check_int(d["crop"], 1, MAX_IMAGE_SIDE, "transform.crop")
         resize = check_int(d["resize"], crop, MAX_IMAGE_SIDE, "transform.resize")
+        augment, draw = None, None
+        if "augment" in known:
+            augment = Augmentation.from_json(d["augment"])
+            seed, epoch = (check_int(d[n], 0, MAX_SEED, f"transform.{n}") for n in ("seed", "epoch"))
+            draw = Draw(seed=seed, epoch=epoch)
         return cls(
             resize=resize,
             crop=crop,
             mean=_three(d["mean"], -1e3, "transform.mean"),
             std=_three(d["std"], 1e-6, "transform.std"),
+            augment=augment,
+            draw=draw,
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {"resize": self.resize, "crop": self.crop, "mean": list(self.mean), "std": list(self.std)}
+        """As JSON; what only a random transform has is left away from others."""
+        return {
+            "resize": self.resize,
+            "crop": self.crop,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            **({} if self.augment is None else {"augment": self.augment.to_json()}),
+            **({} if self.draw is None else asdict(self.draw)),
+        }
+
+    @property
+    def random(self) -> bool:
+        """Whether a sample looks different in each epoch, so that nothing made from it can be used in another."""
+        return self.augment is not None
+
+    def at(self, seed: int, epoch: int) -> Self:
+        """The transform of one epoch: itself, or of a random one that outcome."""
+        return replace(self, draw=Draw(seed=seed, epoch=epoch)) if self.random else self
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -193,7 +299,20 @@ class TransformSpec:
 def _three(value: Any, low: float, what: str) -> tuple[float, float, float]:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise BadRequestError(f"{what}: expected three numbers")
-    for v in value:
-        if isinstance(v, bool) or not isinstance(v, int | float) or not low <= v <= 1e3:
-            raise BadRequestError(f"{what}: expected numbers from {low:g} to 1000, got {_short(v)}")
-    return (float(value[0]), float(value[1]), float(value[2]))
+    first, second, third = (_number(v, low, 1e3, what) for v in value)
+    return (first, second, third)
+
+
+def _span(value: Any, low: float, high: float, what: str) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise BadRequestError(f"{what}: expected two numbers")
+    first, second = (_number(v, low, high, what) for v in value)
+    if first > second:
+        raise BadRequestError(f"{what}: {first:g} to {second:g} is the wrong way round")
+    return (first, second)
+
+
+def _number(value: Any, low: float, high: float, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequestError(f"{what}: expected a number from {low:g} to {high:g}, got {_short(value)}")
+    return float(value)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from hapi.server.decoding import Decoders
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch
-from hapi.wire.references import TransformSpec
+from hapi.wire.references import Augmentation, Draw, TransformSpec
 
 ENCODED = SampleLayout(kind="encoded")
 TRANSFORM = TransformSpec.for_image_size(24)
@@ -121,6 +122,17 @@ def test_tensors(
     samples = samples_of([v.astype(dtype).tobytes() for v in values])
     got = pool.batch(samples, layout, transform, clock())
     assert torch.equal(got, input_batch(samples, layout, transform))
+
+
+def test_random_transforms(pool: Decoders) -> None:
+    augment = Augmentation(
+        scale=(0.1, 1.0), ratio=(0.7, 1.4), flip=0.5, contrast=0.4, saturation=0.4, hue=0.1
+    )
+    samples = images(9)
+    first, second = (replace(TRANSFORM, augment=augment, draw=Draw(seed=3, epoch=e)) for e in (1, 2))
+    got = pool.batch(samples, ENCODED, first, clock())
+    assert torch.equal(got, input_batch(samples, ENCODED, first))
+    assert not torch.equal(got, pool.batch(samples, ENCODED, second, clock()))
 
 
 def test_many_pieces_for_each_process(pool: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
