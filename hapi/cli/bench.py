@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
+from hapi.cli.bench_shuffle import configure_shuffle
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
@@ -89,7 +90,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_studies(benchmarks)
     configure_measured(benchmarks)
     configure_tenants(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload):
+    shuffle = configure_shuffle(benchmarks)
+    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload, shuffle):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
