@@ -190,6 +190,24 @@ def test_interrupted_after_any_step(
     assert names_in(tmp_path) == ["training.pt"]
 
 
+def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
+    service: Service, tmp_path: Path
+) -> None:
+    """46 samples of two trainers with batches of 6 are 3 whole rounds and 5 samples each at the end."""
+    order = {"shuffle": "chunks:4:3", "trainers": 2, "trainer": 1, "bs": 6}
+    whole = train(service, **order)
+    path = str(tmp_path / "training.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(6, KeyboardInterrupt()), checkpoint=path, **order)
+    watcher = Silent()
+    report = train(service, watcher, checkpoint=path, resume=True, **order)
+    assert watcher.steps == 2 and [e["samples"] for e in report["epochs"]] == [23, 23]
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
+    assert (report["shuffle"], report["trainers"], report["trainer"]) == ("chunks:4:3", 2, 1)
+    with pytest.raises(ConflictError, match="its trainer is 1, this one's 0"):
+        train(service, checkpoint=path, resume=True, **{**order, "trainer": 0})
+
+
 def test_interrupted_in_validation(
     service: Service, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,9 @@ from http_tools import (
     served,
 )
 
-from hapi.errors import NotFoundError
+from hapi.errors import BadRequestError, NotFoundError
 from hapi.server.orders import Orders
-from hapi.storage.sequence import Shuffle, chunk_sequence, epoch_sequence
+from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.wire.sequences import SequenceRange
 
 
@@ -127,3 +127,13 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
 def test_a_place_that_is_not_there() -> None:
     with pytest.raises(NotFoundError, match="no place 10"):
         Orders().ids(dataset(10), wanted(stop=11))
+
+
+def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
+    shuffle = {"group": MOST, "window": MOST}
+    document = {"sequence": {"seed": 0, "epoch": 0, "shuffle": shuffle}, "start": 0, "stop": 5}
+    found = Orders().ids(dataset(5), SequenceRange.from_json(document, 5))
+    assert sorted(found.tolist()) == list(range(5))
+    with pytest.raises(BadRequestError, match=r"sequence\.shuffle\.group"):
+        shuffle["group"] += 1
+        SequenceRange.from_json(document, 5)
