@@ -26,6 +26,7 @@ LIGHT_ROOMS = ("ground", "wire")
 PLANNERS = (
     "storage/sequence.py",
     "storage/draws.py",
+    "storage/shuffle_quality.py",
     "profiler/batching.py",
     "profiler/curves.py",
     "profiler/cost.py",

@@ -10,6 +10,7 @@ from typing import Any
 
 from hapi.cli.bench_directory import configure_directory
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
+from hapi.cli.bench_shuffle import configure_shuffle
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
@@ -20,7 +21,16 @@ from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the benchmarks and their options to ``parser``."""
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    for add in (_add_wire, _add_overlap, _add_gpu, _add_memory, _add_steps, _add_plan, _add_overload):
+    for add in (
+        _add_wire,
+        _add_overlap,
+        _add_gpu,
+        _add_memory,
+        _add_steps,
+        _add_plan,
+        _add_overload,
+        configure_shuffle,
+    ):
         add(benchmarks).add_argument("--json", metavar="FILE", help="also write the figures there")
     configure_studies(benchmarks)
     configure_measured(benchmarks)

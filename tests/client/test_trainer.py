@@ -190,6 +190,24 @@ def test_interrupted_after_any_step(
     assert names_in(tmp_path) == ["training.pt"]
 
 
+def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
+    service: Service, tmp_path: Path
+) -> None:
+    """46 samples of two trainers with batches of 6 are 3 whole rounds and 5 samples each at the end."""
+    order = {"shuffle": "chunks:4:3", "trainers": 2, "trainer": 1, "bs": 6}
+    whole = train(service, **order)
+    path = str(tmp_path / "training.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(6, KeyboardInterrupt()), checkpoint=path, **order)
+    watcher = Silent()
+    report = train(service, watcher, checkpoint=path, resume=True, **order)
+    assert watcher.steps == 2 and [e["samples"] for e in report["epochs"]] == [23, 23]
+    assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
+    assert (report["shuffle"], report["trainers"], report["trainer"]) == ("chunks:4:3", 2, 1)
+    with pytest.raises(ConflictError, match="its trainer is 1, this one's 0"):
+        train(service, checkpoint=path, resume=True, **{**order, "trainer": 0})
+
+
 def test_interrupted_in_validation(
     service: Service, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +288,8 @@ def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> N
         ({"bs": 12}, "its bs is 10, this one's 12"), ({"lr": 0.02}, "its lr is 0.01, this one's 0.02"),
         ({"seed": 5}, "seed is 0"), ({"freeze": 11}, "freeze is 12"), ({"optimizer": "adam"}, "optimizer is 'sgd'"),
         ({"validation": 0.5}, "training samples is 46"), ({"momentum": 0.1}, "momentum is 0.9"),
+        ({"shuffle": "chunks:4:2"}, "its shuffle is 'full', this one's 'chunks:4:2'"),
+        ({"trainers": 2}, "its trainers is 1"),
     ],
 )  # fmt: skip
 def test_another_job_is_refused(
@@ -384,7 +404,7 @@ def test_files_of_another_form(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     module, optimizer = saved(path)
-    torch.save({"format": 2, "x": Interrupting(1, KeyboardInterrupt())}, path)
+    torch.save({"format": checkpoint.FORMAT, "x": Interrupting(1, KeyboardInterrupt())}, path)
     with pytest.raises(UsageError, match="is not a checkpoint"):
         loaded(path, module, optimizer)
 
