@@ -22,8 +22,8 @@ from hapi.errors import BadRequestError, DataError, UnprocessableError, UsageErr
 from hapi.storage import transform as transform_module
 from hapi.storage.colour import jittered
 from hapi.storage.dataset import Samples
+from hapi.storage.directory import offsets_of
 from hapi.storage.draws import FLIP, padded_crop, resized_crop, uniforms
-from hapi.storage.index import offsets_of
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.transform import input_batch, input_shape
