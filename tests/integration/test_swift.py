@@ -1,0 +1,148 @@
+"""The whole over a real OpenStack Swift: one node, and three with three copies; stores that die and come back.
+
+Requests of the size of a COS batch make one frame each, so that losses are equal to the last digit however often a
+request is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import hapi, losses, report_of, server, start_train
+from http_tools import metric, until
+from swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLITS, Swift, trained
+
+from hapi.errors import ConflictError, NotFoundError, StoreError
+from hapi.storage.objects import ReadPart, open_store
+from hapi.storage.remote import PIECE_BYTES
+
+pytestmark = pytest.mark.slow
+COPIES = "s3://hapi/deep/er"
+
+
+@pytest.fixture
+def environment(swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process reaches the one-node Swift."""
+    for name, value in swift.environment.items():
+        monkeypatch.setenv(name, value)
+    yield
+
+
+@pytest.mark.usefixtures("environment")
+def test_objects() -> None:
+    """What ``tests/storage/test_objects.py`` holds against the other stores."""
+    store = open_store("s3://hapi/objects")
+    assert store.list() == [] and store.list_names("") == []
+    large = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"
+    store.put("a/large", large)
+    store.put("a/b/small", b"0123456789")
+    store.put("a-not/x", b"")
+    outs = [bytearray(n) for n in (len(large), 4, 3)]
+    store.read_many(
+        [
+            ReadPart("a/large", 0, memoryview(outs[0])),
+            ReadPart("a/b/small", 6, memoryview(outs[1])),
+            ReadPart("a/b/small", 0, memoryview(outs[2])),
+        ]
+    )
+    assert [bytes(out) for out in outs] == [large, b"6789", b"012"]
+    assert store.get("a-not/x") == b"" and store.size("a/large") == len(large)
+    assert [(i.key, i.size) for i in store.list("a")] == [("a/b/small", 10), ("a/large", len(large))]
+    assert store.list_names("") == ["a", "a-not"] and store.list_names("a") == ["b"]
+    for start, length in ((5, 6), (10, 1), (1000, 4)):
+        with pytest.raises(StoreError, match=r"a/b/small.* shorter"):
+            store.read_into("a/b/small", start, memoryview(bytearray(length)))
+    for call in (store.get, store.size, lambda key: store.read_into(key, 0, memoryview(bytearray(1)))):
+        with pytest.raises(NotFoundError, match="s3://hapi/objects/nothing"):
+            call("nothing")
+    with store.lock("a/lock"), pytest.raises(ConflictError, match="force-lock"), store.lock("a/lock"):
+        pass
+    for info in store.list():
+        store.delete(info.key)
+        store.delete(info.key)
+    assert store.list() == []
+
+
+def test_one_node(packed: Swift, undisturbed: dict[str, list[float]], tmp_path: Path) -> None:
+    """Listed, verified, served; the same losses as from a folder, with and without a part of the model there."""
+    listed = json.loads(hapi("ls", ONE, "--json", **packed.environment).stdout)["datasets"]
+    assert [(d["name"], d["state"], d["samples"]) for d in listed] == [("digits", "whole", SAMPLES)]
+    assert listed[0]["shards"] > 8
+    assert ": sound" in hapi("verify", f"{ONE}/digits", "--quiet", **packed.environment).stdout
+    with server(ONE, *SERVER, **packed.environment) as running:
+        found = {split: trained(running, split, tmp_path / f"{split}.json") for split in SPLITS}
+    assert found == undisturbed
+
+
+def test_the_store_is_killed_and_started_again(
+    packed: Swift, undisturbed: dict[str, list[float]], tmp_path: Path
+) -> None:
+    """Every process of it, at the first batch and in a later epoch; training waits, and its losses are the same."""
+    report = tmp_path / "report.json"
+    with server(ONE, *SERVER, **packed.environment) as running:
+        job = start_train(
+            *JOB, "--split", "maxpool", "--server", running.url, "--report", str(report), PYTHONUNBUFFERED="1"
+        )
+        try:
+            for sign in ("data ", "epoch   1"):
+                read_until(job, sign)
+                packed.kill()
+                if sign == "data ":
+                    until(lambda: metric(running.port, "hapi_errors_total") > 0, 60, "a failed read")
+                packed.start()
+            output = job.communicate(timeout=120)[0]
+        finally:
+            job.kill()
+            packed.start()
+        assert job.returncode == 0, output
+    document = report_of(report)
+    assert losses(document) == undisturbed["maxpool"]
+    assert document["retries"] > 0
+
+
+def test_a_storage_node_dies_for_good(
+    swift_copies: Swift, undisturbed: dict[str, list[float]], tmp_path: Path
+) -> None:
+    """Two of three copies are left: training goes on, and another one finds everything."""
+    env = swift_copies.environment
+    hapi("pack", "sklearn:digits", f"{COPIES}/digits", *PACKED, **env)
+    report = tmp_path / "report.json"
+    try:
+        with server(COPIES, *SERVER, **env) as running:
+            job = start_train(
+                *JOB,
+                "--split",
+                "maxpool",
+                "--server",
+                running.url,
+                "--report",
+                str(report),
+                PYTHONUNBUFFERED="1",
+            )
+            try:
+                read_until(job, "data ")
+                swift_copies.kill("account-1", "container-1", "object-1")
+                output = job.communicate(timeout=120)[0]
+            finally:
+                job.kill()
+            assert job.returncode == 0, output
+            assert losses(report_of(report)) == undisturbed["maxpool"]
+            assert trained(running, "0", tmp_path / "0.json") == undisturbed["0"]
+        assert ": sound" in hapi("verify", f"{COPIES}/digits", "--quiet", **env).stdout
+        hapi("pack", "sklearn:digits", f"{COPIES}/more", *PACKED, **env)
+        assert ": sound" in hapi("verify", f"{COPIES}/more", "--quiet", **env).stdout
+    finally:
+        swift_copies.start()
+
+
+def read_until(job: subprocess.Popen[str], sign: str) -> None:
+    """Read what the job says until a line begins with ``sign``."""
+    assert job.stdout is not None
+    for line in job.stdout:
+        if line.startswith(sign):
+            return
+    raise AssertionError(f"the job ended without a line that begins with {sign!r}")
