@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import getpass
 import hmac
 import http.client
 import json
 import os
+import pwd
 import random
 import shutil
 import signal
@@ -134,7 +134,8 @@ class Cluster:
             probe.unlink()
 
     def _write_settings(self) -> None:
-        places = {"etc": self.etc, "run": self.run, "user": getpass.getuser()}
+        # Swift changes to this user; the environment may name another than the one we are.
+        places = {"etc": self.etc, "run": self.run, "user": pwd.getpwuid(os.getuid()).pw_name}
         (self.etc / "swift.conf").write_text(SWIFT)
         for name, port in self.ports.items():
             text = COMMON.format(port=port, **places)

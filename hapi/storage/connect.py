@@ -98,6 +98,11 @@ def connect(url: str) -> Connection:
     try:
         if scheme not in ("s3", "s3a"):
             return Connection(from_url(url, client_options=client, retry_config=retry))
+        if "@" in urlsplit(url).netloc:
+            raise UsageError(
+                "a store's URL has credentials in it, which would be seen in messages and process lists: write "
+                "s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
         settings = s3_settings(os.environ)
         client["allow_http"] = settings.allow_http
         config: Any = settings.config(urlsplit(url).netloc)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness import hapi, server
-from swift_tools import ONE, PACKED, SERVER, SPLITS, Swift, running_swift, trained
+from swift_tools import ONE, PACKED, SERVER, SPLIT, Swift, running_swift, trained
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +25,12 @@ def swift_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """The losses by split, from a folder on this machine."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a run at ``SPLIT``, from a folder on this machine."""
     folder = tmp_path_factory.mktemp("local")
     hapi("pack", "sklearn:digits", f"{folder}/digits", *PACKED)
     with server(folder, *SERVER) as running:
-        return {split: trained(running, split, folder / f"{split}.json") for split in SPLITS}
+        return trained(running, SPLIT, folder / "report.json")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """The whole over a real OpenStack Swift: one node, and three with three copies; stores that die and come back.
 
-Requests of the size of a COS batch make one frame each, so that losses are equal to the last digit however often a
-request is made again.
+Requests of the size of a COS batch make one frame each, so that losses at one split are equal to the last digit however
+often a request is made again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import hapi, losses, report_of, server, start_train
 from http_tools import metric, until
-from swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLITS, Swift, trained
+from swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift, trained
 
 from hapi.errors import ConflictError, NotFoundError, StoreError
 from hapi.storage.objects import ReadPart, open_store
@@ -67,25 +67,25 @@ def test_objects() -> None:
     assert store.list() == []
 
 
-def test_one_node(packed: Swift, undisturbed: dict[str, list[float]], tmp_path: Path) -> None:
+def test_one_node(packed: Swift, undisturbed: list[float], tmp_path: Path) -> None:
     """Listed, verified, served; the same losses as from a folder, with and without a part of the model there."""
     listed = json.loads(hapi("ls", ONE, "--json", **packed.environment).stdout)["datasets"]
     assert [(d["name"], d["state"], d["samples"]) for d in listed] == [("digits", "whole", SAMPLES)]
     assert listed[0]["shards"] > 8
     assert ": sound" in hapi("verify", f"{ONE}/digits", "--quiet", **packed.environment).stdout
     with server(ONE, *SERVER, **packed.environment) as running:
-        found = {split: trained(running, split, tmp_path / f"{split}.json") for split in SPLITS}
-    assert found == undisturbed
+        assert trained(running, SPLIT, tmp_path / "pushed.json") == undisturbed
+        check_stored(trained(running, "0", tmp_path / "stored.json"), undisturbed)
 
 
 def test_the_store_is_killed_and_started_again(
-    packed: Swift, undisturbed: dict[str, list[float]], tmp_path: Path
+    packed: Swift, undisturbed: list[float], tmp_path: Path
 ) -> None:
     """Every process of it, at the first batch and in a later epoch; training waits, and its losses are the same."""
     report = tmp_path / "report.json"
     with server(ONE, *SERVER, **packed.environment) as running:
         job = start_train(
-            *JOB, "--split", "maxpool", "--server", running.url, "--report", str(report), PYTHONUNBUFFERED="1"
+            *JOB, "--split", SPLIT, "--server", running.url, "--report", str(report), PYTHONUNBUFFERED="1"
         )
         try:
             for sign in ("data ", "epoch   1"):
@@ -100,13 +100,11 @@ def test_the_store_is_killed_and_started_again(
             packed.start()
         assert job.returncode == 0, output
     document = report_of(report)
-    assert losses(document) == undisturbed["maxpool"]
+    assert losses(document) == undisturbed
     assert document["retries"] > 0
 
 
-def test_a_storage_node_dies_for_good(
-    swift_copies: Swift, undisturbed: dict[str, list[float]], tmp_path: Path
-) -> None:
+def test_a_storage_node_dies_for_good(swift_copies: Swift, undisturbed: list[float], tmp_path: Path) -> None:
     """Two of three copies are left: training goes on, and another one finds everything."""
     env = swift_copies.environment
     hapi("pack", "sklearn:digits", f"{COPIES}/digits", *PACKED, **env)
@@ -130,13 +128,18 @@ def test_a_storage_node_dies_for_good(
             finally:
                 job.kill()
             assert job.returncode == 0, output
-            assert losses(report_of(report)) == undisturbed["maxpool"]
-            assert trained(running, "0", tmp_path / "0.json") == undisturbed["0"]
+            assert losses(report_of(report)) == undisturbed
+            check_stored(trained(running, "0", tmp_path / "stored.json"), undisturbed)
         assert ": sound" in hapi("verify", f"{COPIES}/digits", "--quiet", **env).stdout
         hapi("pack", "sklearn:digits", f"{COPIES}/more", *PACKED, **env)
         assert ": sound" in hapi("verify", f"{COPIES}/more", "--quiet", **env).stdout
     finally:
         swift_copies.start()
+
+
+def check_stored(found: list[float], undisturbed: list[float]) -> None:
+    """With nothing pushed down this side computes all layers in batches of its own size, which rounds differently."""
+    assert found == pytest.approx(undisturbed, rel=1e-4)
 
 
 def read_until(job: subprocess.Popen[str], sign: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import ServerProcess, hapi, losses, report_of, server, train
-from swift_tools import JOB, ONE, SERVER, FaultProxy, Swift
+from swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
 
 from hapi.errors import HapiError, StoreError
 from hapi.storage.objects import open_store
@@ -30,12 +30,12 @@ def behind(swift: Swift) -> Iterator[tuple[ServerProcess, FaultProxy]]:
             yield running, proxy
 
 
-def test_faults_change_no_result(packed: Swift, undisturbed: dict[str, list[float]], tmp_path: Path) -> None:
+def test_faults_change_no_result(packed: Swift, undisturbed: list[float], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     with behind(packed) as (running, proxy):
         proxy.faults = FAULTS
-        train(*JOB, "--split", "maxpool", "--server", running.url, "--report", str(report))
-        assert losses(report_of(report)) == undisturbed["maxpool"]
+        train(*JOB, "--split", SPLIT, "--server", running.url, "--report", str(report))
+        assert losses(report_of(report)) == undisturbed
         assert set(proxy.happened) == set(FAULTS), proxy.happened
 
 

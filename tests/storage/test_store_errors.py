@@ -5,14 +5,17 @@ A small server answers as the stores do; what OpenStack Swift itself says is in 
 
 from __future__ import annotations
 
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hapi.errors import HapiError, NotFoundError, StoreError, StoreUnavailableError, from_problem
+from hapi.errors import HapiError, NotFoundError, StoreError, StoreUnavailableError, UsageError, from_problem
 from hapi.storage.objects import open_store
 
 
@@ -44,6 +47,13 @@ class Answers:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
+
+    def speak_tls(self, certificate: Path, key: Path) -> None:
+        """From now on, under the name localhost."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"https://localhost:{self._server.server_port}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -138,3 +148,41 @@ def test_an_instance_without_credentials(answers: Answers, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", answers.url)
     answers.status = 403
     assert "no credentials for Amazon's S3 in eu-west-1" in said(StoreError)
+
+
+def certified(folder: Path) -> tuple[Path, Path, Path]:
+    """A new authority, a certificate of it for localhost, and that one's key."""
+    authority, authority_key, certificate, key = (folder / name for name in ("ca", "ca.key", "crt", "key"))
+    more = folder / "more"
+    more.write_text("subjectAltName=DNS:localhost\nbasicConstraints=CA:FALSE\n")
+    new = ["-newkey", "rsa:2048", "-nodes"]
+    for command in (
+        ["req", "-x509", *new, "-subj", "/CN=ca", "-keyout", authority_key, "-out", authority],
+        ["req", *new, "-subj", "/CN=localhost", "-keyout", key, "-out", folder / "request"],
+        ["x509", "-req", "-in", folder / "request", "-CA", authority, "-CAkey", authority_key, "-CAcreateserial",
+         "-extfile", more, "-out", certificate],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True, timeout=60)
+    return authority, certificate, key
+
+
+def test_certificates(answers: Answers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of an authority that nobody knows, until SSL_CERT_FILE names it."""
+    try:
+        authority, certificate, key = certified(tmp_path)
+    except FileNotFoundError as error:
+        pytest.skip(f"no openssl to make a certificate: {error}")
+    answers.speak_tls(certificate, key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", answers.url)
+    assert "a certificate that is not trusted; check the endpoint, or SSL_CERT_FILE" in said(
+        StoreUnavailableError
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    answers.status, answers.body = 404, document("NoSuchKey")
+    assert "there is no object" in said(NotFoundError)
+
+
+def test_credentials_in_the_url_are_not_repeated() -> None:
+    with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID") as caught:
+        open_store("s3://key:secret@bucket/x")
+    assert "key:secret" not in str(caught.value)
