@@ -19,13 +19,15 @@ from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
-from hapi.storage.store_errors import FOREIGN, store_error
+from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
 
 COALESCE_GAP = 256 << 10
 """Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
 PIECE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
+RANGE_TRIES = 3
+"""Times that a range is asked for when fewer bytes come."""
 _TAKEOVER = ".takeover"
 
 
@@ -66,17 +68,32 @@ class RemoteStore(ObjectStore):
                 done.result()
 
     def _fetch(self, fetch: _Fetch) -> None:
-        with self._mapped(fetch.key):
-            got = obstore.get_range(self._store, check_key(fetch.key), start=fetch.start, end=fetch.stop)
-        data = memoryview(got).cast("B")
-        if len(data) != fetch.stop - fetch.start:
-            raise StoreError(
-                f"{self.url}/{fetch.key}: {len(data)} bytes came for the range {fetch.start}..{fetch.stop}; "
-                "the object is shorter than it should be"
-            )
+        data = self._range(fetch)
         for part in fetch.parts:
             first = part.start - fetch.start
             part.out[:] = data[first : first + len(part.out)]
+
+    def _range(self, fetch: _Fetch) -> memoryview:
+        """The bytes of a fetch. When others come than were asked for, somebody on the way may be at fault: again."""
+        got = 0
+        with self._mapped(fetch.key):
+            for tries_left in reversed(range(RANGE_TRIES)):
+                try:
+                    answer = obstore.get_range(
+                        self._store, check_key(fetch.key), start=fetch.start, end=fetch.stop
+                    )
+                except exceptions.BaseError as error:
+                    if tries_left and is_other_range(error):
+                        continue
+                    raise
+                data = memoryview(answer).cast("B")
+                got = len(data)
+                if got == fetch.stop - fetch.start:
+                    return data
+        raise StoreError(
+            f"{self.url}/{fetch.key}: {got} bytes came for the range {fetch.start}..{fetch.stop}; "
+            "the object is shorter than it should be"
+        )
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         with self._mapped(key):

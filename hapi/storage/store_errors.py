@@ -17,6 +17,7 @@ from hapi.storage.connect import Connection
 _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure")
 _OLD_TOKEN = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_OTHER_RANGE = r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)"
 _CAUSES = (
     ("ConnectionRefused", "refuses connections; is it running, and is the endpoint right?"),
     ("dns error", "has a host name that nobody knows; check the endpoint"),
@@ -56,10 +57,21 @@ def store_error(error: BaseException, url: str, key: str, connection: Connection
         return StoreError(f"{where}: {place} {denied}")
     if status == "416":
         return StoreError(f"{where}: the object is shorter than it should be")
+    other = re.search(_OTHER_RANGE, said)
+    if other is not None:
+        return StoreError(
+            f"{where}: {place} gave the bytes {other.group(2)} when asked for {other.group(1)}; "
+            "the object is shorter than it should be, or something on the way is broken"
+        )
     cause = _absence(said, below, code, status)
     if cause is not None:
         return StoreUnavailableError(f"{where}: the store at {place} {cause}")
     return StoreError(f"{where}: {said if len(said) <= 300 else said[:300] + '...'}")
+
+
+def is_other_range(error: BaseException) -> bool:
+    """Whether the store answered a range with another one."""
+    return re.search(_OTHER_RANGE, str(error)) is not None
 
 
 def _denial(code: str | None, status: str | None, origin: str) -> str | None:
