@@ -1,5 +1,7 @@
 """A Swift with one node and one with three nodes and three copies of everything, each started when first asked for;
-the digits in one, and what training on them gives."""
+the digits in one, and what training on them gives. Tests that use them are in one group (``xdist_group``), so that one
+test process has them.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hapi.errors import ConflictError, NotFoundError, StoreError
 from hapi.storage.objects import ReadPart, open_store
 from hapi.storage.remote import PIECE_BYTES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 COPIES = "s3://hapi/deep/er"
 
 

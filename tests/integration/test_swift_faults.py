@@ -17,7 +17,7 @@ from swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
 from hapi.errors import HapiError, StoreError
 from hapi.storage.objects import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 FAULTS = ("late", "503", "reset", "pass", "500", "cut", "pass", "less", "pass")
 
 

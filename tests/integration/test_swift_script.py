@@ -11,7 +11,7 @@ import pytest
 from harness import wait_for
 from swift_tools import SCRIPT, Swift, running_swift
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 
 
 def script(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
