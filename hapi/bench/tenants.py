@@ -156,8 +156,8 @@ class _Bench:
     def mode(self, mode: str, counts: list[int], budget: int) -> Iterator[dict[str, Any]]:
         """A record for each number of tenants under one policy."""
         settings = self._settings
-        policy = ("fixed", "--cos-batch", str(settings.request_size)) if mode == WHOLE else (mode,)
-        flags = ("--batching", *policy, "--device-memory", str(budget))
+        policy = ("--cos-batch", str(settings.request_size)) if mode == WHOLE else ("--batching", mode)
+        flags = (*policy, "--device-memory", str(budget))
         with self._server(flags, mode) as (url, watch):
             self._open(url, max(counts))
             for count in counts:

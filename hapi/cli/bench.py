@@ -19,78 +19,112 @@ from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the benchmarks and their options to ``parser``."""
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    wire = benchmarks.add_parser("wire", help="GB/s of features from server to client, beside a plain socket")
-    wire.add_argument("--body", default="64MiB", metavar="SIZE", help="bytes per transfer (default 64MiB)")
-    wire.add_argument("--rounds", default="15", metavar="N", help="transfers each way (default 15)")
-    wire.set_defaults(measure=_wire)
-    overlap = benchmarks.add_parser(
+    for add in (_add_wire, _add_overlap, _add_gpu, _add_memory, _add_steps, _add_plan, _add_overload):
+        add(benchmarks).add_argument("--json", metavar="FILE", help="also write the figures there")
+    configure_studies(benchmarks)
+    configure_measured(benchmarks)
+    configure_tenants(benchmarks)
+
+
+def _add_wire(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
+        "wire", help="GB/s of features from server to client, beside a plain socket"
+    )
+    parser.add_argument("--body", default="64MiB", metavar="SIZE", help="bytes per transfer (default 64MiB)")
+    parser.add_argument("--rounds", default="15", metavar="N", help="transfers each way (default 15)")
+    parser.set_defaults(measure=_wire)
+    return parser
+
+
+def _add_overlap(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
         "overlap", help="epoch seconds over the slowest of server, network and client (needs root)"
     )
-    overlap.add_argument(
+    parser.add_argument(
         "--model", action="append", metavar="NAME", help="may be repeated (default resnet18, alexnet)"
     )
-    overlap.add_argument(
+    parser.add_argument(
         "--bandwidth",
         action="append",
         metavar="RATE",
         help="may be repeated (default 8Mbps, 20Mbps, 100Mbps)",
     )
-    overlap.add_argument("--samples", default="1024", metavar="N", help="samples of an epoch (default 1024)")
-    overlap.add_argument("--bs", default="32", metavar="N", help="training batch size (default 32)")
-    overlap.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
-    overlap.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
-    overlap.set_defaults(measure=_overlap)
-    gpu = benchmarks.add_parser(
+    parser.add_argument("--samples", default="1024", metavar="N", help="samples of an epoch (default 1024)")
+    parser.add_argument("--bs", default="32", metavar="N", help="training batch size (default 32)")
+    parser.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
+    parser.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
+    parser.set_defaults(measure=_overlap)
+    return parser
+
+
+def _add_gpu(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
         "gpu", help="samples/s of frozen fronts and rests on a GPU, beside its copies and the wire"
     )
-    gpu.add_argument("--model", action="append", metavar="NAME", help="one of the paper's; may be repeated")
-    gpu.add_argument("--seconds", default="60", metavar="N", help="about how long to measure (default 60)")
-    gpu.add_argument("--image-size", default="224", metavar="N", help="side of the inputs (default 224)")
-    gpu.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
-    gpu.set_defaults(measure=_gpu)
-    memory = benchmarks.add_parser(
+    parser.add_argument(
+        "--model", action="append", metavar="NAME", help="one of the paper's; may be repeated"
+    )
+    parser.add_argument("--seconds", default="60", metavar="N", help="about how long to measure (default 60)")
+    parser.add_argument("--image-size", default="224", metavar="N", help="side of the inputs (default 224)")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
+    parser.set_defaults(measure=_gpu)
+    return parser
+
+
+def _add_memory(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
         "memory", help="predicted against observed memory of the client's part, on a CPU (Linux)"
     )
-    memory.add_argument(
+    parser.add_argument(
         "--model", action="append", metavar="NAME", help="may be repeated (default: the paper's 7)"
     )
-    memory.add_argument("--bs", action="append", metavar="N", help="may be repeated (default 16, 64, 256)")
-    memory.add_argument("--image-size", default="64", metavar="N", help="side of the inputs (default 64)")
-    memory.set_defaults(measure=_memory)
-    steps = benchmarks.add_parser(
+    parser.add_argument("--bs", action="append", metavar="N", help="may be repeated (default 16, 64, 256)")
+    parser.add_argument("--image-size", default="64", metavar="N", help="side of the inputs (default 64)")
+    parser.set_defaults(measure=_memory)
+    return parser
+
+
+def _add_steps(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
         "steps", help="a link that changes under a run, beside runs that knew its bandwidth (needs root)"
     )
-    steps.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
-    steps.add_argument(
+    parser.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
+    parser.add_argument(
         "--bandwidth",
         action="append",
         metavar="RATE",
         help="of one stretch after the other (default 100Mbps, 10Mbps, 100Mbps)",
     )
-    steps.add_argument("--epochs", default="4", metavar="N", help="of each stretch (default 4)")
-    steps.add_argument("--samples", default="640", metavar="N", help="samples of an epoch (default 640)")
-    steps.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
-    steps.add_argument("--repeats", default="3", metavar="N", help="times that all is measured (default 3)")
-    steps.set_defaults(measure=_steps)
-    answer = benchmarks.add_parser("plan", help="seconds until hapi plan answers, for torchvision's models")
-    answer.add_argument(
+    parser.add_argument("--epochs", default="4", metavar="N", help="of each stretch (default 4)")
+    parser.add_argument("--samples", default="640", metavar="N", help="samples of an epoch (default 640)")
+    parser.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
+    parser.add_argument("--repeats", default="3", metavar="N", help="times that all is measured (default 3)")
+    parser.set_defaults(measure=_steps)
+    return parser
+
+
+def _add_plan(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
+        "plan", help="seconds until hapi plan answers, for torchvision's models"
+    )
+    parser.add_argument(
         "--model", action="append", metavar="NAME", help="may be repeated (default: torchvision's, all 80)"
     )
-    answer.set_defaults(measure=_plan)
-    overload = benchmarks.add_parser(
+    parser.set_defaults(measure=_plan)
+    return parser
+
+
+def _add_overload(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
         "overload", help="what a server does that is asked for ten times what it can (two cores, Linux)"
     )
-    overload.add_argument("--quick", action="store_true", help="a minute and a half instead of six")
-    overload.add_argument("--seconds", metavar="TIME", help="of each of the two overloads (default 120)")
-    overload.add_argument("--clients", default="50", metavar="N", help="(default 50)")
-    overload.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
-    overload.add_argument("--request-size", default="32", metavar="N", help="samples (default 32)")
-    overload.set_defaults(measure=_overload)
-    configure_studies(benchmarks)
-    configure_measured(benchmarks)
-    configure_tenants(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload):
-        benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
+    parser.add_argument("--quick", action="store_true", help="a minute and a half instead of six")
+    parser.add_argument("--seconds", metavar="TIME", help="of each of the two overloads (default 120)")
+    parser.add_argument("--clients", default="50", metavar="N", help="(default 50)")
+    parser.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
+    parser.add_argument("--request-size", default="32", metavar="N", help="samples (default 32)")
+    parser.set_defaults(measure=_overload)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -84,17 +84,15 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_batching(p: argparse.ArgumentParser) -> None:
     """How many samples go through the layers at a time."""
-    p.add_argument(
+    how = p.add_mutually_exclusive_group()
+    how.add_argument(
         "--batching",
         choices=("fixed", "adaptive", "auto"),
-        default="fixed",
-        help="the COS batch: --cos-batch, or what fits the memory, or what is fastest (default fixed)",
+        default="auto",
+        help="the COS batch: 16 as in the paper, what fits the memory, or what is fastest (default auto)",
     )
-    p.add_argument(
-        "--cos-batch",
-        type=_positive,
-        default=16,
-        help="samples per forward pass and frame with --batching fixed (default 16)",
+    how.add_argument(
+        "--cos-batch", type=_positive, metavar="N", help="always N samples per forward pass and frame"
     )
     p.add_argument(
         "--device-memory",

@@ -207,10 +207,12 @@ class TimeCurves:
             look.asked = size
             if look.refused < PATIENCE:
                 return flat_batch(look.medians()) if look.times else known.choice
-            if look.times:
-                look.skip(size)
-            else:  # not even the first size: begin at one that they can have
+            if not look.times:  # not even the first size: begin at one that they can have
                 known.look = _Look(_power(largest), self._lowest)
+            elif size == look.start:  # seen, but not often enough
+                _settle(known, look)
+            else:
+                look.skip(size)
         return known.choice
 
 

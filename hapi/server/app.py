@@ -74,7 +74,7 @@ class Application:
         self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
-        self._workers = ThreadPoolExecutor(service.slots, thread_name_prefix="hapi-request")
+        self._workers = ThreadPoolExecutor(service.slots + 1, thread_name_prefix="hapi-request")
         self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="hapi-look")
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])

@@ -14,6 +14,7 @@ import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import TooLargeError, UnprocessableError
+from hapi.profiler.batching import FIXED_BATCH
 from hapi.profiler.memory import Key
 from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, RequestClock
@@ -175,7 +176,9 @@ class Extraction:
 
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
-        fixed = self._settings.batching == "fixed"
+        fixed = 0
+        if self._settings.policy == "fixed":
+            fixed = min(self._settings.cos_batch or FIXED_BATCH, largest)
         weights = sizes.weights
         if not self._settings.model_reuse:  # each request has a copy of its own
             weights = tuple(replace(w, key=f"{w.key}/{next(self._copies)}") for w in weights)
@@ -184,8 +187,8 @@ class Extraction:
             samples=len(request.ids),
             forward=sizes.forward,
             weights=weights,
-            smallest=min(self._settings.cos_batch, largest) if fixed else 1,
-            largest=min(self._settings.cos_batch, largest) if fixed else largest,
+            smallest=fixed or 1,
+            largest=fixed or largest,
         )
 
     def _largest(self, sample_bytes: int, widest_bytes: int) -> int:

@@ -7,6 +7,10 @@ virtual time; the finish tag is the start tag plus cost over weight. So two tena
 proportion to their weights, to within one request of each, whatever the speed of the server, and one that asks
 rarely comes next. The cost is an estimate when a request begins, and is corrected when it is over.
 
+A slot comes free when a request is over, and for one that takes milliseconds that is long. So there is one slot more,
+for the next request alone, when its tenant has nothing that runs and took at most half of its share since its last
+one: the order of the tags still, with ``slots + 1`` at a time now and then.
+
 When more wait than may, the newest request of the longest line (by weight) goes, as in longest queue drop (Suter,
 Lakshman, Stiliadis, Choudhury: INFOCOM 1998): whoever fills the queue makes room, and one alone may have all of it.
 
@@ -71,6 +75,8 @@ class _Line:
     running: int = 0
     floor: float = 0.0
     """Virtual time at which the line began to wait."""
+    seldom: bool = False
+    """Whether the tenant had taken at most half of its share then."""
     finish: float = 0.0
     """Finish tag of the last request that began."""
     held_back: bool = False
@@ -82,6 +88,15 @@ class _Line:
     def tag(self) -> float:
         """Start tag of the first that waits."""
         return max(self.floor, self.finish)
+
+    def asks_rarely(self, virtual: float, cost: float) -> bool:
+        """Whether a request of ``cost`` now makes at most half of the tenant's share since its last one."""
+        return virtual - self.finish >= cost / self.tenant.weight
+
+    @property
+    def may_have_the_extra_slot(self) -> bool:
+        """Whether the first that waits is a request of a tenant that asks rarely."""
+        return self.seldom and not self.running
 
     def may_run(self, now: float) -> bool:
         """Whether the tenant's own limits let it begin another request."""
@@ -148,6 +163,7 @@ class FairQueue:
         ticket = Ticket(tenant, max(cost, LEAST_COST), self._entered)
         if not line.waiting:
             line.floor = max(line.floor, self._virtual)
+            line.seldom = line.asks_rarely(self._virtual, ticket.cost)
             self._waiting[tenant] = line
         line.waiting[ticket] = None
         line.work += ticket.cost
@@ -156,7 +172,7 @@ class FairQueue:
 
     def next(self, now: float) -> Ticket | None:
         """The request that begins now, if a slot is free and somebody may have it."""
-        if self.running >= self._slots:
+        if self.running > self._slots:
             return None
         first: tuple[float, int, _Line] | None = None
         for line in self._waiting.values():
@@ -168,13 +184,14 @@ class FairQueue:
             candidate = (line.tag, next(iter(line.waiting)).number, line)
             if first is None or candidate[:2] < first[:2]:
                 first = candidate
-        if first is None:
+        if first is None or (self.running == self._slots and not first[2].may_have_the_extra_slot):
             return None
         return self._begin(first[2], now)
 
     def _begin(self, line: _Line, now: float) -> Ticket:
         ticket, start = next(iter(line.waiting)), line.tag
         self._remove(line, ticket)
+        line.seldom = False
         self._virtual = max(self._virtual, start)
         line.finish = start + ticket.cost / line.tenant.weight
         self._latest = max(self._latest, line.finish)
@@ -189,9 +206,12 @@ class FairQueue:
     def finish(self, ticket: Ticket, cost: float, now: float) -> None:
         """A running request is over and has cost ``cost`` in truth."""
         line, cost = self._lines[ticket.tenant], max(cost, LEAST_COST)
-        if self.running == self._slots:
+        full = self.running >= self._slots
+        if full:
             self.rate.done(cost, now)
         self.running -= 1
+        if full and self.running >= self._slots:
+            self.rate.full(now)
         self._running_cost -= ticket.cost
         line.running -= 1
         line.finish += (cost - ticket.cost) / line.tenant.weight
@@ -259,7 +279,8 @@ class FairQueue:
         half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
         running, own_running = self.running - leaving, line.running - leaving
         wait = 0.0
-        if running >= self._slots or own or others:
+        rare = line.seldom if own else line.asks_rarely(self._virtual, LEAST_COST)
+        if running >= self._slots + (rare and not own_running) or own or others:
             wait = (own + others + half) / self.rate.per_second
         most = tenant.in_flight
         if most is not None and own_running + (own > 0) >= most:

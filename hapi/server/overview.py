@@ -189,7 +189,8 @@ def _by(label: str, name: str, text: str, values: Mapping[str, float]) -> Metric
 
 
 def _shown(settings: ServerSettings) -> dict[str, Any]:
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in SECRET}
+    shown = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in SECRET}
+    return {**shown, "batching": settings.policy}
 
 
 def _device(status: DeviceStatus) -> dict[str, Any]:

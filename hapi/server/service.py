@@ -81,7 +81,7 @@ class Service:
         self.id = uuid.uuid4().hex[:12]
         self.workers = make_workers(settings, store)
         self.slots = settings.max_running * len(self.workers.all)
-        """Requests worked on at a time."""
+        """Requests worked on at a time, but for one more of a tenant that asks rarely."""
         self.decoders = Decoders(settings.decode_processes, settings.decode_threads)
         self.account = Account(
             self.id,
@@ -92,7 +92,7 @@ class Service:
         )
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
-        self._loaders = ThreadPoolExecutor(self.slots, thread_name_prefix="hapi-load")
+        self._loaders = ThreadPoolExecutor(self.slots + 1, thread_name_prefix="hapi-load")
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
         try:
             self.decoders.wait()

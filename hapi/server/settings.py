@@ -16,16 +16,16 @@ class ServerSettings:
 
     store: str
     """URL or folder of the object store."""
-    batching: str = "fixed"
+    batching: str = "auto"
     """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``, see :mod:`hapi.profiler.batching`."""
-    cos_batch: int = 16
-    """Samples per forward pass and frame with ``fixed`` (HAPI, section 4.4: larger brings nothing; also flat here)."""
+    cos_batch: int | None = None
+    """Always so many samples per forward pass and frame, whatever ``batching`` says."""
     device_memory: int | None = None
     """Bytes of each device for weights and forward passes; None for a share of what is free at the start."""
     merge: int = 0
     """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
     max_running: int = 4
-    """Requests worked on at a time, for each device (HAPI, section 5.1)."""
+    """Requests worked on at a time, for each device (HAPI, section 5.1), and one more of a tenant that asks rarely."""
     max_queued: int = 128
     """Requests that may wait; beyond it a request gets 429 with Retry-After."""
     max_request_seconds: float = 600.0
@@ -61,6 +61,11 @@ class ServerSettings:
     """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
     drain_seconds: float = 30.0
     """Time that running requests get after SIGTERM."""
+
+    @property
+    def policy(self) -> str:
+        """How the COS batch is really chosen."""
+        return self.batching if self.cos_batch is None else "fixed"
 
     def pace(self) -> PaceLimits:
         """What the reader of an answer must do to keep its slot."""

@@ -115,7 +115,7 @@ def _worker(
     name: str, device: torch.device, count: int, settings: ServerSettings, store: ObjectStore
 ) -> DeviceWorker:
     cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
-    memory = DeviceMemory(_budget(device, count, settings), settings.batching, cache)
+    memory = DeviceMemory(_budget(device, count, settings), settings.policy, cache)
     return DeviceWorker(
         name=name,
         device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),

@@ -112,7 +112,7 @@ def test_all_modes_have_one_budget_and_are_measured_once(bed: Bed, tmp_path: Pat
     assert [flags[2:] for flags in Server.flags] == [
         (),
         ("--batching", "auto", "--device-memory", str(budget)),
-        ("--batching", "fixed", "--cos-batch", "128", "--device-memory", str(budget)),
+        ("--cos-batch", "128", "--device-memory", str(budget)),
         (),
         ("--device-memory", str(budget)),
     ]

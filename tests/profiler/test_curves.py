@@ -210,6 +210,21 @@ def test_small_requests_among_large_ones_do_not_stop_a_look() -> None:
     assert curves.propose("front", 512) == 512
 
 
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=200), st.integers(1, 20))
+def test_requests_of_any_sizes_in_any_order(sizes: list[int], lowest: int) -> None:
+    curves = TimeCurves(lowest=lowest)
+    for size in sizes:
+        assert max(run(curves, overhead(5.0), 1, samples=size)) <= size
+
+
+def test_a_look_that_meets_only_small_requests_ends() -> None:
+    """Two passes of 16, fewer than a look takes, and then nobody who could have 16."""
+    curves = TimeCurves()
+    run(curves, overhead(1.0), 1, samples=40)
+    assert run(curves, overhead(1.0), 2 * PATIENCE, samples=3) == [3] * 2 * PATIENCE
+    assert curves.curve("front") == {16: pytest.approx(1 + 1 / 16)}
+
+
 def test_a_halved_batch_is_observed_as_what_ran() -> None:
     """The device ran out of memory and halved: 32 is never seen, and given up when requests are bounded by 16."""
     curves = TimeCurves(lowest=LOW)

@@ -152,9 +152,7 @@ def test_after_a_pause_all_are_equal_again() -> None:
     first, second = server.ask(A, 1.0), server.ask(Tenant(name="new"), 1.0)
     assert running.state == "running"
     server.step()
-    assert (first.state, second.state) == ("running", "waiting"), (
-        "what was in the last busy period is forgotten"
-    )
+    assert [ticket for _, ticket in server.begun[-2:]] == [first, second], "the last busy period is forgotten"
 
 
 # -- every order of events -----------------------------------------------------------------------------------------
@@ -192,7 +190,7 @@ def test_whatever_happens(events: list[tuple[str, int, float, float]], slots: in
         waiting = [t for t in tickets if t.state == "waiting"]
         running = [t for t in tickets if t.state == "running"]
         assert (queue.queued, queue.running) == (len(waiting), len(running))
-        assert queue.queued <= max_queued and queue.running <= slots
+        assert queue.queued <= max_queued and queue.running <= slots + 1
         assert sum(t.tenant.name == "two" for t in running) <= 2
         if queue.running < slots:  # no slot is free while somebody may have it
             assert {t.tenant.name for t in waiting} <= {"two", "slow"}
@@ -238,6 +236,57 @@ def test_the_queue_is_shared_by_weight() -> None:
         server.ask(A, 1.0)
         server.ask(B, 1.0)
     assert (server.queue.of(A)[0], server.queue.of(B)[0]) == (3, 6)
+
+
+def test_who_asks_rarely_gets_the_extra_slot() -> None:
+    server = Server(slots=2)
+    for _ in range(8):
+        server.ask(A, 1.0)
+    for _ in range(4):
+        server.step()
+    running = server.queue.running
+    assert running == 2 and server.queue.expected_wait(B, server.now) == 0.0
+    first = server.ask(B, 0.1)
+    assert first.state == "running" and server.queue.running == 3
+    assert server.queue.expected_wait(B, server.now) > 0.0, "one that runs is enough"
+    assert server.ask(B, 0.1).state == "waiting"
+    assert server.ask(C, 0.1).state == "waiting", "there is one for all"
+    server.step()
+    assert server.queue.running == 3 and server.queue.of(C) == (0, 1), "the next one that asks rarely has it"
+
+
+def test_who_has_its_share_does_not_get_the_extra_slot() -> None:
+    """Two that always wait, and one whose requests cost as much as theirs and follow each other."""
+    server = Server(slots=2)
+    for _ in range(20):
+        server.ask(A, 1.0)
+        server.ask(B, 1.0)
+    extra = 0
+    last = server.ask(C, 1.0)
+    while server.queue.of(A)[0]:
+        if last.state == "over":
+            last = server.ask(C, 1.0)
+            extra += server.queue.running > 2
+        server.step()
+    assert extra == 0
+    assert server.work(C) <= server.work(A) + 1.0
+
+
+def test_the_rate_counts_what_runs_in_the_extra_slot() -> None:
+    queue, cost, seconds = FairQueue(1, 10), 1.0, 1.0
+    queue.enter(A, 1.0)
+    now, running = 0.0, [queue.next(0.0)]
+    for tenant, asks, takes in ((A, 1.0, 1.0), (B, 0.5, 2.0), (A, 1.0, 1.0)):
+        ended = running.pop(0)
+        now += takes
+        assert ended is not None
+        queue.finish(ended, ended.cost, now)
+        cost, seconds = 0.95 * cost + ended.cost, 0.95 * seconds + takes
+        assert queue.rate.per_second == pytest.approx(cost / seconds)
+        for someone, each in {A: 1.0, tenant: asks}.items():
+            queue.enter(someone, each)
+            running.append(queue.next(now))
+        running = [ticket for ticket in running if ticket is not None]
 
 
 def test_without_a_queue_only_free_slots_count() -> None:
@@ -326,7 +375,8 @@ def test_nobody_waits_for_a_free_slot() -> None:
     server.ask(B, 1.0)
     assert server.queue.expected_wait(A, 0.0) == 0.0
     server.ask(B, 1.0)
-    assert server.queue.expected_wait(A, 0.0) > 0.0
+    assert server.queue.expected_wait(B, 0.0) > 0.0
+    assert server.queue.expected_wait(A, 0.0) == 0.0, "there is one slot more for who asks rarely"
     assert server.queue.expected_wait(B, 0.0, leaving=True) == 0.0, "its own slot will be free"
     for tenant in (A, B):
         waiting = server.ask(tenant, 1.0)

@@ -102,7 +102,7 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
             1.5 * ledger_bytes(server, known, 16)
         )
     seen: list[int] = []
-    with served(folder, device_memory=budget, max_running=4) as server:
+    with served(folder, device_memory=budget, max_running=4, batching="fixed") as server:
         memory, over = server.service.workers.all[0].memory, threading.Event()
 
         def look() -> None:

@@ -81,7 +81,7 @@ def test_the_status_of_an_idle_server(folder: Path) -> None:
         assert document["queue"] == {"running": 0, "slots": 4, "queued": 0, "max_queued": 128}
         assert document["running"] == [] == document["errors"]
         assert [t["name"] for t in document["tenants"]] == ["default"]
-        assert document["settings"]["cos_batch"] == 16 and document["settings"]["batching"] == "fixed"
+        assert document["settings"]["cos_batch"] is None and document["settings"]["batching"] == "auto"
         assert str(folder) not in json.dumps(document)
         server.application.draining = True
         assert status(server)["state"] == "draining"
