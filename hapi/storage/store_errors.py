@@ -21,6 +21,7 @@ _OTHER_RANGE = r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)"
 _CAUSES = (
     ("ConnectionRefused", "refuses connections; is it running, and is the endpoint right?"),
     ("dns error", "has a host name that nobody knows; check the endpoint"),
+    ("InvalidDnsName", "has a host name that nobody knows; check the endpoint"),
     ("InvalidCertificate", "has a certificate that is not trusted; check the endpoint, or SSL_CERT_FILE"),
     ("InvalidContentType", "does not speak TLS; is the endpoint's http:// written as https://?"),
     ("TimedOut", "did not answer in time (HAPI_STORE_READ_TIMEOUT, HAPI_STORE_CONNECT_TIMEOUT)"),
