@@ -25,7 +25,7 @@ SCRIPT = ROOT / "scripts" / "swift-loopback"
 REQUIRED = "HAPI_REQUIRE_SWIFT"
 """Set where a missing Swift is a failure, not a reason to skip tests."""
 
-SAMPLES, EPOCHS, SPLIT = 80, 6, "maxpool"
+SAMPLES, EPOCHS, SPLIT = 60, 4, "maxpool"
 PACKED = ("--image-size", "32", "--limit", str(SAMPLES), "--shard-size", "1k", "--quiet")
 """Many small shards, so that one epoch asks the store for many objects."""
 JOB = (
