@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import hapi, losses, report_of, server, start_train
+from harness import ServerProcess, hapi, losses, report_of, server, start_train
 from http_tools import metric, until
 from swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift, trained
 
@@ -84,9 +84,7 @@ def test_the_store_is_killed_and_started_again(
     """Every process of it, at the first batch and in a later epoch; training waits, and its losses are the same."""
     report = tmp_path / "report.json"
     with server(ONE, *SERVER, **packed.environment) as running:
-        job = start_train(
-            *JOB, "--split", SPLIT, "--server", running.url, "--report", str(report), PYTHONUNBUFFERED="1"
-        )
+        job = begun(running, report)
         try:
             for sign in ("data ", "epoch   1"):
                 read_until(job, sign)
@@ -111,16 +109,7 @@ def test_a_storage_node_dies_for_good(swift_copies: Swift, undisturbed: list[flo
     report = tmp_path / "report.json"
     try:
         with server(COPIES, *SERVER, **env) as running:
-            job = start_train(
-                *JOB,
-                "--split",
-                "maxpool",
-                "--server",
-                running.url,
-                "--report",
-                str(report),
-                PYTHONUNBUFFERED="1",
-            )
+            job = begun(running, report)
             try:
                 read_until(job, "data ")
                 swift_copies.kill("account-1", "container-1", "object-1")
@@ -134,6 +123,12 @@ def test_a_storage_node_dies_for_good(swift_copies: Swift, undisturbed: list[flo
         assert ": sound" in hapi("verify", f"{COPIES}/more", "--quiet", **env).stdout
     finally:
         swift_copies.start()
+
+
+def begun(running: ServerProcess, report: Path) -> subprocess.Popen[str]:
+    """A training at ``SPLIT`` that is under way."""
+    job = (*JOB, "--split", SPLIT, "--server", running.url, "--report", str(report))
+    return start_train(*job, PYTHONUNBUFFERED="1")
 
 
 def check_stored(found: list[float], undisturbed: list[float]) -> None:
