@@ -132,6 +132,12 @@ class StoreError(HapiError):
     status, slug, title, retryable = 502, "store", "Object store failed", True
 
 
+class StoreUnavailableError(StoreError):
+    """The object store is out of reach or overloaded for now."""
+
+    slug, title = "store-unavailable", "Object store out of reach"
+
+
 class DataError(HapiError):
     """Stored data that is damaged or cannot be decoded. Names data set, shard and sample."""
 

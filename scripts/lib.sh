@@ -145,3 +145,31 @@ ensure_browser() {
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } \
     >/dev/null 2>&1 || say "apt-get could not install chromium: the tests in a browser will be skipped"
 }
+
+readonly SWIFT_VERSION=2.38.3  # Debian's own 2.30 cannot write an object on the condition that it is absent
+swift_venv() { printf '%s\n' "${HAPI_SWIFT_VENV:-$HAPI_ROOT/.venv-swift}"; }
+
+# ensure_swift: OpenStack Swift in an environment of its own, for scripts/swift-loopback.
+ensure_swift() {
+  local venv
+  venv="$(swift_venv)"
+  _has_swift "$venv" && return
+  mkdir -p "$venv" || fail "cannot write $venv; set HAPI_SWIFT_VENV to a folder that can be written"
+  (
+    if command -v flock >/dev/null; then exec 9>"$venv/.hapi-lock"; flock 9; fi
+    _has_swift "$venv" && exit 0
+    python="$(find_python)" || exit 1
+    require_venv_module "$python"
+    say "installing OpenStack Swift $SWIFT_VERSION into $venv (once, half a minute)"
+    "$python" -m venv "$venv" || fail "$python -m venv $venv failed"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "swift==$SWIFT_VERSION" >"$venv/install.log" 2>&1 || {
+      tail -n 5 "$venv/install.log" >&2
+      fail "pip could not install swift==$SWIFT_VERSION; the lines above are the end of $venv/install.log"
+    }
+    printf '%s\n' "$SWIFT_VERSION" >"$venv/.hapi-installed"
+  ) || exit 1
+}
+
+_has_swift() {
+  [ "$(cat "$1/.hapi-installed" 2>/dev/null)" = "$SWIFT_VERSION" ] && "$1/bin/python" -c 'import swift' 2>/dev/null
+}

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hapi.client.transport import Transport
-from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError, TransportError
+from hapi.errors import (
+    BusyError,
+    DeadlineError,
+    DrainingError,
+    HapiError,
+    StoreUnavailableError,
+    TransportError,
+)
 
 T = TypeVar("T")
 log = logging.getLogger("hapi.client")
@@ -216,5 +223,7 @@ class ServerPool:
 
 
 def _is_absence(error: HapiError) -> bool:
-    """Whether the server was not there for the request, as opposed to giving a bad answer."""
-    return isinstance(error, TransportError | BusyError | DeadlineError | DrainingError)
+    """Whether the server, or the store behind it, was not there for the request, as opposed to a bad answer."""
+    return isinstance(
+        error, TransportError | BusyError | DeadlineError | DrainingError | StoreUnavailableError
+    )

@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, StoreError, UnprocessableError
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    NotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UnprocessableError,
+)
 from hapi.storage.directory import Located, offsets_of
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
@@ -140,6 +148,8 @@ class Dataset:
 
     def _explained(self, error: HapiError, shards: npt.NDArray[np.uint32]) -> HapiError:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
+        if isinstance(error, StoreUnavailableError):
+            return error  # asking on would only take longer
         try:
             if load_manifest(self.store, self.name).pack != self.manifest.pack:
                 return ConflictError(

@@ -137,8 +137,8 @@ def open_store(url: str) -> ObjectStore:
     """The store at ``url``: a folder path, ``file://``, ``memory://NAME``, ``s3://``, ``gs://`` or ``az://``.
 
     Nothing is contacted yet; see :meth:`ObjectStore.ping`. S3 settings come from the usual ``AWS_*``
-    environment (also ``AWS_ENDPOINT_URL`` and ``AWS_ALLOW_HTTP``), GCS and Azure from theirs. All
-    ``memory://NAME`` of one name in one process are one store.
+    environment and profiles (``s3.py``), GCS and Azure from theirs, timeouts and retries from ``HAPI_STORE_*``
+    (``connect.py``). All ``memory://NAME`` of one name in one process are one store.
     """
     if not url or "\0" in url:
         raise UsageError(

@@ -1,54 +1,34 @@
 """Stores behind obstore: memory, S3, GCS and Azure.
 
-Sharp edges of obstore that are dealt with here: its timeouts and retries (a dead store must fail within
-about 30 s), ranges past the end that are silently shortened, buffers that must be bytes, and stores that
-hang in a forked child.
+Sharp edges of obstore that are dealt with here: ranges past the end that are silently shortened, buffers that
+must be bytes, and stores that hang in a forked child. ``connect.py`` has its timeouts, ``store_errors.py`` its errors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore import exceptions
-from obstore.store import MemoryStore, from_url
 
-from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError, UsageError
+from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.storage.connect import connect
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
-
-_RETRY: RetryConfig = {
-    "max_retries": 3,
-    "retry_timeout": timedelta(seconds=20),
-    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
-}
-# No progress for 8 s fails a request; the total is generous: a large range on a slow link is no failure.
-_CLIENT: ClientConfig = {
-    "connect_timeout": timedelta(seconds=5),
-    "read_timeout": timedelta(seconds=8),
-    "timeout": timedelta(seconds=300),
-}
+from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
 
 COALESCE_GAP = 256 << 10
 """Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
 PIECE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
+RANGE_TRIES = 3
+"""Times that a range is asked for when fewer bytes come."""
 _TAKEOVER = ".takeover"
-
-_memory_stores: dict[str, MemoryStore] = {}
-_memory_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -66,7 +46,8 @@ class RemoteStore(ObjectStore):
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if not url.endswith("://") else url
-        self._store = _connect(self.url)
+        self._connection = connect(self.url)
+        self._store = self._connection.store
         self._process = os.getpid()
         self._workers = ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="hapi-store")
 
@@ -87,17 +68,32 @@ class RemoteStore(ObjectStore):
                 done.result()
 
     def _fetch(self, fetch: _Fetch) -> None:
-        with self._mapped(fetch.key):
-            got = obstore.get_range(self._store, check_key(fetch.key), start=fetch.start, end=fetch.stop)
-        data = memoryview(got).cast("B")
-        if len(data) != fetch.stop - fetch.start:
-            raise StoreError(
-                f"{self.url}/{fetch.key}: {len(data)} bytes came for the range {fetch.start}..{fetch.stop}; "
-                "the object is shorter than it should be"
-            )
+        data = self._range(fetch)
         for part in fetch.parts:
             first = part.start - fetch.start
             part.out[:] = data[first : first + len(part.out)]
+
+    def _range(self, fetch: _Fetch) -> memoryview:
+        """The bytes of a fetch. When others come than were asked for, somebody on the way may be at fault: again."""
+        got = 0
+        with self._mapped(fetch.key):
+            for tries_left in reversed(range(RANGE_TRIES)):
+                try:
+                    answer = obstore.get_range(
+                        self._store, check_key(fetch.key), start=fetch.start, end=fetch.stop
+                    )
+                except exceptions.BaseError as error:
+                    if tries_left and is_other_range(error):
+                        continue
+                    raise
+                data = memoryview(answer).cast("B")
+                got = len(data)
+                if got == fetch.stop - fetch.start:
+                    return data
+        raise StoreError(
+            f"{self.url}/{fetch.key}: {got} bytes came for the range {fetch.start}..{fetch.stop}; "
+            "the object is shorter than it should be"
+        )
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         with self._mapped(key):
@@ -198,29 +194,8 @@ class RemoteStore(ObjectStore):
             yield
         except HapiError:
             raise
-        except FileNotFoundError:
-            raise NotFoundError(f"there is no object {self.url}/{key}") from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StoreError(
-                f"{self.url}/{key}: access denied; check the credentials: {_line(error)}"
-            ) from error
-        except (exceptions.BaseError, OSError, ValueError, asyncio.CancelledError) as error:
-            raise StoreError(f"{self.url}/{key}: {_line(error)}") from error
-
-
-def _connect(url: str) -> Any:
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory":
-        with _memory_guard:
-            return _memory_stores.setdefault(rest, MemoryStore())
-    client = _CLIENT.copy()
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    if scheme in ("s3", "s3a") and endpoint.startswith("http://"):
-        client["allow_http"] = True
-    try:
-        return from_url(url, client_options=client, retry_config=_RETRY)
-    except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
-        raise UsageError(f"store {url[:200]!r} cannot be opened: {_line(error)}") from error
+        except FOREIGN as error:
+            raise store_error(error, self.url, key, self._connection) from error
 
 
 def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
@@ -247,9 +222,3 @@ def _split(parts: Sequence[ReadPart]) -> Iterator[ReadPart]:
         out = part.out.cast("B")
         for first in range(0, len(out), PIECE_BYTES):
             yield ReadPart(part.key, part.start + first, out[first : first + PIECE_BYTES])
-
-
-def _line(error: BaseException) -> str:
-    """The gist of obstore's many-line messages."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."

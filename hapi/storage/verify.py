@@ -186,5 +186,6 @@ def _extra_objects(store: ObjectStore, manifest: Manifest) -> Iterator[Damage]:
     known = {manifest_key(manifest.name), manifest.index_key, f"{prefix}/{LOCK_NAME}"}
     known.update(manifest.shard_key(number) for number in range(len(manifest.shards)))
     for info in store.list(prefix):
-        if info.key not in known:
+        # A store's listing may still have what was just deleted (Swift's, when a node is down).
+        if info.key not in known and store.exists(info.key):
             yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed")

@@ -1,0 +1,257 @@
+"""How to reach an S3 store: endpoint, region, addressing and credentials, from where people keep them.
+
+The places and their order are those of Amazon's own tools: the environment, then a profile in
+``~/.aws/credentials`` and ``~/.aws/config``, then what the machine itself is given (container, web identity,
+instance), which obstore asks for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from configparser import ConfigParser, Error
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hapi.errors import UsageError
+
+DEFAULT_REGION = "us-east-1"
+"""Also what most stores that are not Amazon's expect."""
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_MACHINE = (
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+_INDIRECT = ("credential_process", "sso_session", "sso_start_url", "role_arn", "login_session")
+"""Settings of a profile that has its keys from elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Keys:
+    """Credentials, and where they were found (for messages)."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Settings:
+    """All that differs from one S3 store to another. ``endpoint`` None: Amazon's, of the region."""
+
+    endpoint: str | None
+    region: str
+    virtual_hosts: bool
+    """The bucket is part of the host's name instead of the path's first part."""
+    allow_http: bool
+    anonymous: bool
+    keys: S3Keys | None
+    """None: unsigned requests, or credentials that the machine is given."""
+
+    @property
+    def origin(self) -> str:
+        """Where the credentials come from, in words."""
+        if self.anonymous:
+            return "unsigned, by AWS_SKIP_SIGNATURE"
+        return self.keys.origin if self.keys is not None else "credentials of this machine"
+
+    def config(self, bucket: str) -> dict[str, Any]:
+        """These settings as obstore takes them."""
+        config: dict[str, Any] = {
+            "region": self.region,
+            "virtual_hosted_style_request": self.virtual_hosts,
+            "skip_signature": self.anonymous,
+        }
+        if self.endpoint is not None:
+            config["endpoint"] = _with_bucket(self.endpoint, bucket) if self.virtual_hosts else self.endpoint
+        if self.keys is not None:
+            config["access_key_id"] = self.keys.access_key
+            config["secret_access_key"] = self.keys.secret_key
+            if self.keys.session_token is not None:
+                config["session_token"] = self.keys.session_token
+        return config
+
+
+def s3_settings(environment: Mapping[str, str]) -> S3Settings:
+    """The settings for S3 that hold in ``environment``; :class:`UsageError` for what cannot be.
+
+    Read are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE``,
+    ``AWS_SHARED_CREDENTIALS_FILE``, ``AWS_CONFIG_FILE``, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``,
+    ``AWS_REGION``, ``AWS_DEFAULT_REGION``, ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST``, ``AWS_ALLOW_HTTP`` and
+    ``AWS_SKIP_SIGNATURE``; of a profile its keys, ``region``, ``endpoint_url`` and ``addressing_style``.
+    """
+    profile = _Profile.chosen(environment)
+    endpoint = _first(environment, _ENDPOINTS) or profile.values.get("endpoint_url") or None
+    allow_http = _is_true(environment, "AWS_ALLOW_HTTP")
+    if endpoint is not None:
+        endpoint = _checked_endpoint(endpoint, allow_http)
+    anonymous = _is_true(environment, "AWS_SKIP_SIGNATURE")
+    virtual_hosts = _virtual_hosts(environment, profile, endpoint)
+    keys = None if anonymous else _environment_keys(environment) or profile.keys()
+    if keys is None and not anonymous:
+        _check_machine(environment, endpoint, profile.credentials_file)
+    return S3Settings(
+        endpoint=endpoint,
+        region=_first(environment, _REGIONS) or profile.values.get("region") or DEFAULT_REGION,
+        virtual_hosts=virtual_hosts,
+        allow_http=endpoint is not None and endpoint.startswith("http://"),
+        anonymous=anonymous,
+        keys=keys,
+    )
+
+
+def _virtual_hosts(environment: Mapping[str, str], profile: _Profile, endpoint: str | None) -> bool:
+    virtual = profile.addressing_style() == "virtual"
+    if "AWS_VIRTUAL_HOSTED_STYLE_REQUEST" in environment:
+        virtual = _is_true(environment, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
+    if virtual and endpoint is not None and _is_address(urlsplit(endpoint).hostname or ""):
+        raise UsageError(
+            f"S3 endpoint {endpoint}: a bucket cannot be part of an address; give a host name, or address buckets "
+            "by path (AWS_VIRTUAL_HOSTED_STYLE_REQUEST=false)"
+        )
+    return virtual
+
+
+def _check_machine(environment: Mapping[str, str], endpoint: str | None, credentials_file: Path) -> None:
+    """Without keys a machine may be given some; where it certainly is not, it need not be asked."""
+    if endpoint is None or _is_amazon(endpoint) or any(name in environment for name in _MACHINE):
+        return
+    raise UsageError(
+        f"no credentials for the S3 store at {endpoint}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        f"or put them into {credentials_file} (AWS_PROFILE chooses a profile), "
+        "or set AWS_SKIP_SIGNATURE=true for a public bucket"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """One profile of Amazon's files, empty when there is none of that name and none was asked for."""
+
+    name: str
+    credentials_file: Path
+    values: Mapping[str, str]
+
+    @classmethod
+    def chosen(cls, environment: Mapping[str, str]) -> _Profile:
+        home = Path(environment.get("HOME") or Path.home()) / ".aws"
+        credentials_file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
+        config_file = Path(environment.get("AWS_CONFIG_FILE") or home / "config")
+        asked = environment.get("AWS_PROFILE") or environment.get("AWS_DEFAULT_PROFILE")
+        name = asked or "default"
+        credentials, config = _read(credentials_file), _read(config_file)
+        section = name if name == "default" else f"profile {name}"
+        if asked and name not in credentials and section not in config:
+            known = {*credentials, *(s.removeprefix("profile ") for s in config)}
+            raise UsageError(
+                f"AWS_PROFILE={name[:80]}: neither {credentials_file} nor {config_file} has this profile; "
+                f"they have: {', '.join(sorted(known)) or 'none'}"
+            )
+        values = {**config.get(section, {}), **credentials.get(name, {})}
+        return cls(name=name, credentials_file=credentials_file, values=values)
+
+    def keys(self) -> S3Keys | None:
+        """The profile's own keys; :class:`UsageError` when it has them from elsewhere."""
+        access, secret = self.values.get("aws_access_key_id"), self.values.get("aws_secret_access_key")
+        origin = f"profile {self.name!r}"
+        if access and secret:
+            token = self.values.get("aws_session_token") or None
+            return S3Keys(access_key=access, secret_key=secret, session_token=token, origin=origin)
+        if access or secret:
+            missing = "aws_secret_access_key" if access else "aws_access_key_id"
+            raise UsageError(f"{origin} in {self.credentials_file} has no {missing}")
+        indirect = next((name for name in _INDIRECT if name in self.values), None)
+        if indirect is not None:
+            raise UsageError(
+                f"{origin} has its keys by {indirect}, which is not followed here; put them into the environment "
+                f'with: eval "$(aws configure export-credentials --profile {self.name} --format env)"'
+            )
+        return None
+
+    def addressing_style(self) -> str:
+        """``addressing_style`` of the profile, or of its nested settings for S3; "" when it has none."""
+        for line in self.values.get("s3", "").splitlines():
+            name, _, value = line.partition("=")
+            if name.strip() == "addressing_style":
+                return value.strip()
+        return self.values.get("addressing_style", "")
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    """The sections of a file of Amazon's; none when it is not there."""
+    parser = ConfigParser(interpolation=None, strict=False, default_section="")
+    try:
+        parser.read_string(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, Error) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def _environment_keys(environment: Mapping[str, str]) -> S3Keys | None:
+    access, secret = (environment.get(f"AWS_{name}") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+    if not access and not secret:
+        return None
+    if not access or not secret:
+        there, missing = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")[:: 1 if access else -1]
+        raise UsageError(f"AWS_{there} is set and AWS_{missing} is not; they belong together")
+    token = _first(environment, ("AWS_SESSION_TOKEN", "AWS_TOKEN"))
+    return S3Keys(access_key=access, secret_key=secret, session_token=token, origin="keys of the environment")
+
+
+def _checked_endpoint(endpoint: str, allow_http: bool) -> str:
+    """``endpoint`` without a trailing slash; plain http only on this machine, or where it was allowed."""
+    try:
+        parts = urlsplit(endpoint)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(f"S3 endpoint {endpoint[:200]!r}: expected https://HOST[:PORT] (AWS_ENDPOINT_URL)")
+    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
+        raise UsageError(
+            f"S3 endpoint {endpoint[:200]!r} is plain http, which anybody on the way can read and change: "
+            "use https://, or set AWS_ALLOW_HTTP=true"
+        )
+    return endpoint.rstrip("/")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_amazon(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _with_bucket(endpoint: str, bucket: str) -> str:
+    """The endpoint with the bucket in front of its host, as obstore expects it for virtual hosts."""
+    scheme, _, host = endpoint.partition("://")
+    return endpoint if host.startswith(f"{bucket}.") else f"{scheme}://{bucket}.{host}"
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environment[name] for name in names if environment.get(name)), None)
+
+
+def _is_true(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name, "").strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("", "0", "false", "no", "off"):
+        return False
+    raise UsageError(f"{name}={text[:80]}: expected true or false")
