@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,11 @@ import numpy.typing as npt
 import xxhash
 
 from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, StoreError, UnprocessableError
-from hapi.storage.index import SampleIndex, digest, offsets_of
+from hapi.storage.chunks import ChunkCache
+from hapi.storage.index import Located, SampleIndex, digest, offsets_of
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
-from hapi.storage.objects import ObjectStore, ReadPart
+from hapi.storage.objects import ObjectStore
+from hapi.storage.reader import Reader, chunk_cache
 from hapi.storage.sequence import IntArray
 from hapi.storage.tensorfile import read_object
 from hapi.wire.references import DatasetReference, TransformSpec
@@ -46,7 +46,9 @@ class Samples:
 class Dataset:
     """One version of a data set. Thread-safe; :func:`open_dataset` makes it."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, index: SampleIndex) -> None:
+    def __init__(
+        self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
+    ) -> None:
         self.store = store
         self.manifest = manifest
         self.index = index
@@ -60,6 +62,14 @@ class Dataset:
         self.transform: TransformSpec | None = manifest.transform
         """The default transform; None for tensors that need none."""
         self._keys = [manifest.shard_key(number) for number in range(len(manifest.shards))]
+        self.reader = Reader(
+            store,
+            [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
+            manifest.total_bytes,
+            index.locate,
+            self._check,
+            chunk_cache(store) if cache is None else cache,
+        )
 
     @property
     def kind(self) -> Kind:
@@ -79,57 +89,44 @@ class Dataset:
 
     def lengths(self, ids: npt.ArrayLike) -> IntArray:
         """Stored bytes of each of these samples, int64 [n]."""
-        return self.index.length[self._checked(ids)].astype(np.int64)
+        return self.locate(ids).length
 
-    def read(self, ids: npt.ArrayLike) -> Samples:
+    def locate(self, ids: npt.ArrayLike) -> Located:
+        """Shard, offset and length of each of these samples; a shard is a place in ``manifest.shards``."""
+        return self.index.locate(self._checked(ids))
+
+    def read(
+        self, ids: npt.ArrayLike, near: bool = False, out: npt.NDArray[np.uint8] | None = None
+    ) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
 
-        Memory is the samples' own bytes (``lengths(ids).sum()``, for the caller to bound), for remote stores
-        also the gaps between near samples. Raises :class:`DataError` naming the first damaged sample,
+        ``near``: the reads to come stay among the same chunks (:meth:`hapi.storage.reader.Reader.is_near`). The bytes
+        go into ``out`` (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to
+        bound; for remote stores there are also the gaps between near samples. Raises :class:`DataError` naming the first damaged sample,
         :class:`NotFoundError` for an id out of range, :class:`ConflictError` when the data set was replaced.
         """
-        wanted = self._checked(ids)
-        shards = self.index.shard[wanted]
-        starts = self.index.offset[wanted].astype(np.int64)
-        offsets = offsets_of(self.index.length[wanted])
-        data = np.empty(int(offsets[-1]), dtype=np.uint8)
+        places = self.locate(ids)
+        wanted = np.asarray(ids).astype(np.int64)
+        offsets = offsets_of(places.length)
+        total = int(offsets[-1])
+        data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
         try:
-            self.store.read_many(list(self._parts(shards, starts, offsets, data.data)))
+            self.reader.read(wanted, places, offsets, data, near)
         except (NotFoundError, StoreError) as error:
-            raise self._explained(error, np.unique(shards)) from error
-        self._verify(wanted, shards, data, offsets)
+            raise self._explained(error, np.unique(places.shard)) from error
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
-    def _parts(
-        self, shards: npt.NDArray[np.uint32], starts: IntArray, offsets: IntArray, out: memoryview
-    ) -> Iterator[ReadPart]:
-        """Ranges to read: samples that are neighbours both in the shard and in the read are one."""
-        if len(shards) == 0:
-            return
-        ends = starts + np.diff(offsets)
-        breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
-        firsts = np.concatenate(([0], breaks))
-        stops = offsets[np.concatenate((breaks, [len(shards)]))]
-        for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
-            part = out[int(offsets[first]) : stop]
-            if len(part):
-                yield ReadPart(self._keys[int(shards[first])], int(starts[first]), part)
-
-    def _verify(
-        self, ids: IntArray, shards: npt.NDArray[np.uint32], data: npt.NDArray[np.uint8], offsets: IntArray
-    ) -> None:
-        view, bounds = data.data, offsets.tolist()
-        found = np.fromiter(
-            (xxhash.xxh3_64_intdigest(view[a:b]) for a, b in pairwise(bounds)),
-            dtype=np.uint64,
-            count=len(ids),
-        )
+    def _check(self, ids: IntArray, buffer: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray) -> None:
+        """:class:`DataError` unless sample ``ids[i]`` is ``buffer[starts[i]:stops[i]]``, for every i."""
+        view, digest_of = buffer.data, xxhash.xxh3_64_intdigest
+        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+        found = np.fromiter((digest_of(view[a:b]) for a, b in bounds), dtype=np.uint64, count=len(ids))
         wrong = np.flatnonzero(found != self.index.checksum[ids])
         if len(wrong):
-            first = int(wrong[0])
-            shard = self.manifest.shards[shards[first]].key
+            first = int(ids[wrong[0]])
+            shard = self.manifest.shards[int(self.locate([first]).shard[0])].key
             raise DataError(
-                f"data set {self.name!r}: sample {ids[first]} in shard {shard} "
+                f"data set {self.name!r}: sample {first} in shard {shard} "
                 "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
             )
 
@@ -168,8 +165,12 @@ class Dataset:
         return array.astype(np.int64)
 
 
-def open_dataset(store: ObjectStore, name: str, version: str | None = None) -> Dataset:
+def open_dataset(
+    store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
+) -> Dataset:
     """The data set ``name``. :class:`ConflictError` when it is there in another version than ``version``.
+
+    Chunks of small samples are kept in ``cache``, which data sets of one store may share; None: one of its own.
 
     :class:`NotFoundError` (naming what is there) when there is none, :class:`DataError` when manifest or
     index are damaged. The index is checked as a whole, the samples when they are read.
@@ -179,7 +180,7 @@ def open_dataset(store: ObjectStore, name: str, version: str | None = None) -> D
         raise ConflictError(
             f"data set {name!r} in {store.url} has version {manifest.version}, not {version}; open it again"
         )
-    return Dataset(store, manifest, read_index(store, manifest))
+    return Dataset(store, manifest, read_index(store, manifest), cache)
 
 
 def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:

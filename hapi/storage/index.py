@@ -31,6 +31,18 @@ FIELDS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Located:
+    """Where n samples lie, in the order asked for."""
+
+    shard: npt.NDArray[np.uint32]
+    """uint32 [n], a place in the manifest's list of shards."""
+    offset: npt.NDArray[np.int64]
+    """Bytes from the shard's start; int64 [n]."""
+    length: npt.NDArray[np.int64]
+    """Bytes; int64 [n]."""
+
+
+@dataclass(frozen=True)
 class SampleIndex:
     """Where every sample lies. All arrays are [count]; samples lie in shards without gaps, in order."""
 
@@ -48,6 +60,11 @@ class SampleIndex:
     def empty(cls, count: int) -> Self:
         """An index to be filled."""
         return cls(**{name: np.empty(count, dtype=dtype) for name, dtype in FIELDS.items()})
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> Located:
+        """Shard, offset and length of these samples, which must be there."""
+        offset, length = self.offset[ids].astype(np.int64), self.length[ids].astype(np.int64)
+        return Located(self.shard[ids], offset, length)
 
     def arrays(self) -> dict[str, Array]:
         return {name: getattr(self, name) for name in FIELDS}
