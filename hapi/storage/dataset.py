@@ -67,7 +67,7 @@ class Dataset:
             [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
             manifest.total_bytes,
             index.locate,
-            self._check,
+            _Checks(manifest, index),
             chunk_cache(store) if cache is None else cache,
         )
 
@@ -100,10 +100,11 @@ class Dataset:
     ) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
 
-        ``near``: the reads to come stay among the same chunks (:meth:`hapi.storage.reader.Reader.is_near`). The bytes
-        go into ``out`` (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to
-        bound; for remote stores there are also the gaps between near samples. Raises :class:`DataError` naming the first damaged sample,
-        :class:`NotFoundError` for an id out of range, :class:`ConflictError` when the data set was replaced.
+        ``near``: the reads to come stay among the same chunks (:meth:`hapi.storage.reader.Reader.is_near`). The
+        bytes go into ``out`` (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the
+        caller to bound; for remote stores there are also the gaps between near samples.
+        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
+        range, :class:`ConflictError` when the data set was replaced.
         """
         places = self.locate(ids)
         wanted = np.asarray(ids).astype(np.int64)
@@ -115,20 +116,6 @@ class Dataset:
         except (NotFoundError, StoreError) as error:
             raise self._explained(error, np.unique(places.shard)) from error
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
-
-    def _check(self, ids: IntArray, buffer: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray) -> None:
-        """:class:`DataError` unless sample ``ids[i]`` is ``buffer[starts[i]:stops[i]]``, for every i."""
-        view, digest_of = buffer.data, xxhash.xxh3_64_intdigest
-        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
-        found = np.fromiter((digest_of(view[a:b]) for a, b in bounds), dtype=np.uint64, count=len(ids))
-        wrong = np.flatnonzero(found != self.index.checksum[ids])
-        if len(wrong):
-            first = int(ids[wrong[0]])
-            shard = self.manifest.shards[int(self.locate([first]).shard[0])].key
-            raise DataError(
-                f"data set {self.name!r}: sample {first} in shard {shard} "
-                "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
-            )
 
     def _explained(self, error: HapiError, shards: npt.NDArray[np.uint32]) -> HapiError:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
@@ -163,6 +150,30 @@ class Dataset:
                 f"data set {self.name!r} has no sample {wrong}; it has {self.count}, 0 to {self.count - 1}"
             )
         return array.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """Holds samples against their checksums. No part of the data set, which would keep it alive by a circle."""
+
+    manifest: Manifest
+    index: SampleIndex
+
+    def __call__(
+        self, ids: IntArray, buffer: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray
+    ) -> None:
+        """:class:`DataError` unless sample ``ids[i]`` is ``buffer[starts[i]:stops[i]]``, for every i."""
+        view, digest_of = buffer.data, xxhash.xxh3_64_intdigest
+        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+        found = np.fromiter((digest_of(view[a:b]) for a, b in bounds), dtype=np.uint64, count=len(ids))
+        wrong = np.flatnonzero(found != self.index.checksum[ids])
+        if len(wrong):
+            first = ids[wrong[:1]]
+            shard = self.manifest.shards[int(self.index.locate(first).shard[0])].key
+            raise DataError(
+                f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
+                "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
+            )
 
 
 def open_dataset(

@@ -30,7 +30,6 @@ READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
 _STRETCHES = 4
 """Stretches that share the bound: one handed out, one being read, the others ready or waiting."""
-_STRETCH_SAMPLES = 1 << 16
 
 
 class OpenSample:
@@ -103,8 +102,8 @@ class Mounted:
         the caller made of seed and epoch. :class:`NotFoundError` for an id that is not there.
         """
         found = epoch_sequence(seed, epoch, self.count) if order is None else np.asarray(order)
-        if order is not None:
-            self.dataset.check_ids(found)
+        if len(found):
+            self.dataset.locate([found.min(), found.max()])
         if not 0 <= start <= len(found):
             raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
         self._drop()
@@ -142,21 +141,18 @@ class Mounted:
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
-            ids = self._order[self._planned : self._planned + max(count, _STRETCH_SAMPLES)]
+            most = max(count, 2 * self._stretch_bytes * self.count // max(1, self.dataset.total_bytes))
+            ids = self._order[self._planned : self._planned + most]
             ends = np.cumsum(self.dataset.lengths(ids))
             whole = int(np.searchsorted(ends, self._stretch_bytes, side="right")) // count * count
             ids = ids[: max(whole, count)]
             total = int(ends[len(ids) - 1])
-            if total > self._stretch_bytes and self._held() + total > _STRETCHES * self._stretch_bytes:
-                if self._stretches:
-                    return  # large batches: fewer of them ahead
+            if total > self._stretch_bytes and len(self._stretches) > 1:
+                return  # large batches: one ahead of the one that is handed out
             buffer = self._buffer(total)
             reading = self._thread.submit(self.dataset.read, ids, self._near, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
-
-    def _held(self) -> int:
-        return sum(len(stretch.buffer) for stretch in self._stretches)
 
     def _buffer(self, size: int) -> npt.NDArray[np.uint8]:
         """A buffer of at least ``size`` bytes: one that was handed back, if it is large enough."""

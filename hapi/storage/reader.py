@@ -168,7 +168,7 @@ class Reader:
         """Whether ``order`` uses a chunk, while the cache holds it, often enough for it to be read whole at once."""
         if not self.chunked or len(order) == 0:
             return False
-        span = order[: self._cache.slots * self._run]
+        span = order[: self._cache.slots * self._run // 2]
         shards = np.searchsorted(self._firsts, span, side="right") - 1
         chunks = np.unique(self._chunks(span, shards))
         return len(chunks) <= self._cache.slots and len(span) >= self._rent * len(chunks)
