@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hapi.cli.bench_directory import configure_directory
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
@@ -89,6 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_studies(benchmarks)
     configure_measured(benchmarks)
     configure_tenants(benchmarks)
+    configure_directory(benchmarks)
     for benchmark in (wire, overlap, gpu, memory, steps, answer, overload):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 

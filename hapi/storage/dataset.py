@@ -11,7 +11,8 @@ import xxhash
 
 from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, StoreError, UnprocessableError
 from hapi.storage.chunks import ChunkCache
-from hapi.storage.index import Located, SampleIndex, digest, offsets_of
+from hapi.storage.directory import Located, offsets_of
+from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Reader, chunk_cache
@@ -66,7 +67,7 @@ class Dataset:
             store,
             [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
             manifest.total_bytes,
-            index.locate,
+            index.directory.locate,
             _Checks(manifest, index),
             chunk_cache(store) if cache is None else cache,
         )
@@ -93,7 +94,7 @@ class Dataset:
 
     def locate(self, ids: npt.ArrayLike) -> Located:
         """Shard, offset and length of each of these samples; a shard is a place in ``manifest.shards``."""
-        return self.index.locate(self._checked(ids))
+        return self.index.directory.locate(self._checked(ids))
 
     def read(
         self, ids: npt.ArrayLike, near: bool = False, out: npt.NDArray[np.uint8] | None = None
@@ -169,7 +170,7 @@ class _Checks:
         wrong = np.flatnonzero(found != self.index.checksum[ids])
         if len(wrong):
             first = ids[wrong[:1]]
-            shard = self.manifest.shards[int(self.index.locate(first).shard[0])].key
+            shard = self.manifest.shards[int(self.index.directory.locate(first).shard[0])].key
             raise DataError(
                 f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
                 "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
@@ -198,13 +199,22 @@ def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
     """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
     where = f"{store.url}/{manifest.index_key}"
     try:
+        size = store.size(manifest.index_key)
+        if size != manifest.index_size:
+            raise DataError(
+                f"{where} has {size} bytes instead of {manifest.index_size}; pack the data set again"
+            )
         buffer: Any = read_object(store, manifest.index_key)
     except NotFoundError:
         raise DataError(f"{where} is missing; pack the data set again") from None
     if digest(buffer) != manifest.index_xxh3:
         raise DataError(f"{where} fails its checksum; pack the data set again")
     index, _ = SampleIndex.from_buffer(buffer, where)
-    index.check_layout([s.size for s in manifest.shards], [s.count for s in manifest.shards], where)
+    index.directory.check(manifest.shards, where)
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
-        raise DataError(f"{where}: a label lies outside of the {len(manifest.classes)} classes")
+        wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
+        raise DataError(
+            f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
+            "classes; pack the data set again"
+        )
     return index

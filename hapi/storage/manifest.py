@@ -12,8 +12,8 @@ from hapi.errors import BadRequestError, DataError, NotFoundError
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import TransformSpec, check_digest, check_int, check_name, strict_fields
 
-FORMAT = 1
-"""Version of the layout in the store; a reader refuses what is newer than itself."""
+FORMAT = 2
+"""Version of the layout in the store; any other is refused. 2: an index with 16-byte entries (directory.py)."""
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")
@@ -21,9 +21,12 @@ DTYPES = ("uint8", "float16", "float32", "float64")
 
 MAX_SAMPLES = 1 << 40
 MAX_SIDE = 1 << 24
+MAX_SHARD_SIZE = 1 << 48
+"""Bytes; the sample directory keeps offsets in 48 bits."""
+_MAX_INDEX_SIZE = 1 << 46
 _MANIFEST_FIELDS = (
     "format", "name", "version", "pack", "count", "total_bytes", "classes", "kind", "sample_shape",
-    "sample_dtype", "transform", "index_xxh3", "shards", "source", "created",
+    "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "source", "created",
 )  # fmt: skip
 
 
@@ -81,7 +84,7 @@ class Shard:
         d = strict_fields(document, dict.fromkeys(("key", "size", "xxh3", "count"), True), "shard")
         return cls(
             key=check_name(d["key"], "shard.key"),
-            size=check_int(d["size"], 0, 1 << 62, "shard.size"),
+            size=check_int(d["size"], 0, MAX_SHARD_SIZE, "shard.size"),
             xxh3=check_digest(d["xxh3"], "shard.xxh3"),
             count=check_int(d["count"], 1, MAX_SAMPLES, "shard.count"),
         )
@@ -98,6 +101,8 @@ class Manifest:
     classes: tuple[str, ...]
     layout: SampleLayout
     transform: TransformSpec | None
+    index_size: int
+    """Bytes of the index file."""
     index_xxh3: str
     shards: tuple[Shard, ...]
     source: str
@@ -141,6 +146,7 @@ class Manifest:
             "classes": list(self.classes),
             **self.layout.to_json(),
             "transform": None if self.transform is None else self.transform.to_json(),
+            "index_size": self.index_size,
             "index_xxh3": self.index_xxh3,
             "source": self.source,
             "created": self.created,
@@ -153,6 +159,7 @@ class Manifest:
         """The manifest of data set ``name``; :class:`DataError` naming ``where`` when it is not sound."""
         try:
             document = json.loads(data)
+            _check_format(document, where)
             manifest = cls._from_json(document)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: no JSON: {str(error)[:200]}; pack the data set again") from error
@@ -179,6 +186,7 @@ class Manifest:
             classes=check_classes(d["classes"]),
             layout=layout,
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+            index_size=check_int(d["index_size"], 1, _MAX_INDEX_SIZE, "manifest.index_size"),
             index_xxh3=check_digest(d["index_xxh3"], "manifest.index_xxh3"),
             shards=tuple(Shard.from_json(shard) for shard in d["shards"]),
             source=_text(d["source"], "manifest.source"),
@@ -190,6 +198,18 @@ class Manifest:
         ):
             raise BadRequestError("manifest: the shards do not add up to the totals")
         return manifest
+
+
+def _check_format(document: Any, where: str) -> None:
+    """DataError when the document has another version's format, before its fields are found to be strange."""
+    found = document.get("format") if isinstance(document, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int) or found == FORMAT:
+        return
+    if found > FORMAT:
+        raise DataError(f"{where}: format {found} is of a newer Hapi, this one reads {FORMAT}; update Hapi")
+    raise DataError(
+        f"{where}: format {found} is of an older Hapi, this one reads {FORMAT}; pack the data set again"
+    )
 
 
 def check_classes(classes: Any) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ import xxhash
 
 from hapi.errors import ConflictError, DataError, UsageError
 from hapi.storage.dataset import Samples
-from hapi.storage.index import MAX_SAMPLE_BYTES, SampleIndex, digest
+from hapi.storage.directory import MAX_SAMPLE_BYTES, offsets_of
+from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.manifest import Manifest, SampleLayout, Shard, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
@@ -145,7 +146,8 @@ class _Packer:
             number = len(shards)
             shard = Shard(key=shard_name(number), size=len(buffer), xxh3=digest(buffer), count=len(sizes))
             stop = first + len(sizes)
-            index.place(first, np.array(sizes, dtype=np.uint32), number)
+            lengths = np.array(sizes, dtype=np.int64)
+            index.directory.write(first, number, offsets_of(lengths)[:-1], lengths)
             index.checksum[first:stop] = np.array(sums, dtype=np.uint64)
             folder.write_shard(number, memoryview(buffer), shard, index.part(first, stop))
             shards.append(shard)
@@ -173,7 +175,7 @@ class _Packer:
         first = 0
         while (part := folder.read_part(len(shards))) is not None and first + part.shard.count <= len(index):
             stop = first + part.shard.count
-            index.place(first, part.index.length, len(shards))
+            index.directory.entries[first:stop] = part.index.directory.entries
             index.checksum[first:stop] = part.index.checksum
             shards.append(part.shard)
             first = stop
@@ -190,6 +192,7 @@ class _Packer:
             classes=self.source.classes,
             layout=self.layout,
             transform=self.transform,
+            index_size=len(encoded),
             index_xxh3=digest(encoded),
             shards=tuple(shards),
             source=packing.source,
@@ -221,6 +224,8 @@ class _Packer:
                 check_image(data)
         except DataError as error:
             raise DataError(f"{self.source.describe(number)}: {error}; repair or remove it") from error
+        if not len(data):
+            raise DataError(f"{self.source.describe(number)} has no bytes; repair or remove it")
         if len(data) > MAX_SAMPLE_BYTES:
             raise UsageError(f"{self.source.describe(number)} has {len(data)} bytes; 4 GiB is the most")
         return data

@@ -87,7 +87,8 @@ class PackFolder:
     def write_shard(self, number: int, data: memoryview, shard: Shard, index: SampleIndex) -> None:
         """The shard, and then its part of the index, which makes it count."""
         self.store.put(f"{self.prefix}/{shard.key}", data)
-        self.store.put(self._part_key(number), index.to_bytes({"size": str(shard.size), "xxh3": shard.xxh3}))
+        metadata = {"size": str(shard.size), "xxh3": shard.xxh3, "index": index.digest()}
+        self.store.put(self._part_key(number), index.to_bytes(metadata))
 
     def read_part(self, number: int) -> ShardPart | None:
         """A completed shard; None when it is not there or not whole."""
@@ -98,7 +99,9 @@ class PackFolder:
             shard = Shard(
                 key=shard_name(number), size=int(metadata["size"]), xxh3=metadata["xxh3"], count=len(index)
             )
-            index.check_layout([shard.size], [shard.count], key, first_shard=number)
+            index.directory.check([shard], key, first_shard=number)
+            if index.digest() != metadata["index"]:
+                return None
             if self.store.size(f"{self.prefix}/{shard.key}") != shard.size:
                 return None
             return ShardPart(shard, index)

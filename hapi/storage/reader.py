@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,8 @@ import xxhash
 
 from hapi.errors import DataError
 from hapi.storage.chunks import ABSENT, Area, ChunkCache, Flags
+from hapi.storage.directory import Located, offsets_of
 from hapi.storage.gather import Bytes, copy_pieces
-from hapi.storage.index import offsets_of
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.sequence import IntArray
 
@@ -41,17 +41,6 @@ CACHE_BYTES = 64 << 20
 
 Check = Callable[[IntArray, Bytes, IntArray, IntArray], None]
 """``check(ids, buffer, starts, stops)``; see :class:`Reader`."""
-
-
-class Places(Protocol):
-    """Where n samples lie, as ``Dataset.locate`` tells it."""
-
-    @property
-    def shard(self) -> npt.NDArray[np.uint32]: ...
-    @property
-    def offset(self) -> IntArray: ...
-    @property
-    def length(self) -> IntArray: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +110,7 @@ class Reader:
         store: ObjectStore,
         shards: Sequence[tuple[str, int]],
         total_bytes: int,
-        locate: Callable[[IntArray], Places],
+        locate: Callable[[IntArray], Located],
         check: Check,
         cache: ChunkCache,
     ) -> None:
@@ -151,7 +140,7 @@ class Reader:
         self._misses = 0
         self._guard = threading.Lock()
 
-    def read(self, ids: IntArray, places: Places, offsets: IntArray, out: Bytes, near: bool = False) -> None:
+    def read(self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: bool = False) -> None:
         """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
         ``near`` says that the reads to come stay among the same chunks (:meth:`is_near`). Raises what the store

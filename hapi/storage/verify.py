@@ -6,20 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from hapi.errors import DataError, NotFoundError
 from hapi.storage.dataset import read_index
-from hapi.storage.index import SampleIndex, offsets_of
+from hapi.storage.index import SampleIndex
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.manifest import Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import LOCK_NAME
+from hapi.storage.sequence import IntArray
 
 BLOCK_BYTES = 8 << 20
-"""Bytes read at once (more when one sample is larger)."""
+"""Bytes read at once (more by one sample at most)."""
 
 Progress = Callable[[int, int], None]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -113,54 +116,66 @@ def _shard_damages(
         return
     if size != shard.size:
         yield Damage(key, f"has {size} bytes instead of {shard.size}")
-    state = xxhash.xxh3_64()
+    part = None if index is None else index.part(first, first + shard.count)
+    starts, stops = _bounds(part)
+    state, hashed = xxhash.xxh3_64(), 0
     damaged = size != shard.size
-    for low, bounds in _blocks(index, first, shard.count, shard.size):
-        stop = min(int(bounds[-1]), size)
-        block = np.empty(max(0, stop - int(bounds[0])), dtype=np.uint8)
-        store.read_into(key, int(bounds[0]), block.data)
-        state.update(block.data)
-        if index is not None:
-            for damage in _sample_damages(key, index, low, bounds, block):
+    for begin, end, members in _blocks(starts, stops, shard.size):
+        block = np.empty(max(0, min(end, size) - begin), dtype=np.uint8)
+        if len(block):
+            store.read_into(key, begin, block.data)
+        new = block[hashed - begin :]
+        state.update(new.data)
+        hashed += len(new)
+        if part is not None:
+            for position, problem in _wrong_samples(part, members, starts, stops, begin, block):
                 damaged = True
-                yield damage
-            report.samples += len(bounds) - 1
-        report.size += len(block)
-        on_progress(len(bounds) - 1 if index is not None else 0, len(block))
+                yield Damage(key, problem, first + position, int(starts[position]), int(stops[position]))
+        report.samples += len(members)
+        report.size += len(new)
+        on_progress(len(members), len(new))
     if not damaged and state.hexdigest() != shard.xxh3:
         yield Damage(key, "fails the checksum of the whole shard")
 
 
-def _blocks(index: SampleIndex | None, first: int, count: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Stretches of a shard of about ``BLOCK_BYTES``: the first sample, and where its samples start and end.
+def _bounds(part: SampleIndex | None) -> tuple[IntArray, IntArray]:
+    """Where a shard's samples start and stop; none without an index."""
+    if part is None:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    places = part.directory.locate(np.arange(len(part)))
+    return places.offset, places.offset + places.length
 
-    Without an index the stretches are plain pieces of the shard.
+
+def _blocks(starts: IntArray, stops: IntArray, size: int) -> Iterator[tuple[int, int, IntArray]]:
+    """Stretches of a shard of about ``BLOCK_BYTES``, and which samples each of them holds whole.
+
+    Samples may lie in any order, apart or over one another. The stretches cover the shard in order: each
+    begins within what was covered, or where that ends; every sample is in one of them.
     """
-    if index is None:
-        for start in range(0, size, BLOCK_BYTES):
-            yield first, np.array([start, min(start + BLOCK_BYTES, size)], dtype=np.int64)
-        return
-    bounds = offsets_of(index.length[first : first + count])
-    low = 0
-    while low < count:
-        high = int(np.searchsorted(bounds, bounds[low] + BLOCK_BYTES, side="right")) - 1
-        high = min(max(high, low + 1), count)
-        yield first + low, bounds[low : high + 1]
-        low = high
+    order = np.argsort(starts, kind="stable")
+    ordered = starts[order]
+    covered, low = 0, 0
+    while covered < size or low < len(order):
+        begin = min(covered, int(ordered[low])) if low < len(order) else covered
+        high = int(np.searchsorted(ordered, begin + BLOCK_BYTES))
+        members = order[low:high]
+        end = int(stops[members].max()) if len(members) else min(begin + BLOCK_BYTES, size)
+        yield begin, end, members
+        covered, low = max(covered, end), high
 
 
-def _sample_damages(
-    key: str, index: SampleIndex, low: int, bounds: np.ndarray, block: np.ndarray
-) -> Iterator[Damage]:
-    base, view = int(bounds[0]), block.data
-    expected = index.checksum[low : low + len(bounds) - 1].tolist()
-    edges = bounds.tolist()
-    for position, checksum in enumerate(expected):
-        start, stop = edges[position], edges[position + 1]
-        if stop - base > len(view):
-            yield Damage(key, "cut off", low + position, start, stop)
-        elif xxhash.xxh3_64_intdigest(view[start - base : stop - base]) != checksum:
-            yield Damage(key, "fails its checksum", low + position, start, stop)
+def _wrong_samples(
+    part: SampleIndex, members: IntArray, starts: IntArray, stops: IntArray, begin: int, block: Bytes
+) -> Iterator[tuple[int, str]]:
+    """Samples of a block that are not what they should be: their place in ``part``, and the problem."""
+    view = block.data
+    expected = part.checksum[members].tolist()
+    edges = zip(starts[members].tolist(), stops[members].tolist(), strict=True)
+    for position, (start, stop), checksum in zip(members.tolist(), edges, expected, strict=True):
+        if stop - begin > len(view):
+            yield position, "cut off"
+        elif xxhash.xxh3_64_intdigest(view[start - begin : stop - begin]) != checksum:
+            yield position, "fails its checksum"
 
 
 def _extra_objects(store: ObjectStore, manifest: Manifest) -> Iterator[Damage]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,53 +11,65 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, DataError
-from hapi.storage.dataset import open_dataset
-from hapi.storage.index import FIELDS, SampleIndex, digest
-from hapi.storage.manifest import Manifest, SampleLayout, Shard, manifest_key
-from hapi.storage.objects import open_store
+from hapi.storage.directory import offsets_of
+from hapi.storage.index import FIELDS, SampleIndex
+from hapi.storage.manifest import Manifest, SampleLayout, Shard
 from hapi.storage.tensorfile import decode_tensors, encode_tensors
 from hapi.wire.references import TransformSpec
 
 
-def make_index(shards: list[list[int]]) -> SampleIndex:
-    """An index of shards with these sample lengths."""
-    index = SampleIndex.empty(sum(len(s) for s in shards))
-    first = 0
-    for number, lengths in enumerate(shards):
-        index.place(first, np.array(lengths, dtype=np.uint32), number)
-        first += len(lengths)
+def make_index(lengths: list[int]) -> SampleIndex:
+    """An index of one shard with samples of these lengths."""
+    index = SampleIndex.empty(len(lengths))
+    index.directory.write(0, 0, offsets_of(np.array(lengths))[:-1], lengths)
     index.label[:] = np.arange(len(index)) % 3
     index.checksum[:] = np.arange(len(index), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return index
 
 
-_shards = st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20), min_size=1, max_size=5)
+_lengths = st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=40)
 
 
-@given(_shards)
-def test_index_round_trip_also_through_the_library(shards: list[list[int]]) -> None:
-    index = make_index(shards)
+@given(_lengths)
+def test_index_round_trip_also_through_the_library(lengths: list[int]) -> None:
+    index = make_index(lengths)
     data = index.to_bytes({"k": "v"})
     again, metadata = SampleIndex.from_buffer(np.frombuffer(data, dtype=np.uint8), "index")
-    assert metadata == {"k": "v"}
+    assert metadata == {"k": "v"} and again.digest() == index.digest()
     library = safetensors.numpy.load(bytes(data))
-    for name in FIELDS:
-        assert np.array_equal(getattr(again, name), getattr(index, name))
-        assert np.array_equal(library[name], getattr(index, name))
-    again.check_layout([sum(s) for s in shards], [len(s) for s in shards], "index")
-    flat = [(n, sum(s[:i]), length) for n, s in enumerate(shards) for i, length in enumerate(s)]
-    assert list(zip(again.shard.tolist(), again.offset.tolist(), again.length.tolist(), strict=True)) == flat
+    assert set(library) == set(FIELDS)
+    for name, array in again.arrays().items():
+        assert np.array_equal(array, index.arrays()[name]) and np.array_equal(library[name], array)
 
 
-@given(_shards, st.data())
-def test_any_wrong_place_in_an_index_is_found(shards: list[list[int]], data: st.DataObject) -> None:
-    index = make_index(shards)
-    name = data.draw(st.sampled_from(["shard", "offset", "length"]))
-    array = getattr(index, name)
-    position = data.draw(st.integers(0, len(index) - 1))
-    array[position] ^= array.dtype.type(1 << data.draw(st.integers(0, 31)))
-    with pytest.raises(DataError, match="shard"):
-        index.check_layout([sum(s) for s in shards], [len(s) for s in shards], "index")
+@given(_lengths, st.data())
+def test_the_digest_is_of_every_bit(lengths: list[int], data: st.DataObject) -> None:
+    index = make_index(lengths)
+    before = index.digest()
+    array = index.arrays()[data.draw(st.sampled_from(sorted(FIELDS)))].reshape(-1)
+    array[data.draw(st.integers(0, len(array) - 1))] ^= array.dtype.type(1 << data.draw(st.integers(0, 62)))
+    assert index.digest() != before
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            {"shard": np.zeros(3, np.uint32), "label": np.zeros(3, np.int64)},
+            "found label, shard: no index, or",
+        ),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.zeros(2, np.int64)}, "array 'place'"),
+        ({"place": np.zeros((3, 3), np.uint64), "label": np.zeros(3, np.int64)}, "array 'place'"),
+        ({"place": np.zeros(3, np.uint64), "label": np.zeros(3, np.int64)}, "array 'place'"),
+        ({"place": np.zeros((3, 2), np.int64), "label": np.zeros(3, np.int64)}, "array 'place'"),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.int64(3).reshape(())}, "array 'place'"),
+    ],
+)
+def test_an_index_of_another_form(tensors: dict[str, np.ndarray], message: str) -> None:
+    if "place" in tensors:
+        tensors = {**tensors, "checksum": np.zeros(3, np.uint64)}
+    with pytest.raises(DataError, match=f"^here: .*{message}.*; pack the data set again"):
+        SampleIndex.from_buffer(np.frombuffer(encode_tensors(tensors), dtype=np.uint8), "here")
 
 
 def test_files_of_the_library_are_read() -> None:
@@ -92,6 +102,7 @@ def make_manifest(**changes: object) -> Manifest:
         "classes": ("x", "y", "z"),
         "layout": SampleLayout(kind="encoded"),
         "transform": TransformSpec(),
+        "index_size": 100,
         "index_xxh3": "0" * 16,
         "shards": (Shard(key="shard-00000.bin", size=10, xxh3="1" * 16, count=3),),
         "source": "test",
@@ -142,6 +153,22 @@ def test_every_wrong_field_of_a_manifest_is_a_data_error() -> None:
             Manifest.from_bytes(data, "d", "here")
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (1, "here: format 1 is of an older Hapi, this one reads 2; pack the data set again"),
+        (3, "here: format 3 is of a newer Hapi, this one reads 2; update Hapi"),
+        (None, "here: manifest.format: expected an integer"),
+        (True, "here: manifest.format: expected an integer"),
+    ],
+)
+def test_another_version_has_one_clear_error(found: object, message: str) -> None:
+    document = {**json.loads(make_manifest().to_bytes()), "format": found, "field": "of that version"}
+    with pytest.raises(DataError) as raised:
+        Manifest.from_bytes(json.dumps(document).encode(), "d", "here")
+    assert str(raised.value).startswith(message)
+
+
 def test_layout_json_is_strict() -> None:
     good = {"kind": "tensor", "sample_shape": [3, 2, 2], "sample_dtype": "float32"}
     assert SampleLayout.from_json(good).to_json() == good
@@ -159,33 +186,3 @@ def test_layout_json_is_strict() -> None:
     ):
         with pytest.raises(BadRequestError):
             SampleLayout.from_json(wrong)
-
-
-@pytest.mark.slow
-def test_ten_million_samples_open_soon_and_small(tmp_path: Path) -> None:
-    """Opened with no Python object per sample: in seconds, and reading a batch's places takes no time."""
-    count, shards = 10_000_000, 100
-    per_shard = count // shards
-    index = SampleIndex.empty(count)
-    lengths = np.full(per_shard, 1000, dtype=np.uint32)
-    for number in range(shards):
-        index.place(number * per_shard, lengths, number)
-    index.label[:] = np.arange(count) % 3
-    index.checksum[:] = 0
-    encoded = index.to_bytes()
-    entries = tuple(
-        Shard(key=f"shard-{n:05d}.bin", size=per_shard * 1000, xxh3="0" * 16, count=per_shard)
-        for n in range(shards)
-    )
-    manifest = make_manifest(count=count, shards=entries, index_xxh3=digest(encoded))
-    store = open_store(str(tmp_path))
-    store.put(manifest.index_key, encoded)
-    store.put(manifest_key("d"), manifest.to_bytes())
-    del index, encoded
-    began = time.monotonic()
-    dataset = open_dataset(store, "d")
-    opened = time.monotonic() - began
-    ids = np.arange(0, count, 9973)
-    began = time.monotonic()
-    assert np.array_equal(dataset.labels(ids), ids % 3) and dataset.lengths(ids).sum() == 1000 * len(ids)
-    assert dataset.count == count and opened < 10 and time.monotonic() - began < 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +25,8 @@ from hapi.errors import (
     UsageError,
 )
 from hapi.storage.dataset import open_dataset
+from hapi.storage.directory import SampleDirectory
+from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import describe, list_datasets
 from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore, open_store
@@ -90,7 +95,7 @@ def test_pack_and_read(store: ObjectStore) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.binary(max_size=700), min_size=1, max_size=40), st.data())
+@given(st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=40), st.data())
 def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
     class Raw(ByteSource):
         def sample(self, number: int) -> bytes:
@@ -101,6 +106,88 @@ def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(parts) - 1), max_size=60))
     samples = open_dataset(store, "d").read(np.array(ids, dtype=np.int64))
     assert [samples.sample(k).tobytes() for k in range(len(ids))] == [parts[i] for i in ids]
+    assert verify_dataset(store, "d").sound
+
+
+def test_a_sample_without_bytes_is_named_before_it_is_packed(store: ObjectStore) -> None:
+    class Hollow(ByteSource):
+        def sample(self, number: int) -> bytes:
+            return b"" if number == 7 else super().sample(number)
+
+    with pytest.raises(DataError, match=r"sample 7 .*has no bytes; repair or remove it"):
+        pack(Hollow(10), store, "d", SMALL)
+    with pytest.raises(NotFoundError):
+        open_dataset(store, "d")
+
+
+def rewritten(store: ObjectStore, change: Callable[[SampleIndex], None]) -> Manifest:
+    """The data set "d" with another index, its digest fitted: what no checksum can find."""
+    manifest = pack(ByteSource(200), store, "d", SMALL, replace=True)
+    index, _ = SampleIndex.from_buffer(np.frombuffer(store.get(manifest.index_key), dtype=np.uint8), "index")
+    index = SampleIndex(
+        SampleDirectory(index.directory.entries.copy()), index.label.copy(), index.checksum.copy()
+    )
+    change(index)
+    encoded = index.to_bytes()
+    manifest = replace(manifest, index_size=len(encoded), index_xxh3=digest(encoded))
+    store.put(manifest.index_key, encoded)
+    store.put("datasets/d/manifest.json", manifest.to_bytes())
+    return manifest
+
+
+def test_a_forged_index_is_one_error_with_file_shard_and_sample(store: ObjectStore) -> None:
+    def sticking_out(index: SampleIndex) -> None:
+        index.directory.entries["offset"][100] = 2000
+
+    def hollow(index: SampleIndex) -> None:
+        index.directory.entries["length"][100] = 0
+
+    def strange_label(index: SampleIndex) -> None:
+        index.label[100] = 4
+
+    for change, message in (
+        (sticking_out, "sample 100 in shard shard-00001.bin has bytes 2000..2016, but the shard only 1024"),
+        (hollow, "sample 100 in shard shard-00001.bin has no bytes"),
+        (strange_label, "sample 100 has label 4, but there are 4 classes"),
+    ):
+        manifest = rewritten(store, change)
+        with pytest.raises(DataError) as raised:
+            open_dataset(store, "d")
+        assert manifest.index_key in str(raised.value) and message in str(raised.value)
+        damages = verify_dataset(store, "d").damages
+        assert len(damages) == 1 and message in str(damages[0])
+
+
+def test_an_index_that_was_cut_off_is_told_by_its_size(store: ObjectStore) -> None:
+    manifest = pack(ByteSource(20), store, "d", SMALL)
+    store.put(manifest.index_key, store.get(manifest.index_key)[:-1])
+    with pytest.raises(
+        DataError, match=rf"has {manifest.index_size - 1} bytes instead of {manifest.index_size}"
+    ):
+        open_dataset(store, "d")
+
+
+def test_places_of_samples(store: ObjectStore) -> None:
+    pack(ByteSource(200), store, "d", SMALL)
+    found = open_dataset(store, "d").locate([199, 0, 64, 65])
+    assert found.shard.tolist() == [3, 0, 1, 1] and found.offset.tolist() == [112, 0, 0, 16]
+    assert found.length.tolist() == [16] * 4
+
+
+def test_samples_over_one_another_are_read_and_verified(store: ObjectStore) -> None:
+    """Sample 1 is the shard's second half again, sample 2 lies before it and reaches into it."""
+    source = ByteSource(200)
+
+    def overlap(index: SampleIndex) -> None:
+        whole = source.values[:64].tobytes()
+        for number, (start, length) in {1: (512, 512), 2: (500, 100), 63: (0, 16)}.items():
+            index.directory.write(number, 0, [start], [length])
+            index.checksum[number] = xxhash.xxh3_64_intdigest(whole[start : start + length])
+
+    rewritten(store, overlap)
+    samples = open_dataset(store, "d").read([2, 1, 63, 3])
+    whole = source.values[:64].tobytes()
+    assert samples.data.tobytes() == whole[500:600] + whole[512:] + whole[:16] + whole[48:64]
     assert verify_dataset(store, "d").sound
 
 

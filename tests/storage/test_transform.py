@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from hapi.errors import DataError, UnprocessableError
 from hapi.storage import transform as transform_module
 from hapi.storage.dataset import Samples
-from hapi.storage.index import offsets_of
+from hapi.storage.directory import offsets_of
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import check_image, decode_image, input_batch, input_shape
 from hapi.wire.references import TransformSpec

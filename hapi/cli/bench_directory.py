@@ -1,0 +1,49 @@
+"""``hapi bench directory``: what a sample directory of many millions takes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from hapi.errors import UsageError
+from hapi.units import parse_bytes, parse_count
+
+_MOST_SAMPLES = 1 << 30
+_MOST_SAMPLE_BYTES = 1 << 30
+
+
+def configure_directory(benchmarks: Any) -> None:
+    """Add it to ``hapi bench``."""
+    p = benchmarks.add_parser(
+        "directory",
+        help="bytes a sample, load time, look-up time and memory of a sample directory (DLFS, section III-B)",
+    )
+    p.add_argument("--samples", default="10M", metavar="N", help="(default 10M; 50M makes a file of 1.6 GB)")
+    p.add_argument(
+        "--sample-size", default="110kB", metavar="SIZE", help="mean bytes of a sample (default 110kB)"
+    )
+    p.add_argument("--processes", default="3", metavar="N", help="that open it, each once cold (default 3)")
+    p.add_argument("--folder", metavar="DIR", help="where the temporary file is made (default: the system's)")
+    p.add_argument("--json", metavar="FILE", help="also write the figures there")
+    p.set_defaults(measure=_measure)
+
+
+def _measure(args: argparse.Namespace) -> Any:
+    from hapi.bench.directory import DirectorySettings, measure_directory
+
+    settings = DirectorySettings(
+        samples=_within(parse_count(args.samples, "--samples"), _MOST_SAMPLES, "--samples"),
+        sample_bytes=_within(
+            parse_bytes(args.sample_size, "--sample-size"), _MOST_SAMPLE_BYTES, "--sample-size"
+        ),
+        processes=_within(parse_count(args.processes, "--processes"), 100, "--processes"),
+        folder=args.folder,
+    )
+    return measure_directory(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _within(value: int, most: int, what: str) -> int:
+    if not 1 <= value <= most:
+        raise UsageError(f"{what}: expected 1 to {most}, got {value}")
+    return value

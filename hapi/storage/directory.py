@@ -1,0 +1,167 @@
+"""The sample directory: where every sample lies, 16 bytes a sample, found by its number.
+
+After DLFS (section III-B), whose directory is an AVL tree of 16-byte entries keyed by a 48-bit hash of the name:
+with 50 million samples such keys collide, and a tree is walked one sample at a time. Ours is an array whose
+index is the sample's id, so that places of a whole batch are one gather. An entry is two 64-bit words:
+
+    word 0   bits 0..47 offset in the shard, bits 48..63 flags
+    word 1   bits 0..31 number of the shard, bits 32..63 length
+
+Bounds: shards below 256 TiB, samples of 1 byte to 4 GiB - 1, 2**32 shards (a shard may hold a single sample).
+No flag has a meaning yet. All must be zero, so that a reader of today refuses what it would misunderstand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.errors import DataError, UsageError
+from hapi.storage.manifest import MAX_SHARD_SIZE, Shard
+from hapi.storage.sequence import IntArray
+
+MAX_OFFSET = MAX_SHARD_SIZE - 1
+MAX_SAMPLE_BYTES = (1 << 32) - 1
+MAX_SHARD = (1 << 32) - 1
+
+ENTRY = np.dtype([("offset", "<u8"), ("shard", "<u4"), ("length", "<u4")])
+"""An entry; "offset" is all of word 0, so a flag makes it larger than ``MAX_OFFSET``."""
+
+_CHUNK = 1 << 16
+"""Entries checked at once: what is computed for them stays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where n samples lie, in the order asked for."""
+
+    shard: npt.NDArray[np.uint32]
+    """uint32 [n], a place in the manifest's list of shards."""
+    offset: IntArray
+    """Bytes from the shard's start; int64 [n]."""
+    length: IntArray
+    """Bytes; int64 [n]."""
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+
+class SampleDirectory:
+    """Entries of samples 0..count-1; a view of a memory map where the store is local."""
+
+    def __init__(self, entries: npt.NDArray[np.void]) -> None:
+        self.entries = entries
+        """``ENTRY`` [count]."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @classmethod
+    def empty(cls, count: int) -> Self:
+        """A directory to be filled by :meth:`write`."""
+        return cls(np.empty(count, dtype=ENTRY))
+
+    @classmethod
+    def from_words(cls, words: npt.NDArray[np.uint64]) -> Self:
+        """The directory in ``words``, uint64 [count, 2], without a copy. Believed after :meth:`check`."""
+        return cls(words.view(ENTRY).reshape(-1))
+
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The entries as uint64 [count, 2], without a copy."""
+        return self.entries.view(np.uint64).reshape(-1, 2)
+
+    def part(self, first: int, stop: int) -> Self:
+        """Samples ``first..stop`` (stop excluded), a view."""
+        return type(self)(self.entries[first:stop])
+
+    def locate(self, ids: IntArray) -> Located:
+        """Shard, offset and length of these samples, which must be there (``Dataset.locate`` checks that)."""
+        found = self.entries[ids]
+        return Located(
+            shard=np.ascontiguousarray(found["shard"]),
+            offset=found["offset"].astype(np.int64),
+            length=found["length"].astype(np.int64),
+        )
+
+    def write(self, first: int, shard: npt.ArrayLike, offset: npt.ArrayLike, length: npt.ArrayLike) -> None:
+        """Set the places of samples ``first``, ``first + 1``, ...; ``shard`` may be one for all.
+
+        :class:`UsageError` naming the first sample whose place an entry cannot hold.
+        """
+        offsets, lengths = np.asarray(offset), np.asarray(length)
+        stop = first + len(lengths)
+        shards = np.broadcast_to(np.asarray(shard), lengths.shape)
+        for name, values, low, high in (
+            ("shard", shards, 0, MAX_SHARD),
+            ("offset", offsets, 0, MAX_OFFSET),
+            ("length", lengths, 1, MAX_SAMPLE_BYTES),
+        ):
+            wrong = np.flatnonzero((values < low) | (values > high))
+            if len(wrong):
+                raise UsageError(
+                    f"sample {first + int(wrong[0])}: its {name} is {values[wrong[0]]}, "
+                    f"the directory holds {low} to {high}"
+                )
+        entries = self.entries[first:stop]
+        entries["shard"], entries["offset"], entries["length"] = shards, offsets, lengths
+
+    def check(self, shards: Sequence[Shard], where: str, first_shard: int = 0) -> None:
+        """DataError naming ``where``, shard and sample unless every sample lies within its shard.
+
+        Samples belong to the shards in order, as many to each as it says; within a shard they may lie in any
+        way, also over one another. The shards' numbers count from ``first_shard``.
+        """
+        firsts = offsets_of(np.array([shard.count for shard in shards], dtype=np.int64))
+        sizes = np.array([shard.size for shard in shards], dtype=np.uint64)
+        if firsts[-1] != len(self):
+            raise DataError(
+                f"{where}: it has places of {len(self)} samples, the shards have {firsts[-1]}; "
+                "pack the data set again"
+            )
+        for low in range(0, len(self), _CHUNK):
+            high = min(low + _CHUNK, len(self))
+            owner = _owners(firsts, low, high)
+            entries = self.entries[low:high]
+            offset, length = entries["offset"], entries["length"]
+            wrong = entries["shard"] != owner + first_shard
+            wrong |= offset > MAX_OFFSET
+            wrong |= length == 0
+            wrong |= offset + length > sizes[owner]
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                shard = shards[owner[at]]
+                raise DataError(
+                    f"{where}: sample {low + at} in shard {shard.key} "
+                    f"{_problem(entries[at], int(owner[at]) + first_shard, shard.size)}; "
+                    "pack the data set again"
+                )
+
+
+def _owners(firsts: IntArray, low: int, high: int) -> IntArray:
+    """For samples ``low..high``, which shard has them: shard k has samples ``firsts[k]..firsts[k + 1]``."""
+    first, last = np.searchsorted(firsts, [low, high - 1], side="right") - 1
+    edges = np.clip(firsts[first : last + 2], low, high)
+    return np.repeat(np.arange(first, last + 1, dtype=np.int64), edges[1:] - edges[:-1])
+
+
+def _problem(entry: Any, shard: int, size: int) -> str:
+    """What is wrong with an entry that should be in ``shard`` of ``size`` bytes."""
+    offset, length = int(entry["offset"]), int(entry["length"])
+    if entry["shard"] != shard:
+        return f"has its place in shard number {entry['shard']} instead of {shard}"
+    if offset > MAX_OFFSET:
+        return f"has flags ({offset >> 48:#x}) that this version of Hapi does not know"
+    if length == 0:
+        return "has no bytes"
+    return f"has bytes {offset}..{offset + length}, but the shard only {size}"
+
+
+def offsets_of(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Where pieces of these lengths start when laid one after the other, and the end; int64 [n + 1]."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
+    return offsets

@@ -1,0 +1,169 @@
+"""The sample directory: what goes in comes out, bounds hold, and a wrong place is one clear error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hapi.errors import DataError, UsageError
+from hapi.storage.directory import (
+    ENTRY,
+    MAX_OFFSET,
+    MAX_SAMPLE_BYTES,
+    MAX_SHARD,
+    SampleDirectory,
+    offsets_of,
+)
+from hapi.storage.manifest import Shard
+
+_places = st.tuples(st.integers(0, MAX_SHARD), st.integers(0, MAX_OFFSET), st.integers(1, MAX_SAMPLE_BYTES))
+
+
+def shard(number: int, size: int, count: int) -> Shard:
+    return Shard(key=f"shard-{number:05d}.bin", size=size, xxh3="0" * 16, count=count)
+
+
+def columns(places: list[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
+    return [p[0] for p in places], [p[1] for p in places], [p[2] for p in places]
+
+
+@given(st.lists(_places, min_size=1, max_size=50), st.data())
+def test_locate_equals_a_dict(places: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    naive = dict(enumerate(places))
+    directory = SampleDirectory.empty(len(places))
+    cut = data.draw(st.integers(0, len(places)))
+    for first, some in ((0, places[:cut]), (cut, places[cut:])):
+        directory.write(first, *columns(some))
+    stored = directory.words().tobytes()
+    assert len(stored) == 16 * len(places)
+    again = SampleDirectory.from_words(np.frombuffer(stored, dtype=np.uint64).reshape(-1, 2))
+    ids = data.draw(st.lists(st.integers(0, len(places) - 1), max_size=100))
+    found = again.locate(np.array(ids, dtype=np.int64))
+    assert (found.shard.dtype, found.offset.dtype, found.length.dtype) == (np.uint32, np.int64, np.int64)
+    assert found.shard.flags.c_contiguous and len(found) == len(ids)
+    rows = zip(found.shard.tolist(), found.offset.tolist(), found.length.tolist(), strict=True)
+    assert list(rows) == [naive[i] for i in ids]
+
+
+def test_the_words_are_those_that_are_documented() -> None:
+    directory = SampleDirectory.empty(1)
+    directory.write(0, 3, [5], [7])
+    assert directory.words().tolist() == [[5, 7 << 32 | 3]]
+    assert ENTRY.itemsize == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("shard", (MAX_SHARD + 1, 0, 1)),
+        ("shard", (-1, 0, 1)),
+        ("offset", (0, MAX_OFFSET + 1, 1)),
+        ("offset", (0, -1, 1)),
+        ("length", (0, 0, MAX_SAMPLE_BYTES + 1)),
+        ("length", (0, 0, 0)),
+    ],
+)
+def test_a_place_that_no_entry_can_hold_is_refused(name: str, place: tuple[int, int, int]) -> None:
+    directory = SampleDirectory.empty(10)
+    directory.write(0, *columns([(MAX_SHARD, MAX_OFFSET, MAX_SAMPLE_BYTES)] * 10))
+    before = directory.words().copy()
+    with pytest.raises(UsageError, match=rf"sample 6: its {name} is -?\d+, the directory holds [01] to \d+"):
+        directory.write(5, *columns([(0, 0, 1), place]))
+    assert np.array_equal(directory.words(), before)
+
+
+_shards = st.lists(st.lists(st.integers(1, 2**20), min_size=1, max_size=20), min_size=1, max_size=5)
+
+
+def laid_out(shards: list[list[int]], first_shard: int = 0) -> tuple[SampleDirectory, list[Shard]]:
+    """Shards whose samples lie one after the other."""
+    directory, first = SampleDirectory.empty(sum(len(s) for s in shards)), 0
+    for number, lengths in enumerate(shards, first_shard):
+        directory.write(first, number, offsets_of(np.array(lengths))[:-1], lengths)
+        first += len(lengths)
+    return directory, [shard(n, sum(s), len(s)) for n, s in enumerate(shards, first_shard)]
+
+
+@given(_shards, st.integers(0, MAX_SHARD - 5))
+def test_a_sound_directory_passes(shards: list[list[int]], first_shard: int) -> None:
+    directory, listed = laid_out(shards, first_shard)
+    directory.check(listed, "index", first_shard)
+
+
+@given(_shards, st.data())
+def test_any_place_outside_of_its_shard_is_named(shards: list[list[int]], data: st.DataObject) -> None:
+    """A flipped bit is found whenever it makes a sample stick out of its shard, and only then."""
+    directory, listed = laid_out(shards)
+    position = data.draw(st.integers(0, len(directory) - 1))
+    word = data.draw(st.integers(0, 1))
+    directory.words()[position, word] ^= np.uint64(1 << data.draw(st.integers(0, 63)))
+    at = directory.entries[position]
+    owner = int(np.searchsorted(offsets_of(np.array([s.count for s in listed])), position, "right")) - 1
+    offset, length = int(at["offset"]), int(at["length"])
+    inside = int(at["shard"]) == owner and length > 0 and offset + length <= listed[owner].size
+    if inside:
+        directory.check(listed, "index")
+    else:
+        with pytest.raises(
+            DataError, match=rf"^index: sample {position} in shard shard-0000{owner}\.bin has"
+        ):
+            directory.check(listed, "index")
+
+
+def _set(field: str, value: int) -> Callable[[SampleDirectory], None]:
+    def change(directory: SampleDirectory) -> None:
+        directory.entries[field][70_003] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("offset", 65_000), "has bytes 65000..65001, but the shard only 65000"),
+        (_set("length", 0), "has no bytes"),
+        (_set("length", 2**32 - 1), "has bytes 5003..4294972298, but the shard only 65000"),
+        (_set("shard", 0), "has its place in shard number 0 instead of 1"),
+        (_set("shard", 2), "has its place in shard number 2 instead of 1"),
+        (_set("offset", 5003 | 0x8001 << 48), "has flags (0x8001) that this version of Hapi does not know"),
+        (_set("offset", 2**64 - 1), "has flags (0xffff) that this version of Hapi does not know"),
+    ],
+)
+def test_each_fault_has_its_message(change: Callable[[SampleDirectory], None], message: str) -> None:
+    """Past the first stretch that is checked at once, in the middle of a later shard."""
+    directory, listed = laid_out([[1] * 65_000] * 2)
+    change(directory)
+    with pytest.raises(DataError, match=re.escape(f"sample 70003 in shard shard-00001.bin {message}; pack")):
+        directory.check(listed, "index")
+
+
+def test_counts_that_do_not_match() -> None:
+    directory, listed = laid_out([[3, 4], [5]])
+    with pytest.raises(DataError, match="places of 3 samples, the shards have 2"):
+        directory.check(listed[:1], "index")
+    with pytest.raises(DataError, match=r"sample 1 in shard shard-00001.bin has its place in shard number 0"):
+        directory.check([shard(0, 7, 1), shard(1, 5, 2)], "index")
+
+
+def test_samples_may_lie_over_one_another_and_apart() -> None:
+    directory = SampleDirectory.empty(4)
+    directory.write(0, [0, 0, 0, 1], [50, 0, 10, 0], [50, 90, 1, 1])
+    directory.check([shard(0, 100, 3), shard(1, 100, 1)], "index")
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=30), st.data())
+def test_shards_of_few_samples(counts: list[int], data: st.DataObject) -> None:
+    """Every boundary between shards is where the counts say; one sample given to the neighbour is found."""
+    directory, listed = laid_out([[1] * count for count in counts])
+    directory.check(listed, "index")
+    position = data.draw(st.integers(0, len(directory) - 1))
+    entries: Any = directory.entries
+    entries["shard"][position] += np.uint32(1)
+    with pytest.raises(DataError, match=rf"sample {position} in"):
+        directory.check(listed, "index")
