@@ -25,6 +25,7 @@ HEAVY = ("torch", "torchvision", "aiohttp")
 LIGHT_ROOMS = ("ground", "wire")
 PLANNERS = (
     "storage/sequence.py",
+    "storage/shuffle_quality.py",
     "profiler/batching.py",
     "profiler/curves.py",
     "profiler/cost.py",

@@ -10,6 +10,8 @@ from typing import Any
 
 from hapi.cli.bench_directory import configure_directory
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
+from hapi.cli.bench_samples import configure_samples
+from hapi.cli.bench_shuffle import configure_shuffle
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
@@ -91,7 +93,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_measured(benchmarks)
     configure_tenants(benchmarks)
     configure_directory(benchmarks)
-    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload):
+    shuffle, samples = configure_shuffle(benchmarks), configure_samples(benchmarks)
+    for benchmark in (wire, overlap, gpu, memory, steps, answer, overload, shuffle, samples):
         benchmark.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 

@@ -236,6 +236,9 @@ def _announce(session: Session) -> None:
         f"via   {', '.join(prepared.urls)}{' (embedded)' if prepared.embedded else ''}, device {session.device}",
         flush=True,
     )
+    order = prepared.order
+    if order.trainers > 1 or order.shuffle.group:
+        print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
     for warning in _warnings(session):
         print(f"note  {warning}", flush=True)
 

@@ -15,7 +15,7 @@ from torch import nn
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.storage.objects import open_store
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)

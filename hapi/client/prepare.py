@@ -25,7 +25,7 @@ from hapi.models.devices import resolve_device
 from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
-from hapi.storage.sequence import epoch_sequence
+from hapi.storage.sequence import Order, Shuffle, epoch_sequence
 from hapi.storage.transform import SampleLayout, input_shape
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription, IdArray
@@ -56,6 +56,8 @@ class Prepared:
     """The fixed split, or where a strategy begins."""
     training_ids: IdArray
     validation_ids: IdArray
+    order: Order
+    """In which the training samples are used, and which of them this trainer uses."""
     client_model: ClientModel
     held_out: DatasetDescription
     """Of the validation samples."""
@@ -125,6 +127,7 @@ def _prepare(
     device: torch.device,
 ) -> Prepared:
     description = choose_dataset(servers, settings.dataset)
+    order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     model = open_client_model(
         settings, servers, store, classes=len(description.classes), shape=input_shape(layout, transform)
@@ -147,6 +150,7 @@ def _prepare(
         split=split,
         training_ids=training,
         validation_ids=validation,
+        order=order,
         client_model=model,
         held_out=held_out or description,
         transforms=(transform, transform if held_out is None else transform_of(settings, held_out)),
@@ -220,6 +224,17 @@ def transform_of(settings: TrainSettings, description: DatasetDescription) -> Tr
         return description.transform
     spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
+
+
+def order_of(settings: TrainSettings, description: DatasetDescription) -> Order:
+    """The order that the settings name; a chunk's samples follow from their stored size when no group is named."""
+    mean = description.total_bytes / max(1, description.count)
+    return Order(
+        seed=settings.seed,
+        shuffle=Shuffle.parse(settings.shuffle, mean, "--shuffle"),
+        trainers=settings.trainers,
+        trainer=settings.trainer,
+    )
 
 
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:

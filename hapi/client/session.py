@@ -37,7 +37,7 @@ from hapi.errors import DataError, DeviceMemoryError, HapiError, UsageError
 from hapi.models.devices import exact_arithmetic, finish, resolve_device
 from hapi.models.segment import Segment
 from hapi.profiler.timing import TimedLayers, layer_segments
-from hapi.storage.sequence import batches, epoch_sequence
+from hapi.storage.sequence import batches
 from hapi.trace import Tracer
 from hapi.wire.messages import IdArray
 
@@ -114,10 +114,11 @@ class Session:
         return self._servers.retries
 
     def batch_ids(self, epoch: int) -> list[IdArray]:
-        """The sample ids of every training batch of ``epoch``, in order: a pure function of seed and epoch."""
+        """The sample ids of every training batch of ``epoch``, in order: a pure function of order and epoch."""
         ids = self.prepared.training_ids
-        order = ids[epoch_sequence(self.settings.seed, epoch, len(ids))]
-        return list(batches(order, self.settings.bs, drop_last=self.settings.drop_last))
+        order, settings = self.prepared.order, self.settings
+        batches = order.batches(epoch, len(ids), settings.bs, drop_last=settings.drop_last)
+        return [ids[batch] for batch in batches]
 
     @property
     def split(self) -> int:
@@ -136,7 +137,9 @@ class Session:
         """
         planned = self.batch_ids(epoch)
         if not planned:
-            raise UsageError("--drop-last leaves no batch: the data set has fewer samples than --bs")
+            raise UsageError(
+                "--drop-last leaves no batch: the data set has fewer samples than --bs (times --trainers)"
+            )
         if not 0 <= start_batch <= len(planned):
             raise UsageError(f"epoch {epoch} has {len(planned)} batches, cannot start at {start_batch}")
         planning = self.planning

@@ -94,6 +94,18 @@ class TrainSettings:
     seed: int = setting(
         "seed of order, head, random weights and dropout", default=0, low=0, high=(1 << 31) - 1
     )
+    shuffle: str = setting(
+        "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples "
+        "(256 KiB) in random order, WINDOW (64) of them open at a time",
+        default="full",
+    )
+    trainers: int = setting(
+        "trainers that share each epoch without overlap; --bs is of each. Averaging gradients is their own affair",
+        default=1,
+        low=1,
+        high=65536,
+    )
+    trainer: int = setting("which of them this one is, from 0", default=0, low=0, high=65535)
     drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
 
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")

@@ -127,7 +127,7 @@ def planning_of(
     )
     job = Job(
         bs=settings.bs,
-        samples=len(prepared.training_ids),
+        samples=-(-len(prepared.training_ids) // prepared.order.trainers),
         epochs=settings.epochs,
         micro_batch=settings.micro_batch,
         request_size=settings.request_size,

@@ -29,6 +29,7 @@ from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
+from hapi.server.orders import Orders
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
@@ -48,6 +49,7 @@ from hapi.wire.frames import (
     frame_bytes,
 )
 from hapi.wire.references import DatasetReference, check_name
+from hapi.wire.sequences import SequenceRange
 
 Frame = Iterable[Buffer]
 T = TypeVar("T")
@@ -92,6 +94,7 @@ class Service:
         )
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
+        self._orders = Orders()
         self._loaders = ThreadPoolExecutor(self.slots, thread_name_prefix="hapi-load")
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
         try:
@@ -216,8 +219,12 @@ class Service:
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
         begun = self.account.marks(request.job)
-        lengths = dataset.lengths(request.ids)
-        chunks = _by_bytes(request.ids, lengths, STORED_FRAME_BYTES)
+        ids = request.ids
+        if isinstance(ids, SequenceRange):
+            with self.account.busy.running(), clock.stage("read"):
+                ids = self._orders.ids(dataset, ids)
+        lengths = dataset.lengths(ids)
+        chunks = _by_bytes(ids, lengths, STORED_FRAME_BYTES)
         totals = [int(part.sum()) for part in np.split(lengths, np.cumsum([len(c) for c in chunks])[:-1])]
         headers = [_stored_header(chunk, total) for chunk, total in zip(chunks, totals, strict=True)]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
@@ -232,7 +239,7 @@ class Service:
                 yield data_frame(
                     header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
                 )
-        yield self._end(request.job, len(chunks), len(request.ids), clock, begun)
+        yield self._end(request.job, len(chunks), len(ids), clock, begun)
 
     def _tensors(
         self,

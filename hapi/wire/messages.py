@@ -29,6 +29,7 @@ from hapi.wire.references import (
     check_name,
     strict_fields,
 )
+from hapi.wire.sequences import SequenceRange
 
 IdArray = npt.NDArray[np.int64]
 
@@ -148,18 +149,26 @@ class SamplesRequest:
     """The stored bytes of ``ids`` of ``dataset``, as they are (split 0)."""
 
     dataset: DatasetReference
-    ids: IdArray
+    ids: IdArray | SequenceRange
+    """Which samples: their ids, or a range of the data set's sequence."""
     job: str = ""
     """As in :class:`ExtractRequest`."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        d = strict_fields(document, {"dataset": True, "ids": True, "job": False}, "request")
-        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=_ids(d["ids"]), job=_job(d))
+        """Checked strictly; :class:`BadRequestError` for anything else, also for both ids and a sequence."""
+        by_range = isinstance(document, dict) and "sequence" in document
+        names = ("sequence", "start", "stop") if by_range else ("ids",)
+        d = strict_fields(document, {"dataset": True, **dict.fromkeys(names, True), "job": False}, "request")
+        ids = SequenceRange.from_json(d, MAX_SAMPLES) if by_range else _ids(d["ids"])
+        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=ids, job=_job(d))
 
     def to_json(self) -> dict[str, Any]:
+        """The request's body."""
         job = {"job": self.job} if self.job else {}
-        return {**job, "dataset": self.dataset.to_json(), "ids": self.ids.tolist()}
+        ids = self.ids
+        which = ids.to_json() if isinstance(ids, SequenceRange) else {"ids": ids.tolist()}
+        return {**job, "dataset": self.dataset.to_json(), **which}
 
 
 @dataclass(frozen=True, kw_only=True)

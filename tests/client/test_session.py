@@ -209,3 +209,15 @@ def test_settings_made_in_python_are_checked(field: str, value: object) -> None:
 def test_one_server_as_plain_text_is_one_server() -> None:
     with pytest.raises(HapiError, match=r"http://127.0.0.1:9/v1/datasets.*refused"):
         Session.open(TrainSettings(server="http://127.0.0.1:9", patience=0))  # type: ignore[arg-type]
+
+
+def test_trainers_share_an_epoch_in_chunk_windows(service: Service) -> None:
+    """Each trainer gets what its order names, and together they get every sample once."""
+    seen: list[int] = []
+    for trainer in range(2):
+        with open_session(service, shuffle="chunks:4:3", trainers=2, trainer=trainer, bs=8) as session:
+            planned = session.batch_ids(1)
+            assert [len(labels) for _, labels in session.epoch(1)] == [len(ids) for ids in planned]
+            assert str(session.prepared.order.shuffle) == "chunks:4:3"
+            seen += [int(i) for ids in planned for i in ids]
+    assert sorted(seen) == list(range(COUNT)) and seen != sorted(seen)

@@ -270,6 +270,8 @@ def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> N
         ({"bs": 12}, "its bs is 10, this one's 12"), ({"lr": 0.02}, "its lr is 0.01, this one's 0.02"),
         ({"seed": 5}, "seed is 0"), ({"freeze": 11}, "freeze is 12"), ({"optimizer": "adam"}, "optimizer is 'sgd'"),
         ({"validation": 0.5}, "training samples is 46"), ({"momentum": 0.1}, "momentum is 0.9"),
+        ({"shuffle": "chunks:4:2"}, "its shuffle is 'full', this one's 'chunks:4:2'"),
+        ({"trainers": 2}, "its trainers is 1"),
     ],
 )  # fmt: skip
 def test_another_job_is_refused(
@@ -384,7 +386,7 @@ def test_files_of_another_form(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     module, optimizer = saved(path)
-    torch.save({"format": 2, "x": Interrupting(1, KeyboardInterrupt())}, path)
+    torch.save({"format": checkpoint.FORMAT, "x": Interrupting(1, KeyboardInterrupt())}, path)
     with pytest.raises(UsageError, match="is not a checkpoint"):
         loaded(path, module, optimizer)
 

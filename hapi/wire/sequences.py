@@ -1,0 +1,73 @@
+"""A range of an epoch's sequence, which a request may name instead of sample ids: both tiers compute the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hapi.errors import BadRequestError, TooLargeError
+from hapi.wire.references import check_int, strict_fields
+
+_MOST_NUMBER = (1 << 63) - 1
+_MOST_GROUP = (1 << 31) - 1
+_MOST_PLACE = 1 << 48
+FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRange:
+    """Places ``start`` to ``stop - 1`` of the order of a whole data set in one epoch, see ``storage.sequence``."""
+
+    seed: int
+    epoch: int
+    group: int
+    """Samples of a chunk; 0 for the full permutation."""
+    window: int
+    """Chunks open at a time; 0 for the full permutation."""
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], most: int) -> Self:
+        """From the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``most`` samples.
+
+        Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong.
+        """
+        d = strict_fields(fields["sequence"], dict.fromkeys(("seed", "epoch", "shuffle"), True), "sequence")
+        group, window = _shuffle(d["shuffle"])
+        start = check_int(fields["start"], 0, _MOST_PLACE, "start")
+        stop = check_int(fields["stop"], start + 1, _MOST_PLACE + 1, "stop")
+        if stop - start > most:
+            raise TooLargeError(
+                f"stop: {stop - start} samples in one request, at most {most}; send several requests"
+            )
+        return cls(
+            seed=check_int(d["seed"], 0, _MOST_NUMBER, "sequence.seed"),
+            epoch=check_int(d["epoch"], 0, _MOST_NUMBER, "sequence.epoch"),
+            group=group,
+            window=window,
+            start=start,
+            stop=stop,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a request."""
+        shuffle = {"group": self.group, "window": self.window} if self.group else FULL
+        sequence = {"seed": self.seed, "epoch": self.epoch, "shuffle": shuffle}
+        return {"sequence": sequence, "start": self.start, "stop": self.stop}
+
+
+def _shuffle(value: Any) -> tuple[int, int]:
+    if value == FULL:
+        return 0, 0
+    if not isinstance(value, dict):
+        raise BadRequestError(f'sequence.shuffle: expected "{FULL}" or an object of group and window')
+    d = strict_fields(value, {"group": True, "window": True}, "sequence.shuffle")
+    return (
+        check_int(d["group"], 1, _MOST_GROUP, "sequence.shuffle.group"),
+        check_int(d["window"], 1, _MOST_GROUP, "sequence.shuffle.window"),
+    )

@@ -1,0 +1,129 @@
+"""``POST /v1/samples`` for a range of a sequence: the server's order is the client's, computed once and bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from http_tools import (
+    COUNT,
+    SAMPLES,
+    Known,
+    ServedApplication,
+    check_problem,
+    exchange,
+    make_store,
+    received,
+    served,
+)
+
+from hapi.errors import NotFoundError
+from hapi.server.orders import Orders
+from hapi.storage.sequence import Shuffle, chunk_sequence, epoch_sequence
+from hapi.wire.sequences import SequenceRange
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServedApplication]:
+    with served(folder) as application:
+        yield application
+
+
+def asked(known: Known, start: int, stop: int, shuffle: Any = "full") -> dict[str, Any]:
+    sequence = {"seed": 4, "epoch": 2, "shuffle": shuffle}
+    return {
+        "dataset": known.dataset.reference.to_json(), "sequence": sequence, "start": start, "stop": stop,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shuffle", ["full", {"group": 5, "window": 3}])
+def test_ranges_are_what_the_client_computes(server: ServedApplication, known: Known, shuffle: Any) -> None:
+    order = epoch_sequence(4, 2, COUNT) if shuffle == "full" else chunk_sequence(4, 2, COUNT, 5, 3)
+    got: list[int] = []
+    for start in range(0, COUNT, 16):
+        stop = min(start + 16, COUNT)
+        answer = exchange(server.port, "POST", SAMPLES, asked(known, start, stop, shuffle))
+        assert answer.status == 200
+        ids, (stored, _, labels) = received(answer.body, 3)
+        expected = known.dataset.read(order[start:stop])
+        assert stored.tobytes() == expected.data.tobytes()
+        assert labels.view(np.int64).tolist() == expected.labels.tolist()
+        got += ids
+    assert got == order.tolist()
+
+
+def test_past_the_end(server: ServedApplication, known: Known) -> None:
+    answer = exchange(server.port, "POST", SAMPLES, asked(known, 0, COUNT + 1))
+    check_problem(answer, 404, "stop", f"has {COUNT} samples")
+
+
+def test_wrong_fields(server: ServedApplication, known: Known) -> None:
+    both = {**asked(known, 0, 2), "ids": [1]}
+    check_problem(exchange(server.port, "POST", SAMPLES, both), 400, "unknown field 'ids'")
+    wrong = asked(known, 0, 2, {"group": 0, "window": 1})
+    check_problem(exchange(server.port, "POST", SAMPLES, wrong), 400, "sequence.shuffle.group")
+
+
+# -- what is kept --------------------------------------------------------------------------------------------------
+
+
+def wanted(seed: int = 0, start: int = 0, stop: int = 10, shuffle: Shuffle = Shuffle()) -> SequenceRange:  # noqa: B008
+    return SequenceRange(
+        seed=seed, epoch=0, group=shuffle.group, window=shuffle.window, start=start, stop=stop
+    )
+
+
+def dataset(count: int) -> Any:
+    return SimpleNamespace(name="d", count=count)
+
+
+def test_an_order_is_computed_once_for_many_requests() -> None:
+    orders = Orders()
+    threads = [
+        threading.Thread(target=orders.ids, args=(dataset(200_000), wanted(start=k, stop=k + 5)))
+        for k in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert orders.computed == 1
+    orders.ids(dataset(200_000), wanted(shuffle=Shuffle(10, 2)))
+    assert orders.computed == 2
+    assert orders.ids(dataset(50), wanted()).tolist() == epoch_sequence(0, 0, 50)[:10].tolist()
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
+    orders = Orders(kept_bytes=3 * 4 * 1000)
+    for seed in (0, 1, 2, 0, 3):  # 3 takes the place of 1
+        orders.ids(dataset(1000), wanted(seed))
+    assert orders.computed == 4
+    orders.ids(dataset(1000), wanted(0))
+    assert orders.computed == 4
+    orders.ids(dataset(1000), wanted(1))
+    assert orders.computed == 5
+    orders.ids(dataset(50_000), wanted(7))
+    orders.ids(
+        dataset(50_000), wanted(7)
+    )  # larger than what may be kept, and yet not computed for each request
+    assert orders.computed == 6
+
+
+def test_a_place_that_is_not_there() -> None:
+    with pytest.raises(NotFoundError, match="no place 10"):
+        Orders().ids(dataset(10), wanted(stop=11))
