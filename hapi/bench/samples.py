@@ -120,16 +120,13 @@ class SamplesResult:
         lines = []
         if 512 in self.settings.sizes:
             ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
-            lines.append(
-                _verdict(
-                    f"512 B cold over a file each with 8 threads: {ratio:.1f}", ratio >= GOAL_FILES, "30"
-                )
-            )
+            text = f"512 B cold over a file each with 8 threads: {ratio:.1f}"
+            lines.append(_verdict(text, ratio >= GOAL_FILES, "30"))
         for size in (s for s in self.settings.sizes if s == 0 or s >= LARGE):
-            for cold in (True, False):
+            for cold, state in ((True, "cold"), (False, "warm")):
                 best = max(self.row(size, raw, cold).rate for raw in ("raw 1", "raw 8"))
                 ratio = self.row(size, "hapi full", cold).rate / best
-                text = f"{_name(size)} {'cold' if cold else 'warm'}, full permutation over the best raw reads: {ratio:.2f}"
+                text = f"{_name(size)} {state}, full permutation over the best raw reads: {ratio:.2f}"
                 lines.append(_verdict(text, ratio >= GOAL_RAW, "0.95"))
         share = max(r.lookup_share or 0.0 for r in self.rows)
         lines.append(_verdict(f"look-up, largest share of reading: {share:.2%}", share <= GOAL_LOOKUP, "1%"))

@@ -8,14 +8,17 @@ in memory, to the file readers' advantage.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import itertools
 import json
 import mmap
 import os
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,8 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
     """Read as ``spec`` says, for at most its ``seconds``; the figures."""
     folder, batch = Path(spec["folder"]), int(spec["batch"])
     kind, _, variant = str(spec["reader"]).partition(" ")
-    paths = sorted(
-        p for p in (folder / {"hapi": "store", "raw": "store"}.get(kind, kind)).rglob("*") if p.is_file()
-    )
+    place, pattern = {"hapi": ("store", "*.bin"), "raw": ("store", "*.bin")}.get(kind, (kind, "*"))
+    paths = sorted(path for path in (folder / place).rglob(pattern) if path.is_file())
     begin, figures = _READERS[kind](folder, variant, batch)
     for path in paths:
         _drop(path) if spec["cold"] else path.read_bytes()
@@ -61,6 +63,9 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
     return found | figures(np.concatenate(seen), seconds)
 
 
+_LOCATED = 1 << 14
+_UNDER_WAY = 3
+"""Batches that plain readers have under way, as many as ``bread`` has of large ones."""
 Begin = Callable[[], Batches]
 Figures = Callable[[IntArray, float], dict[str, Any]]
 
@@ -79,8 +84,9 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
-        for first in range(0, len(ids), batch):
-            dataset.locate(ids[first : first + batch])
+        for first in range(0, len(ids), _LOCATED):  # as bread does: once to cut stretches, once to read them
+            dataset.lengths(ids[first : first + _LOCATED])
+            dataset.locate(ids[first : first + _LOCATED])
         lookup = time.perf_counter() - started
         return {"lookup_share": lookup / seconds, "quality": _score(order, batch)}
 
@@ -95,17 +101,24 @@ def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
         order = epoch_sequence(1, 0, dataset.count)
         keys = [dataset.manifest.shard_key(number) for number in range(len(dataset.manifest.shards))]
     descriptors = [os.open(folder / "store" / key, os.O_RDONLY) for key in keys]
-    local = threading.local()
+    starts, lengths, shards = places.offset, places.length, places.shard
+    most = int(np.sort(lengths)[-batch:].sum())
+    buffers = itertools.cycle([np.zeros(most, dtype=np.uint8).data for _ in range(_UNDER_WAY + 1)])
 
-    def read(ids: IntArray) -> None:
-        if not hasattr(local, "buffer"):
-            local.buffer = memoryview(bytearray(int(places.length.max())))
-        for shard, start, length in zip(
-            places.shard[ids].tolist(), places.offset[ids].tolist(), places.length[ids].tolist(), strict=True
-        ):
-            os.preadv(descriptors[shard], [local.buffer[:length]], start)
+    def tasks(ids: IntArray) -> list[Callable[[], None]]:
+        """A batch into one of the buffers, in the samples' order, a part of it for each thread."""
+        buffer, ends = next(buffers), np.cumsum(lengths[ids])
+        table = np.stack((shards[ids].astype(np.int64), starts[ids], ends - lengths[ids], ends), axis=1)
 
-    return _threaded(read, order, int(variant), batch), lambda ids, seconds: {"quality": _score(order, batch)}
+        def read(part: IntArray) -> None:
+            for shard, start, low, high in part.tolist():
+                os.preadv(descriptors[shard], [buffer[low:high]], start)
+
+        return [partial(read, part) for part in np.array_split(table, int(variant)) if len(part)]
+
+    return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
+        "quality": _score(order, batch)
+    }
 
 
 def _files(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
@@ -119,33 +132,43 @@ def _files(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
             os.read(descriptor, os.fstat(descriptor).st_size)
             os.close(descriptor)
 
-    return _threaded(read, order, int(variant), batch), lambda ids, seconds: {"quality": _score(order, batch)}
+    def tasks(ids: IntArray) -> list[Callable[[], None]]:
+        return [partial(read, part) for part in np.array_split(ids, int(variant)) if len(part)]
+
+    return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
+        "quality": _score(order, batch)
+    }
 
 
-def _threaded(read: Callable[[IntArray], None], order: IntArray, threads: int, batch: int) -> Begin:
-    """Batches read by ``threads`` threads, each a share of every batch; two batches under way."""
+def _threaded(
+    tasks: Callable[[IntArray], list[Callable[[], None]]], order: IntArray, threads: int, batch: int
+) -> Begin:
+    """Batches read by ``threads`` threads, each a share of every batch; a few batches under way."""
 
     def begin() -> Batches:
-        cut = [order[first : first + batch] for first in range(0, len(order), batch)]
+        under_way: deque[tuple[IntArray, list[Future[None]]]] = deque()
         with ThreadPoolExecutor(threads) as pool:
-            under_way = []
-            for ids in [*cut, None]:
-                if ids is not None:
-                    parts = [part for part in np.array_split(ids, threads) if len(part)]
-                    under_way.append((ids, [pool.submit(read, part) for part in parts]))
-                while under_way and (len(under_way) > 2 or ids is None):
-                    done, futures = under_way.pop(0)
-                    for future in futures:
-                        future.result()
-                    yield done
+            for first in range(0, len(order), batch):
+                ids = order[first : first + batch]
+                under_way.append((ids, [pool.submit(task) for task in tasks(ids)]))
+                if len(under_way) == _UNDER_WAY:
+                    yield _ended(under_way)
+            while under_way:
+                yield _ended(under_way)
 
     return begin
 
 
+def _ended(under_way: deque[tuple[IntArray, list[Future[None]]]]) -> IntArray:
+    ids, futures = under_way.popleft()
+    for future in futures:
+        future.result()
+    return ids
+
+
 def _webdataset(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     """One process, its own order: shards shuffled, and a buffer of 1000 samples (the library's default)."""
-    import webdataset
-
+    webdataset = importlib.import_module("webdataset")
     tars = sorted(str(path) for path in (folder / "tars").iterdir())
     source = webdataset.WebDataset(tars, shardshuffle=len(tars), empty_check=False).shuffle(1000)
     count = sum(len(files) for _, _, files in os.walk(folder / "files"))

@@ -5,7 +5,7 @@
         while len(batch := photos.bread(256)):
             ...  # batch.data, batch.offsets, batch.labels: good until the next bread
 
-``bread`` reads ahead: its order is known, so stretches of it are read by a thread of its own into buffers that are
+``bread`` reads ahead: its order is known, so stretches of it are read by threads of its own into buffers that are
 used again, at most ``read_ahead_bytes`` of them. A batch is a view of such a buffer.
 """
 
@@ -29,7 +29,11 @@ from hapi.storage.sequence import IntArray, epoch_sequence
 READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
 _STRETCHES = 4
-"""Stretches that share the bound: one handed out, one being read, the others ready or waiting."""
+"""Stretches that share the bound: one handed out, two being read, one ready."""
+_THREADS = 2
+"""One stretch is checked while the next is read."""
+_LARGE_STRETCHES = 3
+"""When a batch is larger than a stretch should be: one handed out, two being read."""
 
 
 class OpenSample:
@@ -84,7 +88,7 @@ class Mounted:
         self.dataset = dataset
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hapi-ahead")
+        self._thread = ThreadPoolExecutor(_THREADS, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = False
         self._position = self._planned = 0
@@ -141,14 +145,14 @@ class Mounted:
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
-            most = max(count, 2 * self._stretch_bytes * self.count // max(1, self.dataset.total_bytes))
+            most = max(count, self._stretch_bytes * self.count // max(1, self.dataset.total_bytes))
             ids = self._order[self._planned : self._planned + most]
             ends = np.cumsum(self.dataset.lengths(ids))
             whole = int(np.searchsorted(ends, self._stretch_bytes, side="right")) // count * count
             ids = ids[: max(whole, count)]
             total = int(ends[len(ids) - 1])
-            if total > self._stretch_bytes and len(self._stretches) > 1:
-                return  # large batches: one ahead of the one that is handed out
+            if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
+                return
             buffer = self._buffer(total)
             reading = self._thread.submit(self.dataset.read, ids, self._near, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
@@ -174,7 +178,7 @@ class Mounted:
         self._planned = self._position
 
     def close(self) -> None:
-        """End the thread that reads ahead; closing twice does nothing."""
+        """End the threads that read ahead; closing twice does nothing."""
         self._drop()
         self._buffers.clear()
         self._thread.shutdown()
@@ -207,8 +211,8 @@ def mount(
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
-    At most ``cache_bytes`` of chunks of small samples are kept, and ``read_ahead_bytes`` (or two batches, when they are
-    larger) of what the sequence will give.
+    At most ``cache_bytes`` of chunks of small samples are kept, and ``read_ahead_bytes`` (or three batches, when
+    they are larger) of what the sequence will give.
     """
     url, name = split_address(address)
     store = open_store(url)
