@@ -34,6 +34,8 @@ GOAL_FILES, GOAL_RAW, GOAL_LOOKUP = 30.0, 0.95, 0.01
 _COLD_MOST = 0.05
 """Share of pages in memory up to which a page cache counts as cold."""
 _TIMEOUT = 600.0
+_BATCH_BYTES = 8 << 20
+"""A batch has fewer samples than wanted when they are larger than this together, but eight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +154,21 @@ def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> S
     for size in settings.sizes:
         with tempfile.TemporaryDirectory(prefix="hapi-samples-", dir=settings.folder) as folder:
             lengths = make_data(Path(folder), size, settings.total, tars=not missing)
-            tell(f"{_name(size)}: {len(lengths)} samples")
+            batch = min(settings.batch, max(8, int(_BATCH_BYTES / lengths.mean())))
+            spec = {"folder": folder, "seconds": settings.seconds, "batch": batch}
+            tell(f"{_name(size)}: {len(lengths)} samples, batches of {batch}")
             for reader in (reader for reader in READERS if reader not in missing):
                 for cold in (True, False):
-                    row = SamplesRow(
-                        size=size, reader=reader, cold=cold, **_figure(settings, folder, reader, cold)
-                    )
+                    found = _figure(spec, reader, cold)
+                    row = SamplesRow(size=size, reader=reader, cold=cold, **found)
                     rows.append(row)
                     state = "cold" if cold else "warm"
                     tell(f"  {_TITLES[reader]}, {state}: {row.rate:,.0f}/s, {row.cpu_us:.2f} us of CPU")
     return SamplesResult(settings=settings, rows=tuple(rows), missing=missing, conditions=conditions())
 
 
-def _figure(settings: SamplesSettings, folder: str, reader: str, cold: bool) -> dict[str, Any]:
-    spec = {
-        "folder": folder, "reader": reader, "cold": cold, "seconds": settings.seconds, "batch": settings.batch,
-    }  # fmt: skip
+def _figure(spec: dict[str, Any], reader: str, cold: bool) -> dict[str, Any]:
+    spec = spec | {"reader": reader, "cold": cold}
     done = subprocess.run(
         [sys.executable, "-m", "hapi.bench.samples_read", json.dumps(spec)],
         capture_output=True,

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
 from hapi.storage.sources import Source
 
 NAME = "samples"
 MIX_MEDIAN, MIX_SIGMA, MIX_MOST = 110e3, 0.5, 1 << 20
 """Sizes like ImageNet's files: log-normal around 110 KB."""
-MOST_FILES = 20_000
+MOST_FILES = 10_000
 """A file each costs an inode; so many show the rate. The packed data set is not cut."""
 _TAR_SAMPLES = 2_000
 _FOLDER_FILES = 1_000
@@ -52,6 +51,8 @@ class RandomBytes(Source):
 
 def make_data(folder: Path, size: int, total: int, tars: bool) -> npt.NDArray[np.int64]:
     """Write all forms below ``folder`` and onto the disk; the samples' lengths, int64 [n]."""
+    from hapi.storage.pack import pack  # not for every reader: it imports torch
+
     source = RandomBytes(size, total)
     pack(source, open_store(str(folder / "store")), NAME)
     files = min(MOST_FILES, source.count)

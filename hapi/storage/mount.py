@@ -29,9 +29,10 @@ from hapi.storage.sequence import IntArray, epoch_sequence
 READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
 _STRETCHES = 4
-"""Stretches that share the bound: one handed out, two being read, one ready."""
-_THREADS = 2
-"""One stretch is checked while the next is read."""
+"""Stretches that share the bound: one handed out, the others being read or ready."""
+_TWO_THREADS_FROM = 64 << 10
+"""Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
+short steps that two threads mostly hand Python's lock to each other."""
 _LARGE_STRETCHES = 3
 """When a batch is larger than a stretch should be: one handed out, two being read."""
 
@@ -88,7 +89,8 @@ class Mounted:
         self.dataset = dataset
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
-        self._thread = ThreadPoolExecutor(_THREADS, thread_name_prefix="hapi-ahead")
+        threads = 2 if dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = False
         self._position = self._planned = 0
@@ -154,7 +156,7 @@ class Mounted:
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
                 return
             buffer = self._buffer(total)
-            reading = self._thread.submit(self.dataset.read, ids, self._near, buffer)
+            reading = self._threads.submit(self.dataset.read, ids, self._near, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
 
@@ -181,7 +183,7 @@ class Mounted:
         """End the threads that read ahead; closing twice does nothing."""
         self._drop()
         self._buffers.clear()
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     def __enter__(self) -> Self:
         return self
