@@ -33,6 +33,9 @@ _STRETCHES = 4
 _TWO_THREADS_FROM = 64 << 10
 """Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
 short steps that two threads mostly hand Python's lock to each other."""
+_RAMP = 5
+"""The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
+that the first batch does not wait for thousands of samples."""
 _LARGE_STRETCHES = 3
 """When a batch is larger than a stretch should be: one handed out, two being read."""
 
@@ -94,6 +97,8 @@ class Mounted:
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = False
         self._position = self._planned = 0
+        self._reach = self._stretch_bytes
+        """Bytes of the stretch that is planned next."""
         self._stretches: deque[_Stretch] = deque()
         self._buffers: list[npt.NDArray[np.uint8]] = []
 
@@ -115,6 +120,7 @@ class Mounted:
         self._drop()
         self._order = found
         self._position = self._planned = start
+        self._reach = self._stretch_bytes >> _RAMP
         self._near = self.dataset.reader.is_near(found[start:])
         return found
 
@@ -147,10 +153,10 @@ class Mounted:
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
-            most = max(count, self._stretch_bytes * self.count // max(1, self.dataset.total_bytes))
+            most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
             ids = self._order[self._planned : self._planned + most]
             ends = np.cumsum(self.dataset.lengths(ids))
-            whole = int(np.searchsorted(ends, self._stretch_bytes, side="right")) // count * count
+            whole = int(np.searchsorted(ends, self._reach, side="right")) // count * count
             ids = ids[: max(whole, count)]
             total = int(ends[len(ids) - 1])
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
@@ -159,6 +165,7 @@ class Mounted:
             reading = self._threads.submit(self.dataset.read, ids, self._near, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
+            self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))
 
     def _buffer(self, size: int) -> npt.NDArray[np.uint8]:
         """A buffer of at least ``size`` bytes: one that was handed back, if it is large enough."""
