@@ -10,6 +10,7 @@ from typing import Any
 
 from hapi.cli.bench_directory import configure_directory
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
+from hapi.cli.bench_samples import configure_samples
 from hapi.cli.bench_shuffle import configure_shuffle
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         _add_plan,
         _add_overload,
         configure_shuffle,
+        configure_samples,
     ):
         add(benchmarks).add_argument("--json", metavar="FILE", help="also write the figures there")
     configure_studies(benchmarks)

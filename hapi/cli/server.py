@@ -64,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
         "--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)"
     )
     p.add_argument(
+        "--chunk-cache",
+        type=_size,
+        default="64MiB",
+        help="bytes of chunks of small samples kept (default 64MiB; 0: none)",
+    )
+    p.add_argument(
         "--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does"
     )
     p.add_argument(
@@ -158,6 +164,7 @@ def _run(args: argparse.Namespace) -> int:
         max_running=args.max_running,
         max_queued=args.max_queued,
         model_cache_bytes=args.model_cache,
+        chunk_cache_bytes=args.chunk_cache,
         model_reuse=not args.no_model_reuse,
         device=args.device,
         threads=args.threads,

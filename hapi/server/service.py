@@ -36,6 +36,7 @@ from hapi.server.worker import make_workers
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
+from hapi.storage.reader import chunk_cache
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
@@ -95,6 +96,7 @@ class Service:
         self._datasets: dict[str, Dataset] = {}
         self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(self.slots + 1, thread_name_prefix="hapi-load")
+        self._chunks = chunk_cache(store, settings.chunk_cache_bytes)
         self._orders = Orders()
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
         try:
@@ -135,7 +137,7 @@ class Service:
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:
-        dataset = open_dataset(self.store, name)
+        dataset = open_dataset(self.store, name, cache=self._chunks)
         return messages.DatasetDescription(
             reference=dataset.reference,
             count=dataset.count,
@@ -206,7 +208,7 @@ class Service:
         with self._datasets_lock:
             dataset = self._datasets.get(reference.name)
             if dataset is None or dataset.version != reference.version:
-                dataset = open_dataset(self.store, reference.name, reference.version)
+                dataset = open_dataset(self.store, reference.name, reference.version, self._chunks)
                 self._datasets[reference.name] = dataset
             return dataset
 

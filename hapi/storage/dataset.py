@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,12 @@ from hapi.errors import (
     StoreUnavailableError,
     UnprocessableError,
 )
+from hapi.storage.chunks import ChunkCache
 from hapi.storage.directory import Located, offsets_of
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
-from hapi.storage.objects import ObjectStore, ReadPart
+from hapi.storage.objects import ObjectStore
+from hapi.storage.reader import Reader, chunk_cache
 from hapi.storage.sequence import IntArray
 from hapi.storage.tensorfile import read_object
 from hapi.wire.references import DatasetReference, TransformSpec
@@ -55,7 +55,9 @@ class Samples:
 class Dataset:
     """One version of a data set. Thread-safe; :func:`open_dataset` makes it."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, index: SampleIndex) -> None:
+    def __init__(
+        self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
+    ) -> None:
         self.store = store
         self.manifest = manifest
         self.index = index
@@ -69,6 +71,14 @@ class Dataset:
         self.transform: TransformSpec | None = manifest.transform
         """The default transform; None for tensors that need none."""
         self._keys = [manifest.shard_key(number) for number in range(len(manifest.shards))]
+        self.reader = Reader(
+            store,
+            [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
+            manifest.total_bytes,
+            index.directory.locate,
+            _Checks(manifest, index),
+            chunk_cache(store) if cache is None else cache,
+        )
 
     @property
     def kind(self) -> Kind:
@@ -94,57 +104,27 @@ class Dataset:
         """Shard, offset and length of each of these samples; a shard is a place in ``manifest.shards``."""
         return self.index.directory.locate(self._checked(ids))
 
-    def read(self, ids: npt.ArrayLike) -> Samples:
+    def read(
+        self, ids: npt.ArrayLike, near: bool = False, out: npt.NDArray[np.uint8] | None = None
+    ) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
 
-        Memory is the samples' own bytes (``lengths(ids).sum()``, for the caller to bound), for remote stores
-        also the gaps between near samples. Raises :class:`DataError` naming the first damaged sample,
-        :class:`NotFoundError` for an id out of range, :class:`ConflictError` when the data set was replaced.
+        ``near``: the reads to come stay among the same chunks (:meth:`hapi.storage.reader.Reader.is_near`). The
+        bytes go into ``out`` (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the
+        caller to bound; for remote stores there are also the gaps between near samples.
+        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
+        range, :class:`ConflictError` when the data set was replaced.
         """
-        wanted = self._checked(ids)
-        places = self.index.directory.locate(wanted)
-        shards = places.shard
+        places = self.locate(ids)
+        wanted = np.asarray(ids).astype(np.int64)
         offsets = offsets_of(places.length)
-        data = np.empty(int(offsets[-1]), dtype=np.uint8)
+        total = int(offsets[-1])
+        data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
         try:
-            self.store.read_many(list(self._parts(shards, places.offset, offsets, data.data)))
+            self.reader.read(wanted, places, offsets, data, near)
         except (NotFoundError, StoreError) as error:
-            raise self._explained(error, np.unique(shards)) from error
-        self._verify(wanted, shards, data, offsets)
+            raise self._explained(error, np.unique(places.shard)) from error
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
-
-    def _parts(
-        self, shards: npt.NDArray[np.uint32], starts: IntArray, offsets: IntArray, out: memoryview
-    ) -> Iterator[ReadPart]:
-        """Ranges to read: samples that are neighbours both in the shard and in the read are one."""
-        if len(shards) == 0:
-            return
-        ends = starts + np.diff(offsets)
-        breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
-        firsts = np.concatenate(([0], breaks))
-        stops = offsets[np.concatenate((breaks, [len(shards)]))]
-        for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True):
-            part = out[int(offsets[first]) : stop]
-            if len(part):
-                yield ReadPart(self._keys[int(shards[first])], int(starts[first]), part)
-
-    def _verify(
-        self, ids: IntArray, shards: npt.NDArray[np.uint32], data: npt.NDArray[np.uint8], offsets: IntArray
-    ) -> None:
-        view, bounds = data.data, offsets.tolist()
-        found = np.fromiter(
-            (xxhash.xxh3_64_intdigest(view[a:b]) for a, b in pairwise(bounds)),
-            dtype=np.uint64,
-            count=len(ids),
-        )
-        wrong = np.flatnonzero(found != self.index.checksum[ids])
-        if len(wrong):
-            first = int(wrong[0])
-            shard = self.manifest.shards[shards[first]].key
-            raise DataError(
-                f"data set {self.name!r}: sample {ids[first]} in shard {shard} "
-                "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
-            )
 
     def _explained(self, error: HapiError, shards: npt.NDArray[np.uint32]) -> HapiError:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
@@ -183,8 +163,36 @@ class Dataset:
         return array.astype(np.int64)
 
 
-def open_dataset(store: ObjectStore, name: str, version: str | None = None) -> Dataset:
+@dataclass(frozen=True)
+class _Checks:
+    """Holds samples against their checksums. No part of the data set, which would keep it alive by a circle."""
+
+    manifest: Manifest
+    index: SampleIndex
+
+    def __call__(
+        self, ids: IntArray, buffer: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray
+    ) -> None:
+        """:class:`DataError` unless sample ``ids[i]`` is ``buffer[starts[i]:stops[i]]``, for every i."""
+        view, digest_of = buffer.data, xxhash.xxh3_64_intdigest
+        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+        found = np.fromiter((digest_of(view[a:b]) for a, b in bounds), dtype=np.uint64, count=len(ids))
+        wrong = np.flatnonzero(found != self.index.checksum[ids])
+        if len(wrong):
+            first = ids[wrong[:1]]
+            shard = self.manifest.shards[int(self.index.directory.locate(first).shard[0])].key
+            raise DataError(
+                f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
+                "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
+            )
+
+
+def open_dataset(
+    store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
+) -> Dataset:
     """The data set ``name``. :class:`ConflictError` when it is there in another version than ``version``.
+
+    Chunks of small samples are kept in ``cache``, which data sets of one store may share; None: one of its own.
 
     :class:`NotFoundError` (naming what is there) when there is none, :class:`DataError` when manifest or
     index are damaged. The index is checked as a whole, the samples when they are read.
@@ -194,7 +202,7 @@ def open_dataset(store: ObjectStore, name: str, version: str | None = None) -> D
         raise ConflictError(
             f"data set {name!r} in {store.url} has version {manifest.version}, not {version}; open it again"
         )
-    return Dataset(store, manifest, read_index(store, manifest))
+    return Dataset(store, manifest, read_index(store, manifest), cache)
 
 
 def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:

@@ -1,0 +1,183 @@
+"""``hapi bench samples``: samples/s from a disk, by sample size (DLFS, section IV-B, Figure 6).
+
+Every figure is a process of its own, all from the same bytes on the same disk in one run, with a cold and a warm page
+cache, and with the quality of the order (:mod:`hapi.storage.shuffle_quality`) beside the rate.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hapi.bench.conditions import conditions
+from hapi.bench.samples_data import make_data
+from hapi.bench.tiers import last_line
+from hapi.errors import HapiError, UsageError
+
+SIZES = (512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 0)
+"""Bytes of a sample; 0 is the mix."""
+READERS = ("hapi chunks", "hapi full", "files 1", "files 8", "raw 1", "raw 8", "tars")
+_TITLES = {"hapi chunks": "Hapi, chunk windows", "hapi full": "Hapi, full permutation", "tars": "WebDataset"} | {
+    "files 1": "a file each, 1 thread", "files 8": "a file each, 8 threads",
+    "raw 1": "raw preads, 1 thread", "raw 8": "raw preads, 8 threads",
+}  # fmt: skip
+LARGE = 128 << 10
+GOAL_FILES, GOAL_RAW, GOAL_LOOKUP = 30.0, 0.95, 0.01
+_COLD_MOST = 0.05
+"""Share of pages in memory up to which a page cache counts as cold."""
+_TIMEOUT = 600.0
+_BATCH_BYTES = 8 << 20
+"""A batch has fewer samples than wanted when they are larger than this together, but eight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesSettings:
+    """What is measured."""
+
+    sizes: tuple[int, ...] = SIZES
+    total: int = 256 << 20
+    """Bytes of each data set."""
+    seconds: float = 2.0
+    """Longest time of a figure; a shorter epoch ends it."""
+    batch: int = 256
+    folder: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesRow:
+    """One reader at one size."""
+
+    size: int
+    reader: str
+    cold: bool
+    rate: float
+    """Samples per second."""
+    cpu_us: float
+    """CPU microseconds of the process for a sample, all threads."""
+    samples: int
+    seconds: float
+    resident: float
+    """Share of the files' pages in memory when the clock started."""
+    quality: float | None = None
+    """Of the order's shuffle; None where the epoch was not read to its end."""
+    lookup_share: float | None = None
+    """Time that the sample directory takes over the time of reading."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesResult:
+    """All figures of one run, and its conditions."""
+
+    settings: SamplesSettings
+    rows: tuple[SamplesRow, ...]
+    missing: tuple[str, ...]
+    """Readers whose library is not installed."""
+    conditions: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as a document."""
+        return {
+            "benchmark": "samples",
+            "settings": asdict(self.settings) | {"folder": None},
+            "rows": [asdict(row) for row in self.rows],
+            "not_installed": list(self.missing),
+            "goals": self.goals(),
+            "conditions": self.conditions,
+        }
+
+    def table(self) -> list[str]:
+        """The figures as lines for a person."""
+        head = (
+            f"{'size':>8}  {'reader':<24}{'cold/s':>11}{'CPU us':>9}{'warm/s':>12}{'CPU us':>9}{'quality':>9}"
+        )
+        lines = [f"{head}{'look-up':>9}"]
+        for size in self.settings.sizes:
+            for reader in READERS:
+                lines.append(f"{_name(size):>8}  {_TITLES[reader]:<24}{self._figures(size, reader)}")
+        return [*lines, *self.goals()]
+
+    def _figures(self, size: int, reader: str) -> str:
+        if reader in self.missing:
+            return "  not installed"
+        cold, warm = self.row(size, reader, True), self.row(size, reader, False)
+        rate = f"{cold.rate:,.0f}" if cold.resident <= _COLD_MOST else "not cold"
+        score = "" if warm.quality is None else f"{warm.quality:.3f}"
+        lookup = "" if warm.lookup_share is None else f"{warm.lookup_share:.2%}"
+        return f"{rate:>11}{cold.cpu_us:>9.2f}{warm.rate:>12,.0f}{warm.cpu_us:>9.2f}{score:>9}{lookup:>9}"
+
+    def row(self, size: int, reader: str, cold: bool) -> SamplesRow:
+        """The figure of one reader at one size."""
+        return next(r for r in self.rows if (r.size, r.reader, r.cold) == (size, reader, cold))
+
+    def goals(self) -> list[str]:
+        """What the figures say about the goals, a line for each that can be told."""
+        lines = []
+        if 512 in self.settings.sizes:
+            ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
+            text = f"512 B cold over a file each with 8 threads: {ratio:.1f}"
+            lines.append(_verdict(text, ratio >= GOAL_FILES, "30"))
+        for size in (s for s in self.settings.sizes if s == 0 or s >= LARGE):
+            for cold, state in ((True, "cold"), (False, "warm")):
+                best = max(self.row(size, raw, cold).rate for raw in ("raw 1", "raw 8"))
+                ratio = self.row(size, "hapi full", cold).rate / best
+                text = f"{_name(size)} {state}, full permutation over the best raw reads: {ratio:.2f}"
+                lines.append(_verdict(text, ratio >= GOAL_RAW, "0.95"))
+        share = max(r.lookup_share or 0.0 for r in self.rows)
+        lines.append(_verdict(f"look-up, largest share of reading: {share:.2%}", share <= GOAL_LOOKUP, "1%"))
+        return lines
+
+
+def _verdict(text: str, reached: bool, goal: str) -> str:
+    return f"{text} (goal {goal}): {'reached' if reached else 'missed'}"
+
+
+def _name(size: int) -> str:
+    if size == 0:
+        return "mix"
+    return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+
+
+def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> SamplesResult:
+    """Measure every reader at every size; :class:`HapiError` when one of them fails."""
+    if not hasattr(os, "posix_fadvise"):
+        raise UsageError("hapi bench samples needs Linux: the page cache cannot be emptied here")
+    missing = () if importlib.util.find_spec("webdataset") else ("tars",)
+    rows = []
+    for size in settings.sizes:
+        with tempfile.TemporaryDirectory(prefix="hapi-samples-", dir=settings.folder) as folder:
+            lengths = make_data(Path(folder), size, settings.total, tars=not missing)
+            batch = min(settings.batch, max(8, int(_BATCH_BYTES / lengths.mean())))
+            spec = {"folder": folder, "seconds": settings.seconds, "batch": batch}
+            tell(f"{_name(size)}: {len(lengths)} samples, batches of {batch}")
+            for reader in (reader for reader in READERS if reader not in missing):
+                for cold in (True, False):
+                    found = _figure(spec, reader, cold)
+                    row = SamplesRow(size=size, reader=reader, cold=cold, **found)
+                    rows.append(row)
+                    state = "cold" if cold else "warm"
+                    tell(f"  {_TITLES[reader]}, {state}: {row.rate:,.0f}/s, {row.cpu_us:.2f} us of CPU")
+    return SamplesResult(settings=settings, rows=tuple(rows), missing=missing, conditions=conditions())
+
+
+def _figure(spec: dict[str, Any], reader: str, cold: bool) -> dict[str, Any]:
+    spec = spec | {"reader": reader, "cold": cold}
+    done = subprocess.run(
+        [sys.executable, "-m", "hapi.bench.samples_read", json.dumps(spec)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(sys.path))},
+    )
+    if done.returncode != 0:
+        raise HapiError(f"reader {reader!r} failed: {last_line(done.stderr)}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

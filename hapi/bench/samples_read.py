@@ -1,0 +1,228 @@
+"""One figure of ``hapi bench samples``, in a process of its own: ``python -m hapi.bench.samples_read JSON``.
+
+What is not reading (imports, opening, computing the order) is outside of the clock. Cold means that the files' pages
+have been dropped (``posix_fadvise``, no root needed), which is checked with ``mincore``; directories and inodes stay
+in memory, to the file readers' advantage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import itertools
+import json
+import mmap
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hapi.bench.samples_data import NAME, file_of
+from hapi.storage.mount import mount
+from hapi.storage.sequence import IntArray, Shuffle, epoch_sequence
+from hapi.storage.shuffle_quality import quality
+
+Batches = Iterator[IntArray]
+"""Ids of the samples of a batch, once it has been read."""
+
+
+def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
+    """Read as ``spec`` says, for at most its ``seconds``; the figures."""
+    folder, batch = Path(spec["folder"]), int(spec["batch"])
+    kind, _, variant = str(spec["reader"]).partition(" ")
+    place, pattern = {"hapi": ("store", "*.bin"), "raw": ("store", "*.bin")}.get(kind, (kind, "*"))
+    paths = sorted(path for path in (folder / place).rglob(pattern) if path.is_file())
+    begin, figures = _READERS[kind](folder, variant, batch)
+    for path in paths:
+        _drop(path) if spec["cold"] else path.read_bytes()
+    resident = _resident(paths)
+    seen: list[IntArray] = []
+    samples, started, used = 0, time.perf_counter(), time.process_time()
+    batches = begin()
+    for ids in batches:
+        samples += len(ids)
+        seen.append(ids)
+        if time.perf_counter() - started > spec["seconds"]:
+            break
+    seconds, cpu = time.perf_counter() - started, time.process_time() - used
+    batches.close()  # type: ignore[attr-defined]
+    found = {
+        "rate": samples / seconds,
+        "cpu_us": cpu / samples * 1e6,
+        "samples": samples,
+        "seconds": seconds,
+        "resident": resident,
+    }
+    return found | figures(np.concatenate(seen), seconds)
+
+
+_LOCATED = 1 << 14
+_UNDER_WAY = 3
+"""Batches that plain readers have under way, as many as ``bread`` has of large ones."""
+Begin = Callable[[], Batches]
+Figures = Callable[[IntArray, float], dict[str, Any]]
+
+
+def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
+    mounted = mount(f"{folder / 'store'}/{NAME}")
+    dataset = mounted.dataset
+    mean = dataset.total_bytes / dataset.count
+    order = Shuffle.parse("full" if variant == "full" else "chunks", mean).sequence(1, 0, dataset.count)
+
+    def begin() -> Batches:
+        with mounted:
+            mounted.sequence(1, 0, order)
+            while len(samples := mounted.bread(batch)):
+                yield samples.ids
+
+    def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
+        started = time.perf_counter()
+        for first in range(0, len(ids), _LOCATED):  # as bread does: once to cut stretches, once to read them
+            dataset.lengths(ids[first : first + _LOCATED])
+            dataset.locate(ids[first : first + _LOCATED])
+        lookup = time.perf_counter() - started
+        return {"lookup_share": lookup / seconds, "quality": _score(order, batch)}
+
+    return begin, figures
+
+
+def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
+    """Bare ``preadv`` of the same ranges of the same shards in the full permutation, checked by nobody."""
+    with mount(f"{folder / 'store'}/{NAME}") as mounted:
+        dataset = mounted.dataset
+        places = dataset.locate(np.arange(dataset.count))
+        order = epoch_sequence(1, 0, dataset.count)
+        keys = [dataset.manifest.shard_key(number) for number in range(len(dataset.manifest.shards))]
+    descriptors = [os.open(folder / "store" / key, os.O_RDONLY) for key in keys]
+    starts, lengths, shards = places.offset, places.length, places.shard
+    most = int(np.sort(lengths)[-batch:].sum())
+    buffers = itertools.cycle([np.zeros(most, dtype=np.uint8).data for _ in range(_UNDER_WAY + 1)])
+
+    def tasks(ids: IntArray) -> list[Callable[[], None]]:
+        """A batch into one of the buffers, in the samples' order, a part of it for each thread."""
+        buffer, ends = next(buffers), np.cumsum(lengths[ids])
+        table = np.stack((shards[ids].astype(np.int64), starts[ids], ends - lengths[ids], ends), axis=1)
+
+        def read(part: IntArray) -> None:
+            for shard, start, low, high in part.tolist():
+                os.preadv(descriptors[shard], [buffer[low:high]], start)
+
+        return [partial(read, part) for part in np.array_split(table, int(variant)) if len(part)]
+
+    return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
+        "quality": _score(order, batch)
+    }
+
+
+def _files(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
+    count = sum(len(files) for _, _, files in os.walk(folder / "files"))
+    order = epoch_sequence(1, 0, count)
+    paths = [str(file_of(folder, number)) for number in range(count)]
+
+    def read(ids: IntArray) -> None:
+        for number in ids.tolist():
+            descriptor = os.open(paths[number], os.O_RDONLY)
+            os.read(descriptor, os.fstat(descriptor).st_size)
+            os.close(descriptor)
+
+    def tasks(ids: IntArray) -> list[Callable[[], None]]:
+        return [partial(read, part) for part in np.array_split(ids, int(variant)) if len(part)]
+
+    return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
+        "quality": _score(order, batch)
+    }
+
+
+def _threaded(
+    tasks: Callable[[IntArray], list[Callable[[], None]]], order: IntArray, threads: int, batch: int
+) -> Begin:
+    """Batches read by ``threads`` threads, each a share of every batch; a few batches under way."""
+
+    def begin() -> Batches:
+        under_way: deque[tuple[IntArray, list[Future[None]]]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for first in range(0, len(order), batch):
+                ids = order[first : first + batch]
+                under_way.append((ids, [pool.submit(task) for task in tasks(ids)]))
+                if len(under_way) == _UNDER_WAY:
+                    yield _ended(under_way)
+            while under_way:
+                yield _ended(under_way)
+
+    return begin
+
+
+def _ended(under_way: deque[tuple[IntArray, list[Future[None]]]]) -> IntArray:
+    ids, futures = under_way.popleft()
+    for future in futures:
+        future.result()
+    return ids
+
+
+def _webdataset(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
+    """One process, its own order: shards shuffled, and a buffer of 1000 samples (the library's default)."""
+    webdataset = importlib.import_module("webdataset")
+    tars = sorted(str(path) for path in (folder / "tars").iterdir())
+    source = webdataset.WebDataset(tars, shardshuffle=len(tars), empty_check=False).shuffle(1000)
+    count = sum(len(files) for _, _, files in os.walk(folder / "files"))
+
+    def begin() -> Batches:
+        ids: list[int] = []
+        for sample in source:
+            if not len(sample["bin"]):
+                raise ValueError(f"sample {sample['__key__']} came empty")
+            ids.append(int(sample["__key__"]))
+            if len(ids) == batch:
+                yield np.array(ids, dtype=np.int64)
+                ids = []
+        if ids:
+            yield np.array(ids, dtype=np.int64)
+
+    def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
+        whole = len(ids) == count
+        return {"quality": _score(ids, batch) if whole else None}
+
+    return begin, figures
+
+
+_READERS = {"hapi": _hapi, "raw": _raw, "files": _files, "tars": _webdataset}
+
+
+def _score(order: IntArray, batch: int) -> float | None:
+    return quality(order, batch).score if len(order) >= 2 * batch else None
+
+
+def _drop(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def _resident(paths: list[Path]) -> float:
+    """Share of the pages of these files (of 200 of them at most) that are in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    there = pages = 0
+    for path in paths[:: max(1, len(paths) // 200)]:
+        size = path.stat().st_size
+        if size == 0:
+            continue
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+            view = np.frombuffer(mapped, dtype=np.uint8)
+            found = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
+            if libc.mincore(view.ctypes.data, size, found.ctypes.data):
+                raise OSError(ctypes.get_errno(), "mincore")
+            there, pages = there + int((found & 1).sum()), pages + len(found)
+            del view
+    return there / max(1, pages)
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_figure(json.loads(sys.argv[1]))))

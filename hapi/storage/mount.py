@@ -1,0 +1,228 @@
+"""A data set as DLFS offers it (section III-A): ``mount``, ``open/read/close`` of a sample, ``sequence``, ``bread``.
+
+    with mount("STORE/photos") as photos:
+        photos.sequence(seed=1, epoch=0)
+        while len(batch := photos.bread(256)):
+            ...  # batch.data, batch.offsets, batch.labels: good until the next bread
+
+``bread`` reads ahead: its order is known, so stretches of it are read by threads of its own into buffers that are
+used again, at most ``read_ahead_bytes`` of them. A batch is a view of such a buffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.errors import UsageError
+from hapi.storage.dataset import Dataset, Samples, open_dataset
+from hapi.storage.objects import open_store, split_address
+from hapi.storage.reader import CACHE_BYTES, chunk_cache
+from hapi.storage.sequence import IntArray, epoch_sequence
+
+READ_AHEAD_BYTES = 32 << 20
+"""Default bound of the buffers of stretches that are read, are being read or are handed out."""
+_STRETCHES = 4
+"""Stretches that share the bound: one handed out, the others being read or ready."""
+_TWO_THREADS_FROM = 64 << 10
+"""Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
+short steps that two threads mostly hand Python's lock to each other."""
+_RAMP = 5
+"""The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
+that the first batch does not wait for thousands of samples."""
+_LARGE_STRETCHES = 3
+"""When a batch is larger than a stretch should be: one handed out, two being read."""
+
+
+class OpenSample:
+    """One sample, open for reading from its start. Not thread-safe."""
+
+    def __init__(self, dataset: Dataset, sample: int) -> None:
+        self.id = sample
+        self.length = int(dataset.lengths([sample])[0])
+        """Bytes."""
+        self._dataset: Dataset | None = dataset
+        self._data: memoryview | None = None
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next ``size`` bytes, or all that are left; empty at the end. Checked as a whole at the first call."""
+        if self._dataset is None:
+            raise UsageError(f"sample {self.id} is closed; open it again")
+        if self._data is None:
+            self._data = self._dataset.read([self.id]).data.data
+        stop = self.length if size < 0 else min(self.length, self._position + size)
+        part = bytes(self._data[self._position : stop])
+        self._position = stop
+        return part
+
+    def close(self) -> None:
+        """Let go of the sample's bytes; closing twice does nothing."""
+        self._dataset = self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _Stretch:
+    """Samples ``first..stop`` of the sequence, being read or read."""
+
+    first: int
+    stop: int
+    reading: Future[Samples]
+    buffer: npt.NDArray[np.uint8]
+
+
+class Mounted:
+    """One version of a data set, mounted. One sequence at a time; one thread; :func:`mount` makes it."""
+
+    def __init__(self, dataset: Dataset, read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
+        self.dataset = dataset
+        self.count = dataset.count
+        self._stretch_bytes = read_ahead_bytes // _STRETCHES
+        threads = 2 if dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
+        self._order: IntArray = np.empty(0, dtype=np.int64)
+        self._near = False
+        self._position = self._planned = 0
+        self._reach = self._stretch_bytes
+        """Bytes of the stretch that is planned next."""
+        self._stretches: deque[_Stretch] = deque()
+        self._buffers: list[npt.NDArray[np.uint8]] = []
+
+    def open(self, sample: int) -> OpenSample:
+        """Sample ``sample`` for reading; :class:`NotFoundError` when there is no such id."""
+        return OpenSample(self.dataset, sample)
+
+    def sequence(self, seed: int, epoch: int, order: IntArray | None = None, start: int = 0) -> IntArray:
+        """Begin an epoch: ``bread`` gives its samples from place ``start`` on. Returns the ids in their order.
+
+        The order is the full permutation of (seed, epoch), or ``order``, any ids (int64 [n]), which then are what
+        the caller made of seed and epoch. :class:`NotFoundError` for an id that is not there.
+        """
+        found = epoch_sequence(seed, epoch, self.count) if order is None else np.asarray(order)
+        if len(found):
+            self.dataset.locate([found.min(), found.max()])
+        if not 0 <= start <= len(found):
+            raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
+        self._drop()
+        self._order = found
+        self._position = self._planned = start
+        self._reach = self._stretch_bytes >> _RAMP
+        self._near = self.dataset.reader.is_near(found[start:])
+        return found
+
+    def bread(self, count: int) -> Samples:
+        """The next ``count`` samples of the sequence, fewer at its end, none after it.
+
+        The batch's bytes are good until the next call. Raises what :meth:`Dataset.read` raises; the samples are
+        then still the next ones.
+        """
+        if isinstance(count, bool) or count < 1:
+            raise UsageError(f"bread: expected a number of samples of at least 1, got {count!r}")
+        stop = min(self._position + count, len(self._order))
+        while self._stretches and self._stretches[0].stop <= self._position:
+            self._buffers.append(self._stretches.popleft().buffer)
+        if self._stretches and self._stretches[0].stop < stop:
+            self._drop()  # another ``count`` than before: the batch would lie in two buffers
+        self._plan(count)
+        if self._position == stop:
+            return self.dataset.read(self._order[stop:stop])
+        stretch = self._stretches[0]
+        try:
+            samples = stretch.reading.result()
+        except BaseException:
+            self._drop()
+            raise
+        batch = _part(samples, self._position - stretch.first, stop - stretch.first)
+        self._position = stop
+        return batch
+
+    def _plan(self, count: int) -> None:
+        """Have the next stretches read, as many as there is room for."""
+        while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
+            most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
+            ids = self._order[self._planned : self._planned + most]
+            ends = np.cumsum(self.dataset.lengths(ids))
+            whole = int(np.searchsorted(ends, self._reach, side="right")) // count * count
+            ids = ids[: max(whole, count)]
+            total = int(ends[len(ids) - 1])
+            if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
+                return
+            buffer = self._buffer(total)
+            reading = self._threads.submit(self.dataset.read, ids, self._near, buffer)
+            self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
+            self._planned += len(ids)
+            self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))
+
+    def _buffer(self, size: int) -> npt.NDArray[np.uint8]:
+        """A buffer of at least ``size`` bytes: one that was handed back, if it is large enough."""
+        for at, buffer in enumerate(self._buffers):
+            if len(buffer) >= size:
+                return self._buffers.pop(at)
+        del self._buffers[_STRETCHES - 1 :]
+        return np.empty(max(size, min(self._stretch_bytes, self.dataset.total_bytes)), dtype=np.uint8)
+
+    def _drop(self) -> None:
+        """Forget what was read ahead; the next batch is read from where the sequence stands."""
+        for stretch in self._stretches:
+            stretch.reading.cancel()
+        for stretch in self._stretches:
+            if not stretch.reading.cancelled():
+                stretch.reading.exception()
+            self._buffers.append(stretch.buffer)
+        self._stretches.clear()
+        self._planned = self._position
+
+    def close(self) -> None:
+        """End the threads that read ahead; closing twice does nothing."""
+        self._drop()
+        self._buffers.clear()
+        self._threads.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _part(samples: Samples, low: int, high: int) -> Samples:
+    offsets = samples.offsets[low : high + 1]
+    return Samples(
+        ids=samples.ids[low:high],
+        data=samples.data[int(offsets[0]) : int(offsets[-1])],
+        offsets=offsets - offsets[0],
+        labels=samples.labels[low:high],
+    )
+
+
+def mount(
+    address: str,
+    version: str | None = None,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+) -> Mounted:
+    """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
+
+    At most ``cache_bytes`` of chunks of small samples are kept, and ``read_ahead_bytes`` (or three batches, when
+    they are larger) of what the sequence will give.
+    """
+    url, name = split_address(address)
+    store = open_store(url)
+    return Mounted(open_dataset(store, name, version, chunk_cache(store, cache_bytes)), read_ahead_bytes)

@@ -1,0 +1,70 @@
+"""``hapi bench samples``: every reader reads what there is, and the table says what cannot be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hapi.bench.samples import READERS, SamplesResult, SamplesRow, SamplesSettings
+from hapi.bench.samples_data import RandomBytes, file_of, make_data
+from hapi.bench.samples_read import read_figure
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    assert make_data(folder, 512, 1 << 18, tars=True).tolist() == [512] * 512
+    return folder
+
+
+@pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "tars"])
+@pytest.mark.parametrize("cold", [True, False])
+def test_every_reader_reads_the_epoch(folder: Path, reader: str, cold: bool) -> None:
+    spec = {"folder": str(folder), "reader": reader, "cold": cold, "seconds": 30, "batch": 50}
+    found = read_figure(spec)
+    assert found["samples"] == 512 and found["rate"] > 0 and found["cpu_us"] > 0
+    assert 0 <= found["resident"] <= 1 and (cold or found["resident"] == 1)
+    assert 0 < found["quality"] <= 1.1
+    assert ("lookup_share" in found) == reader.startswith("hapi")
+
+
+def test_the_forms_hold_the_same_bytes(folder: Path) -> None:
+    source = RandomBytes(512, 1 << 18)
+    assert all(file_of(folder, i).read_bytes() == source.sample(i) for i in (0, 1, 511))
+    assert len(list((folder / "tars").iterdir())) == 1
+
+
+def test_the_mix_is_like_imagenet() -> None:
+    lengths = RandomBytes(0, 1 << 28).lengths
+    assert 105_000 < np.median(lengths) < 115_000 and lengths.max() > 300_000
+
+
+def result(resident: float) -> SamplesResult:
+    rows = tuple(
+        SamplesRow(
+            size=512,
+            reader=reader,
+            cold=cold,
+            rate=3_000.0 if reader.startswith("hapi") else 100.0,
+            cpu_us=1.0,
+            samples=10,
+            seconds=1.0,
+            resident=resident if cold else 1.0,
+            lookup_share=0.02 if reader.startswith("hapi") else None,
+        )
+        for reader in READERS
+        if reader != "tars"
+        for cold in (True, False)
+    )
+    return SamplesResult(settings=SamplesSettings(sizes=(512,)), rows=rows, missing=("tars",), conditions={})
+
+
+def test_table_tells_what_is_missing_and_missed() -> None:
+    text = "\n".join(result(0.0).table())
+    assert "WebDataset                not installed" in text and "not cold" not in text
+    assert "512 B cold over a file each with 8 threads: 30.0 (goal 30): reached" in text
+    assert "look-up, largest share of reading: 2.00% (goal 1%): missed" in text
+    assert "not cold" in "\n".join(result(0.5).table())
+    assert result(0.0).to_json()["not_installed"] == ["tars"]

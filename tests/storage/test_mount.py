@@ -1,0 +1,130 @@
+"""Mounted: samples opened and read in pieces, batches of a sequence read ahead into buffers that are used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hapi.errors import DataError, NotFoundError, UsageError
+from hapi.storage.manifest import SampleLayout
+from hapi.storage.mount import Mounted, mount
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.sequence import Shuffle, epoch_sequence
+from hapi.storage.sources import Source
+
+
+class Texts(Source):
+    """Samples of different lengths with known bytes."""
+
+    def __init__(self, count: int) -> None:
+        self.description = "texts"
+        self.labels = np.arange(count, dtype=np.int64) % 3
+        self.classes = ("a", "b", "c")
+        self.layout = SampleLayout(kind="tensor", sample_shape=(1,), sample_dtype="uint8")
+
+    def sample(self, number: int) -> bytes:
+        return f"sample {number} ".encode() * (1 + number % 50)
+
+    def content_key(self) -> bytes:
+        return b"texts"
+
+
+SOURCE = Texts(3_000)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("store"))
+    pack(SOURCE, open_store(folder), "texts", PackOptions(shard_bytes=1 << 19))
+    return f"{folder}/texts"
+
+
+@pytest.fixture(params=[32 << 20, 40_000, 1])
+def mounted(request: pytest.FixtureRequest, address: str) -> Iterator[Mounted]:
+    before = threading.active_count()
+    with mount(address, read_ahead_bytes=request.param) as found:
+        yield found
+    assert threading.active_count() == before
+
+
+def drain(mounted: Mounted, counts: list[int]) -> list[int]:
+    """All ids that ``bread`` gives, ``counts`` samples at a time in turn; every sample is checked."""
+    ids: list[int] = []
+    for turn in range(10_000):
+        batch = mounted.bread(counts[turn % len(counts)])
+        if not len(batch):
+            return ids
+        for place, sample in enumerate(batch.ids.tolist()):
+            assert batch.sample(place).tobytes() == SOURCE.sample(sample)
+        assert batch.labels.tolist() == (batch.ids % 3).tolist() and batch.offsets[0] == 0
+        ids += batch.ids.tolist()
+    raise AssertionError("the sequence does not end")
+
+
+@pytest.mark.parametrize("counts", [[256], [7], [3_000], [9_999], [1, 700, 64]])
+def test_bread_gives_the_sequence(mounted: Mounted, counts: list[int]) -> None:
+    order = mounted.sequence(seed=3, epoch=1)
+    assert np.array_equal(order, epoch_sequence(3, 1, 3_000))
+    assert drain(mounted, counts) == order.tolist()
+    assert len(mounted.bread(5)) == 0
+
+
+def test_any_order_from_any_place(mounted: Mounted) -> None:
+    order = Shuffle(100, 3).sequence(1, 0, 3_000)
+    mounted.sequence(1, 0, order)
+    mounted.bread(64)
+    mounted.sequence(1, 0, order, start=1_234)
+    assert drain(mounted, [64]) == order[1_234:].tolist()
+    mounted.sequence(0, 0, np.array([5, 5, 2_999], dtype=np.int64))
+    assert drain(mounted, [2]) == [5, 5, 2_999]
+
+
+def test_buffers_are_used_again(address: str) -> None:
+    with mount(address, read_ahead_bytes=1 << 18) as mounted:
+        mounted.sequence(0, 0)
+        addresses = set()
+        while len(batch := mounted.bread(100)):
+            addresses.add(batch.data.base.ctypes.data if batch.data.base is not None else 0)
+        assert len(addresses) <= 5
+
+
+def test_open_read_close(mounted: Mounted) -> None:
+    with mounted.open(49) as sample:
+        assert sample.length == len(SOURCE.sample(49))
+        assert sample.read(6) == b"sample" and sample.read(0) == b""
+        assert sample.read() == SOURCE.sample(49)[6:] and sample.read(10) == b""
+    with pytest.raises(UsageError, match="sample 49 is closed"):
+        sample.read()
+    with pytest.raises(NotFoundError, match="no sample 3000"):
+        mounted.open(3_000)
+
+
+def test_wrong_use_is_told(mounted: Mounted) -> None:
+    with pytest.raises(NotFoundError, match="no sample -1"):
+        mounted.sequence(0, 0, np.array([0, -1]))
+    with pytest.raises(UsageError, match="start: expected 0 to 3000"):
+        mounted.sequence(0, 0, start=3_001)
+    with pytest.raises(UsageError, match="at least 1, got 0"):
+        mounted.bread(0)
+
+
+def test_damage_stops_where_it_is_and_stays(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    manifest = pack(SOURCE, store, "texts")
+    data = bytearray(store.get(manifest.shard_key(0)))
+    data[-1] ^= 1  # of the last sample
+    store.put(manifest.shard_key(0), data)
+    with mount(f"{tmp_path}/texts", read_ahead_bytes=4_000) as mounted:
+        mounted.sequence(0, 0, np.arange(3_000))
+        for _ in range(29):
+            assert len(mounted.bread(100)) == 100
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"sample 2999 in shard shard-00000\.bin fails"):
+                mounted.bread(100)
+        assert mounted.bread(99).ids[-1] == 2_998

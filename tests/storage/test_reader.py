@@ -1,0 +1,215 @@
+"""The reader: the same bytes by every way, each chunk read once, damage named, nothing kept too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hapi.errors import DataError, HapiError, StoreError
+from hapi.storage.chunks import ABSENT, Area, ChunkCache
+from hapi.storage.dataset import Dataset, open_dataset
+from hapi.storage.local import LocalStore
+from hapi.storage.manifest import SampleLayout
+from hapi.storage.objects import ReadPart
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.reader import LOCAL_COST
+from hapi.storage.sequence import Shuffle
+from hapi.storage.sources import Source
+
+SLOT = LOCAL_COST.slot_bytes
+
+
+class MixedSource(Source):
+    """Samples of the given lengths, with known bytes."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.description = "mixed"
+        generator = np.random.default_rng(3)
+        self.samples = [generator.bytes(length) for length in lengths]
+        self.labels = np.arange(len(lengths), dtype=np.int64) % 2
+        self.classes = ("a", "b")
+        self.layout = SampleLayout(kind="tensor", sample_shape=(1,), sample_dtype="uint8")
+
+    def sample(self, number: int) -> bytes:
+        return self.samples[number]
+
+    def content_key(self) -> bytes:
+        return b"".join(self.samples)
+
+
+class CountingStore(LocalStore):
+    """Remembers the ranges that were read, and can make readers wait or fail."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.ranges: list[tuple[str, int, int]] = []
+        self.gate: threading.Event | None = None
+        self.entered = threading.Event()
+        self.failing = False
+
+    def read_many(self, parts: Sequence[ReadPart]) -> None:
+        self.ranges += [(part.key, part.start, part.out.nbytes) for part in parts]
+        if self.gate is not None:
+            self.entered.set()
+            assert self.gate.wait(10)
+        if self.failing:
+            raise StoreError("the store is down; start it")
+        super().read_many(parts)
+
+
+def packed(tmp_path: Path, lengths: Sequence[int]) -> tuple[MixedSource, CountingStore]:
+    source, store = MixedSource(lengths), CountingStore(tmp_path / "store")
+    pack(source, store, "d", PackOptions(shard_bytes=1 << 20))
+    return source, store
+
+
+def opened(store: CountingStore, slots: int) -> Dataset:
+    dataset = open_dataset(store, "d", cache=ChunkCache(slots * SLOT, SLOT))
+    store.ranges.clear()
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixedSource, CountingStore]:
+    """3 MB in three shards: mostly small samples, some larger than a chunk's room."""
+    lengths = np.random.default_rng(1).integers(1, 3000, 2000)
+    lengths[::500] = SLOT + 7
+    return packed(tmp_path_factory.mktemp("mixed"), lengths.tolist())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 1999), max_size=300),
+    slots=st.sampled_from([0, 1, 3, 100]),
+    near=st.booleans(),
+)
+def test_same_bytes_by_every_way(
+    mixed: tuple[MixedSource, CountingStore], ids: list[int], slots: int, near: bool
+) -> None:
+    source, store = mixed
+    dataset = opened(store, slots)
+    for _ in range(2):
+        read = dataset.read(np.array(ids, dtype=np.int64), near)
+        assert read.data.tobytes() == b"".join(source.samples[i] for i in ids)
+        assert [read.sample(k).tobytes() for k in range(len(ids))] == [source.samples[i] for i in ids]
+
+
+def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> None:
+    source, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 12)  # of 40 chunks
+    order = Shuffle(512, 4).sequence(1, 0, 20_000)
+    near = dataset.reader.is_near(order)
+    assert near
+    for first in range(0, len(order), 256):
+        ids = order[first : first + 256]
+        assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
+    # Chunks that are open at the end of an epoch are open at its beginning, too.
+    assert len(set(store.ranges)) == 40 and len(store.ranges) <= 40 + 3
+    assert sum(size for _, _, size in set(store.ranges)) == 20_000 * 512
+    assert max(size for _, _, size in store.ranges) <= SLOT
+
+
+def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 40_000)
+    dataset = opened(store, 4)  # of 80 chunks
+    order = Shuffle().sequence(1, 0, 40_000)
+    assert not dataset.reader.is_near(order)
+    for first in range(0, 8_000, 32):
+        dataset.read(order[first : first + 32])
+    assert sum(size for _, _, size in store.ranges) < 1.5 * 8_000 * 512
+
+
+def test_without_a_hint_windows_are_found(tmp_path: Path) -> None:
+    """At most twice what a reader that knows the order takes: directly what a chunk costs, and then the chunk."""
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 12)
+    order = Shuffle(512, 4).sequence(1, 0, 20_000)
+    for first in range(0, len(order), 32):
+        dataset.read(order[first : first + 32])
+    chunks = sum(size > 100_000 for _, _, size in store.ranges)
+    direct = len(store.ranges) - chunks
+    assert 40 <= chunks <= 44  # two shards of a MiB hold 2048 samples, four chunks each
+    assert direct <= 2 * chunks * LOCAL_COST.rent(512)
+
+
+def test_two_readers_load_a_chunk_once(tmp_path: Path) -> None:
+    source, store = packed(tmp_path, [512] * 400)
+    dataset = opened(store, 4)
+    store.gate = threading.Event()
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda i=i: found.append(dataset.read(np.array([i])).data.tobytes()))
+        for i in range(4)
+    ]
+    threads[0].start()
+    assert store.entered.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    store.gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(found) == sorted(source.samples[:4])
+    assert store.ranges == [(store.ranges[0][0], 0, 400 * 512)]
+
+
+def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    source, store = packed(tmp_path, [512] * 400)
+    dataset = opened(store, 1)
+    store.failing = True
+    for _ in range(3):
+        with pytest.raises(StoreError, match="is down"):
+            dataset.read(np.array([1]))
+    store.failing = False
+    assert dataset.read(np.array([1])).data.tobytes() == source.samples[1]
+
+
+def test_damage_is_named_and_its_neighbours_stay_readable(tmp_path: Path) -> None:
+    source, store = packed(tmp_path, [512] * 400)
+    key = open_dataset(store, "d").manifest.shard_key(0)
+    data = bytearray(store.get(key))
+    data[512 * 7 + 3] ^= 1
+    store.put(key, data)
+    dataset = opened(store, 4)
+    for _ in range(2):
+        others = [6, 8, 399]
+        assert dataset.read(np.array(others)).data.tobytes() == b"".join(source.samples[i] for i in others)
+        with pytest.raises(DataError, match=r"sample 7 in shard shard-00000\.bin fails its checksum"):
+            dataset.read(np.array([5, 7]))
+
+
+def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 2_000)
+    dataset = opened(store, 1)  # of 4 chunks
+    every = np.arange(2_000)
+    dataset.read(every, near=True)
+    key = dataset.manifest.shard_key(0)
+    data = bytearray(store.get(key))
+    data[512 * 700] ^= 1
+    store.put(key, data)
+    with pytest.raises(HapiError, match="sample 700 in shard"):
+        for first in range(0, 2_000, 500):
+            dataset.read(every[first : first + 500], near=True)
+
+
+def test_slots_in_use_are_never_taken() -> None:
+    cache, area = ChunkCache(2 * 16, 16), Area(5)
+    wanted = np.ones(2, dtype=np.bool_)
+    first = cache.claim(area, np.array([0, 1]), wanted)
+    cache.publish(first.slots, np.array([True, True]))
+    second = cache.claim(area, np.array([1, 2]), wanted)
+    assert second.slots[0] == first.slots[1] and second.slots[1] == ABSENT and not second.mine.any()
+    cache.release(first)
+    third = cache.claim(area, np.array([3, 4]), wanted)  # chunk 1 is still held
+    assert sorted(third.slots.tolist()) == sorted([ABSENT, first.slots[0]])
+    cache.publish(third.slots[third.mine], np.array([False]))
+    assert (cache.wait(third) == ABSENT).all() and area.slot_of.tolist() == [-1, first.slots[1], -1, -1, -1]
+    cache.release(third)
+    cache.release(second)
+    assert cache.claim(area, np.array([3, 4]), wanted).mine.all()
