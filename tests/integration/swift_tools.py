@@ -32,7 +32,8 @@ JOB = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "5",
     "--lr", "0.002", "--no-progress", "--epochs", str(EPOCHS), "--dataset", "digits",
 )  # fmt: skip
-SERVER = ("--cos-batch", "5")
+SERVER = ("--cos-batch", "5", "--chunk-cache", "0")
+"""Without a cache every epoch asks the store for every sample again."""
 ONE = "s3://hapi/one"
 """Where the fixture ``packed`` has the digits."""
 

@@ -57,6 +57,8 @@ def running(known: Known, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         str(path),
         "--device-memory",
         "32MiB",
+        "--cos-batch",
+        "16",
         "--max-running",
         "3",
         "--send-timeout",
