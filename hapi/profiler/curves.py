@@ -29,7 +29,7 @@ bumps."""
 RARELY, SOON = 50, 4
 """Samples at the choice, in multiples of those that the look before took, until the next look: usually, and when the
 speed has changed. So a look costs at most that part of the samples."""
-CHANGED = 1.5
+CHANGED = 1.25
 """Times faster or slower than when the choice was made that counts as changed."""
 PATIENCE = 4
 """Requests in a row that were too small for the size that is looked at; then the look goes on without it."""

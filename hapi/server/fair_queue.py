@@ -8,8 +8,8 @@ proportion to their weights, to within one request of each, whatever the speed o
 rarely comes next. The cost is an estimate when a request begins, and is corrected when it is over.
 
 A slot comes free when a request is over, and for one that takes milliseconds that is long. So there is one slot more,
-for the next request alone, when its tenant has nothing that runs and took at most half of its share since its last
-one: the order of the tags still, with ``slots + 1`` at a time now and then.
+for the next request alone, when its tenant has nothing that runs and is not ahead of its share: the order of the tags
+still, with ``slots + 1`` at a time now and then.
 
 When more wait than may, the newest request of the longest line (by weight) goes, as in longest queue drop (Suter,
 Lakshman, Stiliadis, Choudhury: INFOCOM 1998): whoever fills the queue makes room, and one alone may have all of it.
@@ -76,7 +76,7 @@ class _Line:
     floor: float = 0.0
     """Virtual time at which the line began to wait."""
     seldom: bool = False
-    """Whether the tenant had taken at most half of its share then."""
+    """Whether the tenant had taken less than its share then."""
     finish: float = 0.0
     """Finish tag of the last request that began."""
     held_back: bool = False
@@ -88,10 +88,6 @@ class _Line:
     def tag(self) -> float:
         """Start tag of the first that waits."""
         return max(self.floor, self.finish)
-
-    def asks_rarely(self, virtual: float, cost: float) -> bool:
-        """Whether a request of ``cost`` now makes at most half of the tenant's share since its last one."""
-        return virtual - self.finish >= cost / self.tenant.weight
 
     @property
     def may_have_the_extra_slot(self) -> bool:
@@ -163,7 +159,7 @@ class FairQueue:
         ticket = Ticket(tenant, max(cost, LEAST_COST), self._entered)
         if not line.waiting:
             line.floor = max(line.floor, self._virtual)
-            line.seldom = line.asks_rarely(self._virtual, ticket.cost)
+            line.seldom = line.finish < self._virtual
             self._waiting[tenant] = line
         line.waiting[ticket] = None
         line.work += ticket.cost
@@ -279,7 +275,7 @@ class FairQueue:
         half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
         running, own_running = self.running - leaving, line.running - leaving
         wait = 0.0
-        rare = line.seldom if own else line.asks_rarely(self._virtual, LEAST_COST)
+        rare = line.seldom if own else line.finish < self._virtual
         if running >= self._slots + (rare and not own_running) or own or others:
             wait = (own + others + half) / self.rate.per_second
         most = tenant.in_flight
