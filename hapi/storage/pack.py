@@ -124,6 +124,7 @@ class _Packer:
         input_shape(self.layout, self.transform)
 
     def fingerprint(self) -> str:
+        """Of all that decides what is stored: an unfinished packing with another one is begun anew."""
         options = {k: v for k, v in asdict(self.options).items() if k != "workers"}
         options["transform"] = None if self.options.transform is None else self.options.transform.to_json()
         transform = None if self.transform is None else self.transform.to_json()

@@ -138,6 +138,7 @@ class _Profile:
 
     @classmethod
     def chosen(cls, environment: Mapping[str, str]) -> _Profile:
+        """The one that ``environment`` names, else ``default``; :class:`UsageError` when the named one is not there."""
         home = Path(environment.get("HOME") or Path.home()) / ".aws"
         credentials_file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials")
         config_file = Path(environment.get("AWS_CONFIG_FILE") or home / "config")

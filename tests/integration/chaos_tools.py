@@ -183,9 +183,8 @@ class Settled:
         application = self._server.application
         until(lambda: self._counts()[1] <= self.descriptors + 1, 20, "the end of all connections")
         threads, _, tasks = self._counts()
-        assert (
-            threads <= self.threads + application.service.settings.max_running * 2
-        )  # pools grow to their size
+        # Two pools grow to their size: one thread for each slot and one for the extra slot.
+        assert threads <= self.threads + 2 * (application.service.slots + 1)
         assert tasks <= self.tasks + 1
         cache = application.service.workers.all[0].cache
         assert all(front.users == 0 for front in cache._fronts.values())

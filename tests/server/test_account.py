@@ -21,7 +21,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     served,
 )
 
@@ -150,16 +149,6 @@ def test_many_threads_lose_nothing() -> None:
 
 
 # -- over the wire -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from http_tools import EXTRACT, Known, check_problem, exchange, make_store, raw, request_bytes, served
+from http_tools import EXTRACT, Known, check_problem, exchange, raw, request_bytes, served
 
 from hapi.cli.server import main
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "bearer a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",

@@ -19,7 +19,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     received,
     resnet,
     served,
@@ -31,16 +30,6 @@ from hapi.wire.references import Augmentation, TransformSpec
 AUGMENT = Augmentation(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5, saturation=0.4)
 RANDOM = replace(TRANSFORM, augment=AUGMENT)
 IDS = [3, 39, 0, 17, 3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

@@ -21,23 +21,12 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     metric,
     received,
     request_bytes,
     served,
     until,
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     metric,
     received,
     served,
@@ -38,16 +37,6 @@ from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
 IDS = list(range(40))
 MERGED_RTOL = 1e-5
 """Of the largest feature: what summing in another order changes when passes run together."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 def frames_of(body: bytes) -> tuple[list[int], RequestReport]:

@@ -18,7 +18,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     paths_of,
     received,
     served,
@@ -31,16 +30,6 @@ WRONG: list[Any] = [
     MISSING, None, True, -1, 1.5, 1e400, 10**30, "", "x" * 5000, "../../etc/passwd", "a/b", "%2e%2e%2f", "\x00",
     "\ud800", "ü💥", "a\nb", [], [[]], [None], {}, {"x": 1},
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

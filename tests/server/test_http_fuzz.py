@@ -16,7 +16,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     paths_of,
     raw,
     served,
@@ -40,16 +39,6 @@ near_values = st.sampled_from(
      "conv1", "maxpool", 0, 1, 4, 32, 39, 40, 4096, [0], [39, 40], [3, 32, 32], [1, 1, 1], [3, 1, 1], ["layer1"],
      [0.5, 0.5, 0.5]]
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

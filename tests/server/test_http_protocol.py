@@ -22,7 +22,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     metric,
     raw,
     received,
@@ -33,16 +32,6 @@ from http_tools import (
 
 from hapi.server import app as server_app
 from hapi.server.run import without_traceback_for_bad_http
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

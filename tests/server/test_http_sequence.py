@@ -17,7 +17,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     received,
     served,
 )
@@ -26,16 +25,6 @@ from hapi.errors import BadRequestError, NotFoundError
 from hapi.server.orders import Orders
 from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.wire.sequences import SequenceRange
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

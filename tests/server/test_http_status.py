@@ -21,7 +21,6 @@ from http_tools import (
     Known,
     ServedApplication,
     exchange,
-    make_store,
     metric,
     request_bytes,
     served,
@@ -36,16 +35,6 @@ from hapi.wire.messages import STAGES, STATUS_PATH
 
 ROOT = Path(hapi.__file__).parents[1]
 TOKEN = {"Authorization": "Bearer a-long-secret"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

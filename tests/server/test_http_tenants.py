@@ -19,7 +19,6 @@ from http_tools import (
     ServedApplication,
     check_problem,
     exchange,
-    make_store,
     served,
     until,
 )
@@ -35,16 +34,6 @@ light: {token: light-secret}
 rationed: {token: rationed-secret, in_flight: 1, bytes_per_second: 200KiB}
 """
 IDS = list(range(40))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

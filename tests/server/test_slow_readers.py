@@ -15,7 +15,6 @@ from http_tools import (
     Known,
     ServedApplication,
     exchange,
-    make_store,
     metric,
     served,
     until,
@@ -25,16 +24,6 @@ from test_http_clients import long_request, reset
 from hapi.models.layers import Segment
 
 RUNNING = 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @contextmanager

@@ -1,0 +1,20 @@
+"""The store that the tests of requests share: none of them writes into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from http_tools import Known, make_store
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with digits and a pushed model."""
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def known(folder: Path) -> Known:
+    """Good requests against it, and their answers."""
+    return Known(folder)
