@@ -1,8 +1,8 @@
 """Encoders of foreign formats for the tests, written from the formats' descriptions and not with Hapi's parsers.
 
 Checked once by hand against the real libraries: MosaicML streaming 0.13's ``MDSWriter`` writes byte for byte what
-:func:`mds_shard` and :func:`mds_index` make of the same samples, and its ``StreamingDataset`` reads it; what
-:func:`tfrecord` makes of :func:`example` is byte for byte tfrecord 1.14's ``TFRecordWriter`` (for features in one order).
+:func:`mds_shard` and :func:`mds_index` make of the same samples; what :func:`tfrecord` makes of :func:`example` is byte
+for byte what tfrecord 1.14's ``TFRecordWriter`` writes, but for the order of the features, which is left open there.
 """
 
 from __future__ import annotations
