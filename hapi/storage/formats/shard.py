@@ -16,13 +16,14 @@ Damage of a record is a :class:`Bad` when the scan can go on behind it, else :cl
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from hapi.errors import DataError, StoreError, StoreUnavailableError
-from hapi.storage.objects import ObjectStore
+from hapi.errors import DataError, StoreError
+from hapi.storage.objects import ObjectInfo, ObjectStore
 
 BLOCK_BYTES = 4 << 20
 """Read at once: large enough that a store's few ms a request do not count."""
@@ -66,15 +67,24 @@ class ShardBytes:
     Its checksum comes with it: every block is added when it is first read. For one thread.
     """
 
-    def __init__(self, store: ObjectStore, key: str, size: int, name: str | None = None) -> None:
+    def __init__(self, store: ObjectStore, info: ObjectInfo, name: str | None = None) -> None:
         self._store = store
-        self.key = key
-        self.size = size
-        self.name = key if name is None else name
-        """The key below the folder that is indexed; what messages call the shard."""
+        self.info = info
+        """As ``shards_of`` gave it; a format may put into it what its own index says about the shard."""
+        self.key = key = info.key
+        self.size = info.size
+        self.path = key if name is None else name
+        """The key below the folder that is indexed."""
+        self.name = shown(self.path)
+        """What messages call the shard."""
         self._blocks: dict[int, memoryview] = {}
         self._next = 0
         self._digest = xxhash.xxh3_64()
+        self._watching: list[Callable[[memoryview], None]] = [self._digest.update]
+
+    def watch(self, update: Callable[[memoryview], None]) -> None:
+        """Call ``update`` with the object's bytes in their order as they are first read. Before the first read."""
+        self._watching.append(update)
 
     def read(self, offset: int, length: int) -> memoryview:
         """Bytes ``offset..offset + length``; :class:`DataError` naming the shard when it does not have them.
@@ -111,7 +121,8 @@ class ShardBytes:
     def _block(self, number: int) -> memoryview:
         while self._next <= number:
             block = self._load(self._next)
-            self._digest.update(block)
+            for update in self._watching:
+                update(block)
             self._keep(self._next, block)
             self._next += 1
         if number not in self._blocks:
@@ -128,11 +139,21 @@ class ShardBytes:
         block = np.empty(min(BLOCK_BYTES, self.size - start), dtype=np.uint8).data
         try:
             self._store.read_into(self.key, start, block)
-        except StoreUnavailableError:
-            raise
-        except StoreError as error:
-            raise DataError(f"shard {self.name} cannot be read to its end: {error}") from error
+        except StoreError:
+            # Is it the object, which has changed since it was listed, or the store?
+            size = self._store.size(self.key)
+            if size >= self.size:
+                raise
+            raise DataError(
+                f"shard {self.name} has {size} bytes, {self.size} when it was listed: it changes"
+            ) from None
         return block.toreadonly()
+
+
+def shown(name: str) -> str:
+    """``name`` for a message: one line of characters that can be printed, not too long."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def label_of(text: str) -> int | str:
