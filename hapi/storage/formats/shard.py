@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from hapi.errors import DataError, StoreError, StoreUnavailableError
+from hapi.errors import DataError, StoreError
 from hapi.storage.objects import ObjectInfo, ObjectStore
 
 BLOCK_BYTES = 4 << 20
@@ -73,8 +73,10 @@ class ShardBytes:
         """As ``shards_of`` gave it; a format may put into it what its own index says about the shard."""
         self.key = key = info.key
         self.size = info.size
-        self.name = key if name is None else name
-        """The key below the folder that is indexed; what messages call the shard."""
+        self.path = key if name is None else name
+        """The key below the folder that is indexed."""
+        self.name = shown(self.path)
+        """What messages call the shard."""
         self._blocks: dict[int, memoryview] = {}
         self._next = 0
         self._digest = xxhash.xxh3_64()
@@ -137,11 +139,21 @@ class ShardBytes:
         block = np.empty(min(BLOCK_BYTES, self.size - start), dtype=np.uint8).data
         try:
             self._store.read_into(self.key, start, block)
-        except StoreUnavailableError:
-            raise
-        except StoreError as error:
-            raise DataError(f"shard {self.name} cannot be read to its end: {error}") from error
+        except StoreError:
+            # Is it the object, which has changed since it was listed, or the store?
+            size = self._store.size(self.key)
+            if size >= self.size:
+                raise
+            raise DataError(
+                f"shard {self.name} has {size} bytes, {self.size} when it was listed: it changes"
+            ) from None
         return block.toreadonly()
+
+
+def shown(name: str) -> str:
+    """``name`` for a message: one line of characters that can be printed, not too long."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def label_of(text: str) -> int | str:
