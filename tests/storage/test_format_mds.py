@@ -199,7 +199,7 @@ def test_huge_description() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(mds_shard(COLUMNS, SAMPLES))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -283,7 +283,7 @@ def test_compressed_shards_are_refused_unless_they_are_there_raw_too() -> None:
         ({"raw": {"basename": "../a.mds"}}, "refused"),
         ({"raw": {"basename": "/a.mds"}}, "refused"),
         ({"raw": {"basename": 7}}, "its file's name is '7'"),
-        ({"raw": {"basename": "a.mds"}}, "twice"),
+        ({"raw": {"basename": "a.mds", "bytes": len(ONE)}}, "twice"),
         ({"raw": {"bytes": 3}}, "bytes, not 3: it is cut off"),
         ({"raw": {"hashes": ["sha1"]}}, "no table"),
         ({"raw": {"hashes": {"sha1": 5}}}, "no table"),
@@ -311,7 +311,7 @@ def test_index_that_is_none(text: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_damage_of_the_index(data: st.DataObject) -> None:
     whole = bytearray(index_of(("sha1",), a_mds=ONE, b_mds=TWO))
     for _ in range(data.draw(st.integers(1, 4))):

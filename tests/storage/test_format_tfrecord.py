@@ -207,7 +207,7 @@ def test_other_files() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
     """A record's bytes in any form: found within the record, or bad."""
     whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
@@ -221,7 +221,7 @@ def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(tfrecord(RECORDS))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -238,7 +238,7 @@ def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_record(one: bytes) -> None:
     (found,) = scan(tfrecord([one]))
     assert isinstance(found, Bad) or found.offset + found.length <= 12 + len(one)
