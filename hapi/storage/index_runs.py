@@ -88,7 +88,7 @@ def runs_of(shards: Sequence[ObjectInfo]) -> Iterator[Run]:
 
 
 class RunScanner:
-    """Scans one run. ``alive`` is called for every sample with the samples and bytes done; it may raise."""
+    """Scans one run. ``alive`` is called with samples and bytes for each sample and each block; it may raise."""
 
     def __init__(
         self,
@@ -120,26 +120,31 @@ class RunScanner:
 
     def _scan_shard(self, shard: ShardBytes) -> None:
         first = len(self._places)
-        try:
-            for item in self._module.scan(shard, self._fields):
-                problem = item.problem if isinstance(item, Bad) else self._take(shard, item)
-                if problem is not None:
-                    self._bad(f"shard {shard.name}, sample {shown(item.name)}: {problem}")
-                else:
-                    self._alive(1, 0)
-        except DataError as error:
-            self._bad(f"{error} (samples before that place are kept)" if self._skip_bad else str(error))
+        shard.watch(lambda block: self._alive(0, len(block)))
+        for line in self._problems(shard):
+            self._bad(line)
         try:
             checksum = shard.checksum()
         except DataError as error:
             self._bad(f"{error} (all of it is left out)" if self._skip_bad else str(error))
             self._forget(first)
             return
-        self._alive(0, shard.size)
         count = len(self._places) - first
         if count:
             path = shard.path
             self._shards.append(Shard(key=path, size=shard.size, checksum=checksum, count=count))
+
+    def _problems(self, shard: ShardBytes) -> Iterator[str]:
+        """Take the samples of a shard; a line for each that is bad, and for damage that ends the scan."""
+        try:
+            for item in self._module.scan(shard, self._fields):
+                problem = item.problem if isinstance(item, Bad) else self._take(shard, item)
+                if problem is None:
+                    self._alive(1, 0)
+                else:
+                    yield f"shard {shard.name}, sample {shown(item.name)}: {problem}"
+        except DataError as error:
+            yield f"{error} (samples before that place are kept)" if self._skip_bad else str(error)
 
     def _take(self, shard: ShardBytes, found: Found) -> str | None:
         """Note a sample down; what is wrong with it, if anything is."""
@@ -164,7 +169,6 @@ class RunScanner:
     def _bad(self, line: str) -> None:
         if not self._skip_bad:
             raise DataError(f"{line}; repair or remove it, or pass --skip-bad to leave out what is bad")
-        self._alive(0, 0)
         self._skipped.add(Skipped(1, [line]))
 
     def _forget(self, first: int) -> None:

@@ -209,7 +209,8 @@ def test_nothing_that_can_be_used_is_an_error_also_when_skipping() -> None:
     assert describe(store, "d") is None
 
 
-def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path) -> None:
+def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
     named = [("a.png", image(1)), ("a.cls", b"dog"), ("b.png", image(2)), ("b.cls", b"cat")]
     store.put("named/1.tar", tar(named))
     store.put(
