@@ -23,11 +23,12 @@ import numpy as np
 
 from hapi.bench.conditions import Spread, conditions
 from hapi.errors import HapiError, UsageError
-from hapi.storage.directory import ENTRY, offsets_of
+from hapi.storage.directory import ENTRY, SampleDirectory, offsets_of
 from hapi.storage.index import SampleIndex, digest
-from hapi.storage.manifest import Manifest, SampleLayout, Shard, manifest_key
+from hapi.storage.manifest import Manifest, SampleLayout, manifest_key
 from hapi.storage.objects import open_store
 from hapi.storage.packing import shard_name
+from hapi.storage.shards import Shard, ShardTable
 from hapi.wire.references import TransformSpec
 
 NAME = "synthetic"
@@ -180,7 +181,7 @@ def measure_directory(
         raise UsageError(f"{settings.folder or tempfile.gettempdir()}: {error.strerror or error}") from error
     return DirectoryResult(
         settings=settings,
-        shards=len(manifest.shards),
+        shards=manifest.shards,
         index_bytes=manifest.index_size,
         manifest_bytes=manifest_bytes,
         cold=Spread.of([a["cold"] for a in answers]),
@@ -207,20 +208,21 @@ def make_index(folder: str, settings: DirectorySettings) -> Manifest:
     """Write index and manifest of samples of random lengths (the same in every run) into the store ``folder``."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 2 * settings.sample_bytes, settings.samples, endpoint=False)
-    index = SampleIndex.empty(settings.samples)
+    directory = SampleDirectory.empty(settings.samples)
     ends = offsets_of(lengths)
     shards: list[Shard] = []
     first = 0
     while first < settings.samples:
         stop = int(np.searchsorted(ends, ends[first] + _SHARD_BYTES, side="right")) - 1
         stop = min(max(stop, first + 1), settings.samples)
-        index.directory.write(first, len(shards), ends[first:stop] - ends[first], lengths[first:stop])
+        directory.write(first, len(shards), ends[first:stop] - ends[first], lengths[first:stop])
         size = int(ends[stop] - ends[first])
-        shards.append(Shard(key=shard_name(len(shards)), size=size, xxh3="0" * 16, count=stop - first))
+        shards.append(Shard(key=shard_name(len(shards)), size=size, checksum=0, count=stop - first))
         first = stop
-    index.label[:] = rng.integers(0, _CLASSES, settings.samples)
-    index.checksum[:] = rng.integers(0, 1 << 64, settings.samples, dtype=np.uint64)
-    encoded = index.to_bytes()
+    label = rng.integers(0, _CLASSES, settings.samples)
+    checksum = rng.integers(0, 1 << 64, settings.samples, dtype=np.uint64)
+    table = ShardTable.of(shards)
+    encoded = SampleIndex(directory, label, checksum, table).to_bytes()
     manifest = Manifest(
         name=NAME,
         pack="pack",
@@ -230,7 +232,8 @@ def make_index(folder: str, settings: DirectorySettings) -> Manifest:
         transform=TransformSpec(),
         index_size=len(encoded),
         index_xxh3=digest(encoded),
-        shards=tuple(shards),
+        shards=len(table),
+        total_bytes=table.total_bytes,
         source="hapi bench directory",
         created="",
     )

@@ -71,12 +71,14 @@ def _lookup(dataset: Dataset, size: int) -> list[float]:
 def _parts(store: ObjectStore, dataset: Dataset) -> dict[str, list[float]]:
     """Seconds of what a warm opening consists of."""
     key, name = dataset.manifest.index_key, dataset.name
-    shards = dataset.manifest.shards
+    shards = dataset.shards
     parts: dict[str, list[float]] = {"manifest": [], "checksum": [], "places within shards": []}
     for _ in range(_WARM):
         parts["manifest"].append(_timed(lambda: load_manifest(store, name))[0])
         parts["checksum"].append(_timed(lambda: digest(read_object(store, key)))[0])
-        parts["places within shards"].append(_timed(lambda: dataset.index.directory.check(shards, key))[0])
+        parts["places within shards"].append(
+            _timed(lambda: dataset.index.directory.check(shards, key, ""))[0]
+        )
     return parts
 
 

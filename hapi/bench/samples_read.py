@@ -99,7 +99,7 @@ def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
         dataset = mounted.dataset
         places = dataset.locate(np.arange(dataset.count))
         order = epoch_sequence(1, 0, dataset.count)
-        keys = [dataset.manifest.shard_key(number) for number in range(len(dataset.manifest.shards))]
+        keys = [dataset.shard_key(number) for number in range(len(dataset.shards))]
     descriptors = [os.open(folder / "store" / key, os.O_RDONLY) for key in keys]
     starts, lengths, shards = places.offset, places.length, places.shard
     most = int(np.sort(lengths)[-batch:].sum())

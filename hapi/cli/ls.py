@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hapi.errors import HapiError, NotFoundError, UsageError
@@ -62,6 +63,7 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
         "classes": list(summary.classes),
         "bytes": summary.total_bytes,
         "shards": summary.shards,
+        "in_place": None if summary.in_place is None else asdict(summary.in_place),
         "kind": summary.kind,
         "transform": None if summary.transform is None else summary.transform.to_json(),
         "source": summary.source,
@@ -92,12 +94,14 @@ def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
         if d["state"] == "whole":
             size = f"{d['bytes'] / 1e6:.1f} MB"
             state = "whole, being replaced" if d["packing"] else "whole"
+            if d["in_place"] is not None:
+                state += f", {_in_place(d['in_place'])}"
             rows.append(
                 [d["name"], d["version"][:12], str(d["samples"]), str(len(d["classes"])), size, d["kind"],
                  _short_transform(d["transform"]), state]
             )  # fmt: skip
         else:
-            note = d["problem"] or "run the same 'hapi pack' again to finish it"
+            note = d["problem"] or "run the same 'hapi pack' or 'hapi index' again to finish it"
             rows.append([d["name"], "-", "-", "-", "-", "-", "-", f"{d['state']}: {note}"])
     _table(["DATA SET", "VERSION", "SAMPLES", "CLASSES", "SIZE", "KIND", "INPUT", "STATE"], rows)
 
@@ -120,6 +124,12 @@ def _table(header: list[str], rows: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def _in_place(found: dict[str, Any]) -> str:
+    """Where the shards of an indexed data set lie."""
+    skipped = f", {found['skipped']} bad left out" if found["skipped"] else ""
+    return f"in place: {found['folder'] or '.'}, {found['format']}{skipped}"
+
+
 def _short_transform(transform: dict[str, Any] | None) -> str:
     return "as stored" if transform is None else f"{transform['crop']} of {transform['resize']}"
 
@@ -127,6 +137,8 @@ def _short_transform(transform: dict[str, Any] | None) -> str:
 def _lines(detail: dict[str, Any]) -> str:
     width = max(len(key) for key in detail)
     shown = {key: value for key, value in detail.items() if value not in (None, False)}
+    if "in_place" in shown:
+        shown["in_place"] = _in_place(shown["in_place"]).removeprefix("in place: ")
     if isinstance(shown.get("classes"), list):
         names = shown["classes"]
         shown["classes"] = f"{len(names)}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"

@@ -12,6 +12,7 @@ from hapi.cli.common import run_command
 
 COMMANDS = {
     "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
+    "index": "make a data set of shards or images that lie in a store already, without a copy",
     "ls": "list the data sets and models of a store",
     "verify": "read a whole data set and check every checksum",
     "push": "put a model's weights into a store",

@@ -13,7 +13,7 @@ from hapi.errors import BadRequestError, UsageError
 from hapi.storage.objects import open_store, split_address
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, PackOptions
-from hapi.storage.sources import Source, SourceOptions, open_source
+from hapi.storage.sources import SourceOptions, open_source
 from hapi.wire.references import TransformSpec
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -31,7 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
     )
     _configure_source(parser)
-    _configure_transform(parser)
+    configure_transform(parser)
+    parser.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
+                        help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
     parser.add_argument("--shard-size", type=_size, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
                         help="bytes of one stored object, with k, M or G (default 64M)")  # fmt: skip
     parser.add_argument(
@@ -60,7 +62,8 @@ def _configure_source(parser: argparse.ArgumentParser) -> None:
                        help="share of samples in the part 'validation' (default 0.2)")  # fmt: skip
 
 
-def _configure_transform(parser: argparse.ArgumentParser) -> None:
+def configure_transform(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that :func:`transform_of` reads."""
     group = parser.add_argument_group("how samples become the model's input (kept in the data set)")
     group.add_argument(
         "--image-size", type=int, metavar="N", help="N x N inputs: short side to 8/7 N, centre crop"
@@ -69,8 +72,6 @@ def _configure_transform(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--crop", type=int, metavar="N", help="side of the centre crop (default 224)")
     group.add_argument("--mean", type=float, nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1")
     group.add_argument("--std", type=float, nargs=3, metavar=("R", "G", "B"), help="divided by afterwards")
-    group.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
-                       help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,11 +79,12 @@ def run(args: argparse.Namespace) -> int:
     url, name = split_address(args.address)
     store = open_store(url)
     source = open_source(
-        args.source, SourceOptions(labels=args.labels, classes=_classes(args.classes), download=args.download)
+        args.source,
+        SourceOptions(labels=args.labels, classes=class_names(args.classes), download=args.download),
     )
     options = PackOptions(
         shard_bytes=args.shard_size,
-        transform=_transform(args, source),
+        transform=transform_of(args, source.transform),
         preprocess=args.preprocess,
         limit=args.limit,
         part=args.part,
@@ -106,20 +108,20 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
         f"{len(manifest.classes)} classes, "
-        f"{manifest.total_bytes / 1e6:.1f} MB in {len(manifest.shards)} shards, "
+        f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "
         f"version {manifest.version}"
     )
     return 0
 
 
-def _transform(args: argparse.Namespace, source: Source) -> TransformSpec | None:
-    """What the flags say over the source's own or the default transform; None when they say nothing."""
+def transform_of(args: argparse.Namespace, own: TransformSpec | None) -> TransformSpec | None:
+    """What the flags say over the source's ``own`` or the default transform; None when they say nothing."""
     given = {k: getattr(args, k) for k in ("resize", "crop", "mean", "std") if getattr(args, k) is not None}
     if args.image_size is None and not given:
         return None
     if args.image_size is not None and {"resize", "crop"} & set(given):
         raise UsageError("--image-size sets --resize and --crop; give it or them")
-    base = source.transform or TransformSpec()
+    base = own or TransformSpec()
     try:
         if args.image_size is not None:
             sized = TransformSpec.for_image_size(args.image_size)
@@ -129,7 +131,8 @@ def _transform(args: argparse.Namespace, source: Source) -> TransformSpec | None
         raise UsageError(str(error)) from None
 
 
-def _classes(text: str | None) -> tuple[str, ...] | None:
+def class_names(text: str | None) -> tuple[str, ...] | None:
+    """The names that ``--classes`` gives, or the lines of its @FILE."""
     if text is None:
         return None
     if text.startswith("@"):

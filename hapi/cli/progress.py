@@ -13,8 +13,10 @@ from tqdm import tqdm
 class TransferBar:
     """Counts samples and bytes. A context manager; :meth:`start` may be called once inside."""
 
-    def __init__(self, label: str, quiet: bool = False) -> None:
+    def __init__(self, label: str, quiet: bool = False, by_bytes: bool = False) -> None:
+        """``by_bytes``: the total is known in bytes, not in samples."""
         self._label = label
+        self._by_bytes = by_bytes
         self._disabled = quiet or not sys.stderr.isatty()
         self._bar: tqdm[Any] | None = None
         self._began = time.monotonic()
@@ -22,10 +24,10 @@ class TransferBar:
         self.size = 0
 
     def start(self, total: int, done: int = 0) -> None:
-        """Begin with ``total`` samples, ``done`` of which an earlier run completed."""
+        """Begin with ``total`` samples or bytes, ``done`` of which an earlier run completed."""
         self._began = time.monotonic()
         self._bar = tqdm(
-            total=total, initial=done, desc=self._label, unit=" samples", unit_scale=True,
+            total=total, initial=done, desc=self._label, unit="B" if self._by_bytes else " samples", unit_scale=True,
             disable=self._disabled, file=sys.stderr,
         )  # fmt: skip
 
@@ -35,8 +37,9 @@ class TransferBar:
         self.size += size
         if self._bar is not None and not self._disabled:
             rate = self.size / max(1e-9, time.monotonic() - self._began) / 1e6
-            self._bar.set_postfix_str(f"{rate:.1f} MB/s", refresh=False)
-            self._bar.update(samples)
+            said = f"{self.samples} samples" if self._by_bytes else f"{rate:.1f} MB/s"
+            self._bar.set_postfix_str(said, refresh=False)
+            self._bar.update(size if self._by_bytes else samples)
 
     def print(self, line: str) -> None:
         """A line on stdout that does not tear the bar."""

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         )
         seconds = bar.seconds
     rate = report.size / max(seconds, 1e-9) / 1e6
-    verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; pack it again"
+    verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.again}"
     print(
         f"{args.address}: {report.samples} samples, {report.size / 1e6:.1f} MB read "
         f"({rate:.0f} MB/s), version {report.version or 'unknown'}: {verdict}"

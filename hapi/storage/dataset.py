@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,15 @@ from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Reader, chunk_cache
 from hapi.storage.sequence import IntArray
+from hapi.storage.shards import ShardTable
 from hapi.storage.tensorfile import read_object
 from hapi.wire.references import DatasetReference, TransformSpec
 
 __all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "open_dataset", "read_index"]
+
+
+_KEPT_KEYS = 1 << 16
+"""Shards whose keys are kept as text: all of a packed data set, some of a million single objects."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,12 @@ class Dataset:
         self.layout = manifest.layout
         self.transform: TransformSpec | None = manifest.transform
         """The default transform; None for tensors that need none."""
-        self._keys = [manifest.shard_key(number) for number in range(len(manifest.shards))]
+        self.shards = index.shards
+        self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, index.shards))
         self.reader = Reader(
             store,
-            [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
+            self._key_of,
+            index.shards.firsts,
             manifest.total_bytes,
             index.directory.locate,
             _Checks(manifest, index),
@@ -92,6 +100,10 @@ class Dataset:
     def sample_dtype(self) -> str | None:
         return self.layout.sample_dtype
 
+    def shard_key(self, number: int) -> str:
+        """The object of this shard."""
+        return self._key_of(number)
+
     def labels(self, ids: npt.ArrayLike) -> IntArray:
         """Labels of these samples, int64 [n]; :class:`NotFoundError` when an id is out of range."""
         return self.index.label[self._checked(ids)]
@@ -101,7 +113,7 @@ class Dataset:
         return self.locate(ids).length
 
     def locate(self, ids: npt.ArrayLike) -> Located:
-        """Shard, offset and length of each of these samples; a shard is a place in ``manifest.shards``."""
+        """Shard, offset and length of each of these samples; a shard is a place in ``shards``."""
         return self.index.directory.locate(self._checked(ids))
 
     def read(
@@ -123,11 +135,12 @@ class Dataset:
         try:
             self.reader.read(wanted, places, offsets, data, near)
         except (NotFoundError, StoreError) as error:
-            raise self._explained(error, np.unique(places.shard)) from error
+            raise self._explained(error, wanted, places.shard) from error
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
-    def _explained(self, error: HapiError, shards: npt.NDArray[np.uint32]) -> HapiError:
+    def _explained(self, error: HapiError, ids: IntArray, shards: npt.NDArray[np.uint32]) -> HapiError:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
+        again = self.manifest.again
         if isinstance(error, StoreUnavailableError):
             return error  # asking on would only take longer
         try:
@@ -135,21 +148,29 @@ class Dataset:
                 return ConflictError(
                     f"data set {self.name!r} was replaced since version {self.version}; open it again"
                 )
-            for number in shards.tolist():
-                shard = self.manifest.shards[number]
-                size = self.store.size(self._keys[number])
-                if size != shard.size:
-                    return DataError(
-                        f"data set {self.name!r}: shard {shard.key} has {size} bytes, not {shard.size}; "
-                        "pack the data set again"
-                    )
+            numbers, firsts = np.unique(shards, return_index=True)
+            # The store's message names the object that it is about: of many shards, that one is looked at first.
+            for number, first in sorted(
+                zip(numbers.tolist(), ids[firsts].tolist(), strict=True),
+                key=lambda pair: self.shard_key(pair[0]) not in str(error),
+            ):
+                problem = self._shard_problem(number)
+                if problem is not None:
+                    return DataError(f"data set {self.name!r}: sample {first}: {problem}; {again}")
         except NotFoundError as missing:
-            return DataError(
-                f"data set {self.name!r}: a part of it is gone: {missing}; pack the data set again"
-            )
+            return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {again}")
         except HapiError:
             return error
         return error
+
+    def _shard_problem(self, number: int) -> str | None:
+        """What is wrong with a shard as a whole."""
+        shard = self.shards[number]
+        try:
+            size = self.store.size(self.shard_key(number))
+        except NotFoundError:
+            return f"shard {shard.key} is gone ({self.store.url}/{self.shard_key(number)})"
+        return None if size == shard.size else f"shard {shard.key} has {size} bytes, not {shard.size}"
 
     def _checked(self, ids: npt.ArrayLike) -> IntArray:
         array = np.asarray(ids)
@@ -180,11 +201,15 @@ class _Checks:
         wrong = np.flatnonzero(found != self.index.checksum[ids])
         if len(wrong):
             first = ids[wrong[:1]]
-            shard = self.manifest.shards[int(self.index.directory.locate(first).shard[0])].key
+            shard = self.index.shards.key(int(self.index.directory.locate(first).shard[0]))
             raise DataError(
                 f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
-                "fails its checksum; run 'hapi verify' for all damage, and pack the data set again"
+                f"fails its checksum; run 'hapi verify' for all damage, and {self.manifest.again}"
             )
+
+
+def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
+    return manifest.key_of(shards.key(number))
 
 
 def open_dataset(
@@ -207,24 +232,24 @@ def open_dataset(
 
 def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
     """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
-    where = f"{store.url}/{manifest.index_key}"
+    where, again = f"{store.url}/{manifest.index_key}", manifest.again
     try:
         size = store.size(manifest.index_key)
         if size != manifest.index_size:
-            raise DataError(
-                f"{where} has {size} bytes instead of {manifest.index_size}; pack the data set again"
-            )
+            raise DataError(f"{where} has {size} bytes instead of {manifest.index_size}; {again}")
         buffer: Any = read_object(store, manifest.index_key)
     except NotFoundError:
-        raise DataError(f"{where} is missing; pack the data set again") from None
+        raise DataError(f"{where} is missing; {again}") from None
     if digest(buffer) != manifest.index_xxh3:
-        raise DataError(f"{where} fails its checksum; pack the data set again")
+        raise DataError(f"{where} fails its checksum; {again}")
     index, _ = SampleIndex.from_buffer(buffer, where)
-    index.directory.check(manifest.shards, where)
+    index.directory.check(index.shards, where, again)
+    if (len(index.shards), index.shards.total_bytes) != (manifest.shards, manifest.total_bytes):
+        raise DataError(f"{where}: its shards do not add up to what the manifest says; {again}")
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
         wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
         raise DataError(
             f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
-            "classes; pack the data set again"
+            f"classes; {again}"
         )
     return index

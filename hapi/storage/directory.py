@@ -13,7 +13,6 @@ No flag has a meaning yet. All must be zero, so that a reader of today refuses w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import DataError, UsageError
-from hapi.storage.manifest import MAX_SHARD_SIZE, Shard
 from hapi.storage.sequence import IntArray
+from hapi.storage.shards import MAX_SHARD_SIZE, ShardTable
 
 MAX_OFFSET = MAX_SHARD_SIZE - 1
 MAX_SAMPLE_BYTES = (1 << 32) - 1
@@ -40,7 +39,7 @@ class Located:
     """Where n samples lie, in the order asked for."""
 
     shard: npt.NDArray[np.uint32]
-    """uint32 [n], a place in the manifest's list of shards."""
+    """uint32 [n], a place in the table of shards."""
     offset: IntArray
     """Bytes from the shard's start; int64 [n]."""
     length: IntArray
@@ -109,35 +108,32 @@ class SampleDirectory:
         entries = self.entries[first:stop]
         entries["shard"], entries["offset"], entries["length"] = shards, offsets, lengths
 
-    def check(self, shards: Sequence[Shard], where: str, first_shard: int = 0) -> None:
+    def check(self, shards: ShardTable, where: str, remedy: str) -> None:
         """DataError naming ``where``, shard and sample unless every sample lies within its shard.
 
         Samples belong to the shards in order, as many to each as it says; within a shard they may lie in any
-        way, also over one another. The shards' numbers count from ``first_shard``.
+        way, also over one another. ``remedy`` is what the user is told to do.
         """
-        firsts = offsets_of(np.array([shard.count for shard in shards], dtype=np.int64))
-        sizes = np.array([shard.size for shard in shards], dtype=np.uint64)
-        if firsts[-1] != len(self):
+        firsts, sizes = shards.firsts, shards.size
+        if firsts[-1] != len(self) or (firsts[1:] <= firsts[:-1]).any():
             raise DataError(
-                f"{where}: it has places of {len(self)} samples, the shards have {firsts[-1]}; "
-                "pack the data set again"
+                f"{where}: it has places of {len(self)} samples, the shards have {firsts[-1]}; {remedy}"
             )
         for low in range(0, len(self), _CHUNK):
             high = min(low + _CHUNK, len(self))
             owner = _owners(firsts, low, high)
             entries = self.entries[low:high]
             offset, length = entries["offset"], entries["length"]
-            wrong = entries["shard"] != owner + first_shard
+            wrong = entries["shard"] != owner
             wrong |= offset > MAX_OFFSET
             wrong |= length == 0
             wrong |= offset + length > sizes[owner]
             if wrong.any():
                 at = int(np.argmax(wrong))
-                shard = shards[owner[at]]
+                number = int(owner[at])
                 raise DataError(
-                    f"{where}: sample {low + at} in shard {shard.key} "
-                    f"{_problem(entries[at], int(owner[at]) + first_shard, shard.size)}; "
-                    "pack the data set again"
+                    f"{where}: sample {low + at} in shard {shards.key(number)} "
+                    f"{_problem(entries[at], number, int(sizes[number]))}; {remedy}"
                 )
 
 

@@ -1,12 +1,12 @@
-"""The index file of a data set: the sample directory, and beside it the labels and checksums of all samples.
+"""The index file of a data set: the sample directory, the labels and checksums of all samples, and the shards.
 
-Three arrays (32 bytes a sample) in one safetensors file, mapped where the store is local. They are numpy
-arrays throughout, never Python objects.
+Arrays (32 bytes a sample, 32 and its name a shard) in one safetensors file, mapped where the store is local. They are
+numpy arrays throughout, never Python objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,41 +16,53 @@ import xxhash
 
 from hapi.errors import DataError
 from hapi.storage.directory import SampleDirectory
+from hapi.storage.manifest import AGAIN
+from hapi.storage.shards import SHARD_FIELDS, ShardTable
 from hapi.storage.tensorfile import Array, decode_tensors, encode_tensors
 
-FIELDS: Mapping[str, tuple[Any, tuple[int, ...]]] = {
+_SAMPLE_FIELDS: Mapping[str, tuple[Any, tuple[int, ...]]] = {
     "place": (np.uint64, (2,)),
     "label": (np.int64, ()),
     "checksum": (np.uint64, ()),
 }
 """Element type of each array, and its shape per sample."""
+FIELDS = (*_SAMPLE_FIELDS, *SHARD_FIELDS)
 
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """What is known of every sample."""
+    """What is known of every sample, and of the shards that hold them."""
 
     directory: SampleDirectory
     label: npt.NDArray[np.int64]
     """[count]"""
     checksum: npt.NDArray[np.uint64]
     """xxh3_64 of the sample's bytes; [count]"""
+    shards: ShardTable
 
     def __len__(self) -> int:
         return len(self.directory)
 
     @classmethod
-    def empty(cls, count: int) -> Self:
-        """An index to be filled."""
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The samples of all parts, one part after the other; each part's shards count from 0."""
+        directory = SampleDirectory(np.concatenate([part.directory.entries for part in parts]))
+        sample, shard = 0, 0
+        for part in parts:
+            directory.entries["shard"][sample : sample + len(part)] += np.uint32(shard)
+            sample += len(part)
+            shard += len(part.shards)
         return cls(
-            directory=SampleDirectory.empty(count),
-            label=np.empty(count, dtype=np.int64),
-            checksum=np.empty(count, dtype=np.uint64),
+            directory=directory,
+            label=np.concatenate([part.label for part in parts]),
+            checksum=np.concatenate([part.checksum for part in parts]),
+            shards=ShardTable.joined([part.shards for part in parts]),
         )
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of the file by name, as views."""
-        return {"place": self.directory.words(), "label": self.label, "checksum": self.checksum}
+        samples = {"place": self.directory.words(), "label": self.label, "checksum": self.checksum}
+        return {**samples, **self.shards.arrays()}
 
     def to_bytes(self, metadata: Mapping[str, str] | None = None) -> memoryview:
         """The index as a safetensors file."""
@@ -63,24 +75,19 @@ class SampleIndex:
         if set(tensors) != set(FIELDS):
             raise DataError(
                 f"{what}: expected the arrays {', '.join(FIELDS)}, found {', '.join(sorted(tensors))[:200]}: "
-                "no index, or one of another version of Hapi; pack the data set again"
+                f"no index, or one of another version of Hapi; {AGAIN}"
             )
         count = len(tensors["label"]) if tensors["label"].ndim == 1 else -1
-        for name, (dtype, shape) in FIELDS.items():
+        for name, (dtype, shape) in _SAMPLE_FIELDS.items():
             if tensors[name].dtype != dtype or tensors[name].shape != (count, *shape):
-                raise DataError(
-                    f"{what}: array {name!r} has the wrong type or length; pack the data set again"
-                )
-        directory = SampleDirectory.from_words(tensors["place"])
-        return cls(directory=directory, label=tensors["label"], checksum=tensors["checksum"]), metadata
-
-    def part(self, first: int, stop: int) -> Self:
-        """The samples ``first..stop`` (stop excluded), as views."""
-        return type(self)(
-            directory=self.directory.part(first, stop),
-            label=self.label[first:stop],
-            checksum=self.checksum[first:stop],
+                raise DataError(f"{what}: array {name!r} has the wrong type or length; {AGAIN}")
+        index = cls(
+            directory=SampleDirectory.from_words(tensors["place"]),
+            label=tensors["label"],
+            checksum=tensors["checksum"],
+            shards=ShardTable.from_arrays(tensors, what, AGAIN),
         )
+        return index, metadata
 
     def digest(self) -> str:
         """xxh3_64 over all arrays, as 16 hex digits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hapi.errors import DataError, NotFoundError
-from hapi.storage.manifest import Manifest
+from hapi.storage.manifest import InPlace, Manifest
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import NAME_PATTERN, TransformSpec
 
@@ -15,7 +15,7 @@ PACKING_NAME = "packing.json"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSummary:
-    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing to go on with) or "damaged"."""
+    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing or indexing to go on with) or "damaged"."""
 
     name: str
     state: str
@@ -28,6 +28,8 @@ class DatasetSummary:
     source: str | None = None
     created: str | None = None
     shards: int = 0
+    in_place: InPlace | None = None
+    """Where the shards lie that were indexed and not packed."""
     packing: bool = False
     """A packing of this name was begun and is not done (for a whole data set: its replacement)."""
     problem: str | None = None
@@ -61,6 +63,7 @@ def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
         transform=manifest.transform,
         source=manifest.source,
         created=manifest.created,
-        shards=len(manifest.shards),
+        shards=manifest.shards,
+        in_place=manifest.in_place,
         packing=packing,
     )

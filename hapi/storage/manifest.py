@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, cast
 
 from hapi.errors import BadRequestError, DataError, NotFoundError
-from hapi.storage.objects import ObjectStore
+from hapi.storage.objects import ObjectStore, check_prefix
 from hapi.wire.references import TransformSpec, check_digest, check_int, check_name, strict_fields
 
-FORMAT = 2
-"""Version of the layout in the store; any other is refused. 2: an index with 16-byte entries (directory.py)."""
+FORMAT = 3
+"""Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py),
+and the shards may be foreign objects."""
+
+AGAIN = "pack or index the data set again"
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")
@@ -21,12 +24,11 @@ DTYPES = ("uint8", "float16", "float32", "float64")
 
 MAX_SAMPLES = 1 << 40
 MAX_SIDE = 1 << 24
-MAX_SHARD_SIZE = 1 << 48
-"""Bytes; the sample directory keeps offsets in 48 bits."""
+_MAX_BYTES = 1 << 62
 _MAX_INDEX_SIZE = 1 << 46
 _MANIFEST_FIELDS = (
     "format", "name", "version", "pack", "count", "total_bytes", "classes", "kind", "sample_shape",
-    "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "source", "created",
+    "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "in_place", "source", "created",
 )  # fmt: skip
 
 
@@ -71,22 +73,23 @@ class SampleLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
-    """A stored object of samples: its file name in the pack, size in bytes, xxh3_64 and number of samples."""
+class InPlace:
+    """Of a data set whose shards are foreign objects: nothing of Hapi's writes or removes them."""
 
-    key: str
-    size: int
-    xxh3: str
-    count: int
+    format: str
+    """As in ``hapi index --format``."""
+    folder: str
+    """Prefix of the shards' keys; empty for the whole store."""
+    skipped: int
+    """Bad samples that were left out because the user chose so."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        d = strict_fields(document, dict.fromkeys(("key", "size", "xxh3", "count"), True), "shard")
+        d = strict_fields(document, dict.fromkeys(("format", "folder", "skipped"), True), "in_place")
         return cls(
-            key=check_name(d["key"], "shard.key"),
-            size=check_int(d["size"], 0, MAX_SHARD_SIZE, "shard.size"),
-            xxh3=check_digest(d["xxh3"], "shard.xxh3"),
-            count=check_int(d["count"], 1, MAX_SAMPLES, "shard.count"),
+            format=check_name(d["format"], "in_place.format"),
+            folder=check_prefix(_text(d["folder"], "in_place.folder")),
+            skipped=check_int(d["skipped"], 0, MAX_SAMPLES, "in_place.skipped"),
         )
 
 
@@ -96,7 +99,7 @@ class Manifest:
 
     name: str
     pack: str
-    """Id of the packing: the folder of shards and index."""
+    """Id of the packing or indexing: the folder of the index, and of the shards that were packed."""
     count: int
     classes: tuple[str, ...]
     layout: SampleLayout
@@ -104,14 +107,15 @@ class Manifest:
     index_size: int
     """Bytes of the index file."""
     index_xxh3: str
-    shards: tuple[Shard, ...]
+    shards: int
+    """How many; their table is in the index."""
+    total_bytes: int
+    """Of all shards."""
     source: str
     created: str
     """Time of packing, ISO 8601 in UTC. No part of the version."""
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(shard.size for shard in self.shards)
+    in_place: InPlace | None = None
+    """None for shards that were packed."""
 
     @property
     def version(self) -> str:
@@ -123,7 +127,7 @@ class Manifest:
             "layout": self.layout.to_json(),
             "transform": None if self.transform is None else self.transform.to_json(),
             "index": self.index_xxh3,
-            "shards": [[shard.size, shard.xxh3, shard.count] for shard in self.shards],
+            "shards": [self.shards, self.total_bytes],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -131,8 +135,16 @@ class Manifest:
     def index_key(self) -> str:
         return f"{dataset_prefix(self.name)}/{self.pack}/index.safetensors"
 
-    def shard_key(self, number: int) -> str:
-        return f"{dataset_prefix(self.name)}/{self.pack}/{self.shards[number].key}"
+    @property
+    def again(self) -> str:
+        """What to do when the data set is damaged, for messages."""
+        return "pack the data set again" if self.in_place is None else "index it again"
+
+    def key_of(self, shard: str) -> str:
+        """The object of the shard of this name."""
+        if self.in_place is None:
+            return f"{dataset_prefix(self.name)}/{self.pack}/{shard}"
+        return f"{self.in_place.folder}/{shard}" if self.in_place.folder else shard
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON text."""
@@ -148,9 +160,10 @@ class Manifest:
             "transform": None if self.transform is None else self.transform.to_json(),
             "index_size": self.index_size,
             "index_xxh3": self.index_xxh3,
+            "shards": self.shards,
+            "in_place": None if self.in_place is None else asdict(self.in_place),
             "source": self.source,
             "created": self.created,
-            "shards": [asdict(shard) for shard in self.shards],
         }
         return json.dumps(document, indent=1).encode()
 
@@ -162,13 +175,11 @@ class Manifest:
             _check_format(document, where)
             manifest = cls._from_json(document)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: no JSON: {str(error)[:200]}; pack the data set again") from error
+            raise DataError(f"{where}: no JSON: {str(error)[:200]}; {AGAIN}") from error
         except BadRequestError as error:
-            raise DataError(f"{where}: {error}; pack the data set again") from error
+            raise DataError(f"{where}: {error}; {AGAIN}") from error
         if manifest.name != name or document["version"] != manifest.version:
-            raise DataError(
-                f"{where}: its content does not fit its name and version; pack the data set again"
-            )
+            raise DataError(f"{where}: its content does not fit its name and version; {AGAIN}")
         return manifest
 
     @classmethod
@@ -177,9 +188,7 @@ class Manifest:
             check_int(document.get("format"), FORMAT, FORMAT, "manifest.format")
         d = strict_fields(document, dict.fromkeys(_MANIFEST_FIELDS, True), "manifest")
         layout = SampleLayout.from_json({k: d[k] for k in ("kind", "sample_shape", "sample_dtype")})
-        if not isinstance(d["shards"], list) or not d["shards"]:
-            raise BadRequestError("manifest.shards: expected a list of shards")
-        manifest = cls(
+        return cls(
             name=check_name(d["name"], "manifest.name"),
             pack=check_name(d["pack"], "manifest.pack"),
             count=check_int(d["count"], 1, MAX_SAMPLES, "manifest.count"),
@@ -188,16 +197,12 @@ class Manifest:
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             index_size=check_int(d["index_size"], 1, _MAX_INDEX_SIZE, "manifest.index_size"),
             index_xxh3=check_digest(d["index_xxh3"], "manifest.index_xxh3"),
-            shards=tuple(Shard.from_json(shard) for shard in d["shards"]),
+            shards=check_int(d["shards"], 1, MAX_SAMPLES, "manifest.shards"),
+            total_bytes=check_int(d["total_bytes"], 1, _MAX_BYTES, "manifest.total_bytes"),
             source=_text(d["source"], "manifest.source"),
             created=_text(d["created"], "manifest.created"),
+            in_place=None if d["in_place"] is None else InPlace.from_json(d["in_place"]),
         )
-        if (
-            d["total_bytes"] != manifest.total_bytes
-            or sum(s.count for s in manifest.shards) != manifest.count
-        ):
-            raise BadRequestError("manifest: the shards do not add up to the totals")
-        return manifest
 
 
 def _check_format(document: Any, where: str) -> None:
@@ -245,6 +250,10 @@ def load_manifest(store: ObjectStore, name: str) -> Manifest:
 def _what_is_there(store: ObjectStore, name: str) -> str:
     names = store.list_names("datasets")
     if name in names:
-        return "its packing was not finished: run the same 'hapi pack' again to go on"
+        return "it was not finished: run the same 'hapi pack' or 'hapi index' again to go on"
     there = [n for n in names if store.exists(f"datasets/{n}/manifest.json")]
-    return f"there are {', '.join(there[:20])}" if there else "there are none; 'hapi pack' makes one"
+    return (
+        f"there are {', '.join(there[:20])}"
+        if there
+        else "there are none; 'hapi pack' or 'hapi index' makes one"
+    )

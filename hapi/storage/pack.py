@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 
 import numpy as np
 import xxhash
 
-from hapi.errors import ConflictError, DataError, UsageError
+from hapi.errors import DataError, UsageError
 from hapi.storage.dataset import Samples
 from hapi.storage.decode import check_image, decode_image
-from hapi.storage.directory import MAX_SAMPLE_BYTES, offsets_of
-from hapi.storage.index import SampleIndex, digest
-from hapi.storage.listing import PACKING_NAME
-from hapi.storage.manifest import Manifest, SampleLayout, Shard, dataset_prefix, load_manifest, manifest_key
+from hapi.storage.directory import MAX_SAMPLE_BYTES, SampleDirectory, offsets_of
+from hapi.storage.index import SampleIndex
+from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore
 from hapi.storage.pack_options import PackOptions, Preprocess, select
-from hapi.storage.packing import LOCK_NAME, PackFolder, Packing, shard_name
+from hapi.storage.packing import PackFolder, Packing, shard_name, write_dataset
 from hapi.storage.sequence import IntArray
+from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.sources import Source
 from hapi.storage.transform import input_batch, input_shape, resize_and_crop
 from hapi.wire.references import TransformSpec
@@ -54,59 +52,17 @@ def pack(
     is taken, being packed by another process, or half packed from something else.
     """
     options = (options or PackOptions()).checked()
-    prefix = dataset_prefix(name)
-    with store.lock(f"{prefix}/{LOCK_NAME}", force=force_lock):
-        packer = _Packer(source, options, select(source.count, options))
-        folder, packing = _begin(store, name, packer, replace, restart)
-        existing = _existing(store, name)
-        if existing is None or existing.pack != packing.pack:
-            manifest = packer.run(folder, packing, on_start, on_progress)
-            store.put(manifest_key(name), manifest.to_bytes())
-        else:
-            manifest = existing
-        folder.clean(keep=True)
-    return manifest
-
-
-def _existing(store: ObjectStore, name: str) -> Manifest | None:
-    if not store.exists(manifest_key(name)):
-        return None
-    try:
-        return load_manifest(store, name)
-    except DataError:
-        return None
-
-
-def _begin(
-    store: ObjectStore, name: str, packer: _Packer, replace: bool, restart: bool
-) -> tuple[PackFolder, Packing]:
-    """The packing to go on with, or a new one."""
-    where = f"{store.url}/{name}"
-    packing = None if restart else Packing.load(store, name)
-    fingerprint = packer.fingerprint()
-    if packing is not None and packing.fingerprint != fingerprint:
-        raise ConflictError(
-            f"{where} is half packed from another source or with other options ({packing.source}, begun "
-            f"{packing.created}); run that command again, or pass --restart to begin anew"
-        )
-    finished = (
-        packing is not None and (known := _existing(store, name)) is not None and known.pack == packing.pack
+    packer = _Packer(source, options, select(source.count, options))
+    return write_dataset(
+        store,
+        name,
+        source.description,
+        packer.fingerprint(),
+        lambda folder, packing: packer.run(folder, packing, on_start, on_progress),
+        replace=replace,
+        restart=restart,
+        force_lock=force_lock,
     )
-    if store.exists(manifest_key(name)) and not replace and not finished:
-        raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")
-    if packing is not None:
-        store.clean_temporary(dataset_prefix(name))
-        return PackFolder(store, name, packing.pack), packing
-    now = datetime.now(UTC)
-    pack_id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-    packing = Packing(
-        pack=pack_id,
-        fingerprint=fingerprint,
-        source=packer.source.description,
-        created=now.isoformat(timespec="seconds"),
-    )
-    store.put(f"{dataset_prefix(name)}/{PACKING_NAME}", packing.to_bytes())
-    return PackFolder(store, name, pack_id), packing
 
 
 class _Packer:
@@ -137,24 +93,19 @@ class _Packer:
 
     def run(self, folder: PackFolder, packing: Packing, on_start: Start, on_progress: Progress) -> Manifest:
         """Write what is missing of the shards, then the index; the manifest is returned, not written."""
-        index, shards, first = self._resume(folder)
-        on_start(len(index), first, sum(shard.size for shard in shards))
+        parts = self._resume(folder)
+        first = sum(map(len, parts))
+        on_start(len(self.chosen), first, sum(part.shards.total_bytes for part in parts))
         buffer = bytearray()
         sizes: list[int] = []
         sums: list[int] = []
 
         def flush() -> None:
             """Write what has gathered as the next shard, with its part of the index."""
-            nonlocal buffer, first
-            number = len(shards)
-            shard = Shard(key=shard_name(number), size=len(buffer), xxh3=digest(buffer), count=len(sizes))
-            stop = first + len(sizes)
-            lengths = np.array(sizes, dtype=np.int64)
-            index.directory.write(first, number, offsets_of(lengths)[:-1], lengths)
-            index.checksum[first:stop] = np.array(sums, dtype=np.uint64)
-            folder.write_shard(number, memoryview(buffer), shard, index.part(first, stop))
-            shards.append(shard)
-            first = stop
+            nonlocal buffer
+            part = self._part(len(parts), sum(map(len, parts)), buffer, sizes, sums)
+            folder.write_shard(len(parts), memoryview(buffer), part)
+            parts.append(part)
             buffer = bytearray()
             sizes.clear()
             sums.clear()
@@ -168,41 +119,38 @@ class _Packer:
             on_progress(1, len(data))
         if sizes:
             flush()
-        return self._finish(folder, packing, index, shards)
-
-    def _resume(self, folder: PackFolder) -> tuple[SampleIndex, list[Shard], int]:
-        """The index with the completed shards filled in, these shards, and the number of their samples."""
-        index = SampleIndex.empty(len(self.chosen))
-        index.label[:] = self.source.labels[self.chosen]
-        shards: list[Shard] = []
-        first = 0
-        while (part := folder.read_part(len(shards))) is not None and first + part.shard.count <= len(index):
-            stop = first + part.shard.count
-            index.directory.entries[first:stop] = part.index.directory.entries
-            index.checksum[first:stop] = part.index.checksum
-            shards.append(part.shard)
-            first = stop
-        return index, shards, first
-
-    def _finish(
-        self, folder: PackFolder, packing: Packing, index: SampleIndex, shards: list[Shard]
-    ) -> Manifest:
-        encoded = index.to_bytes()
-        manifest = Manifest(
-            name=folder.name,
-            pack=folder.pack,
-            count=len(index),
+        return folder.write_index(
+            packing,
+            SampleIndex.joined(parts),
             classes=self.source.classes,
             layout=self.layout,
             transform=self.transform,
-            index_size=len(encoded),
-            index_xxh3=digest(encoded),
-            shards=tuple(shards),
-            source=packing.source,
-            created=packing.created,
         )
-        folder.store.put(manifest.index_key, encoded)
-        return manifest
+
+    def _part(
+        self, number: int, first: int, data: bytearray, sizes: list[int], sums: list[int]
+    ) -> SampleIndex:
+        """The index of the shard ``number`` that begins with the chosen sample ``first``."""
+        lengths = np.array(sizes, dtype=np.int64)
+        directory = SampleDirectory.empty(len(lengths))
+        directory.write(0, 0, offsets_of(lengths)[:-1], lengths)
+        checksum = xxhash.xxh3_64_intdigest(data)
+        shard = Shard(key=shard_name(number), size=len(data), checksum=checksum, count=len(lengths))
+        return SampleIndex(
+            directory=directory,
+            label=self.source.labels[self.chosen[first : first + len(lengths)]].astype(np.int64),
+            checksum=np.array(sums, dtype=np.uint64),
+            shards=ShardTable.of([shard]),
+        )
+
+    def _resume(self, folder: PackFolder) -> list[SampleIndex]:
+        """The parts of the index of the completed shards."""
+        parts: list[SampleIndex] = []
+        left = len(self.chosen)
+        while (part := folder.read_shard(len(parts))) is not None and len(part) <= left:
+            parts.append(part)
+            left -= len(part)
+        return parts
 
     def _samples(self, numbers: IntArray) -> Iterator[bytes | memoryview]:
         """Bytes of the samples in order, read by a few threads a little ahead."""

@@ -2,26 +2,39 @@
 
     no packing -- begin --> packing.json is there
     packing    -- shard --> shard-N.bin, then shard-N.part.safetensors: the shard counts from the second on
+    indexing   -- run of foreign shards --> run-DIGEST.part.safetensors
     packing    -- all shards --> index.safetensors, then manifest.json (the data set is there from here on)
     finished   -- clean --> parts, earlier packs and, last of all, packing.json are removed
 
-A kill between any two of these steps leaves one of these states, never a data set that only looks whole.
+Packing and indexing in place take the same steps (:func:`write_dataset`). A kill between
+any two of these steps leaves one of these states, never a data set that only looks whole.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 import numpy as np
 
-from hapi.errors import BadRequestError, DataError, NotFoundError
-from hapi.storage.index import SampleIndex
+from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError, UsageError
+from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
-from hapi.storage.manifest import Shard, dataset_prefix, manifest_key
+from hapi.storage.manifest import (
+    AGAIN,
+    InPlace,
+    Manifest,
+    SampleLayout,
+    dataset_prefix,
+    load_manifest,
+    manifest_key,
+)
 from hapi.storage.objects import ObjectStore
-from hapi.wire.references import check_digest, check_name, strict_fields
+from hapi.wire.references import TransformSpec, check_digest, check_name, strict_fields
 
 LOCK_NAME = "pack.lock"
 
@@ -64,14 +77,6 @@ class Packing:
             ) from error
 
 
-@dataclass(frozen=True)
-class ShardPart:
-    """The piece of the index that belongs to one shard."""
-
-    shard: Shard
-    index: SampleIndex
-
-
 class PackFolder:
     """The objects of one packing in the store."""
 
@@ -81,32 +86,72 @@ class PackFolder:
         self.pack = pack
         self.prefix = f"{dataset_prefix(name)}/{pack}"
 
-    def _part_key(self, number: int) -> str:
-        return f"{self.prefix}/shard-{number:05d}.part.safetensors"
+    def _part_key(self, part: str) -> str:
+        return f"{self.prefix}/{part}.part.safetensors"
 
-    def write_shard(self, number: int, data: memoryview, shard: Shard, index: SampleIndex) -> None:
+    def write_shard(self, number: int, data: memoryview, index: SampleIndex) -> None:
         """The shard, and then its part of the index, which makes it count."""
-        self.store.put(f"{self.prefix}/{shard.key}", data)
-        metadata = {"size": str(shard.size), "xxh3": shard.xxh3, "index": index.digest()}
-        self.store.put(self._part_key(number), index.to_bytes(metadata))
+        self.store.put(f"{self.prefix}/{shard_name(number)}", data)
+        self.write_part(f"shard-{number:05d}", index, {})
 
-    def read_part(self, number: int) -> ShardPart | None:
-        """A completed shard; None when it is not there or not whole."""
-        key = self._part_key(number)
-        try:
-            buffer = np.frombuffer(self.store.get(key), dtype=np.uint8)
-            index, metadata = SampleIndex.from_buffer(buffer, key)
-            shard = Shard(
-                key=shard_name(number), size=int(metadata["size"]), xxh3=metadata["xxh3"], count=len(index)
-            )
-            index.directory.check([shard], key, first_shard=number)
-            if index.digest() != metadata["index"]:
-                return None
-            if self.store.size(f"{self.prefix}/{shard.key}") != shard.size:
-                return None
-            return ShardPart(shard, index)
-        except (NotFoundError, DataError, KeyError, ValueError):
+    def read_shard(self, number: int) -> SampleIndex | None:
+        """The part of the index of a completed shard; None when it is not there or not whole."""
+        part = self.read_part(f"shard-{number:05d}")
+        if part is None or len(part[0].shards) != 1 or part[0].shards.key(0) != shard_name(number):
             return None
+        try:
+            size = self.store.size(f"{self.prefix}/{shard_name(number)}")
+        except NotFoundError:
+            return None
+        return part[0] if size == part[0].shards[0].size else None
+
+    def write_part(self, part: str, index: SampleIndex, metadata: Mapping[str, str]) -> None:
+        """A piece of the index to come, with what is to be known about it; its shards count from 0."""
+        self.store.put(self._part_key(part), index.to_bytes({**metadata, "index": index.digest()}))
+
+    def read_part(self, part: str) -> tuple[SampleIndex, dict[str, str]] | None:
+        """What :meth:`write_part` wrote; None when it is not there or not whole."""
+        key = self._part_key(part)
+        try:
+            index, metadata = SampleIndex.from_buffer(np.frombuffer(self.store.get(key), dtype=np.uint8), key)
+            index.directory.check(index.shards, key, AGAIN)
+            return None if metadata.get("index") != index.digest() else (index, metadata)
+        except (NotFoundError, DataError):
+            return None
+
+    def write_index(
+        self,
+        packing: Packing,
+        index: SampleIndex,
+        *,
+        classes: tuple[str, ...],
+        layout: SampleLayout,
+        transform: TransformSpec | None,
+        in_place: InPlace | None = None,
+    ) -> Manifest:
+        """Write the index of the whole data set; the manifest that belongs to it is returned, not written."""
+        encoded = index.to_bytes()
+        manifest = Manifest(
+            name=self.name,
+            pack=self.pack,
+            count=len(index),
+            classes=classes,
+            layout=layout,
+            transform=transform,
+            index_size=len(encoded),
+            index_xxh3=digest(encoded),
+            shards=len(index.shards),
+            total_bytes=index.shards.total_bytes,
+            in_place=in_place,
+            source=packing.source,
+            created=packing.created,
+        )
+        self.store.put(manifest.index_key, encoded)
+        return manifest
+
+    def is_empty(self) -> bool:
+        """Whether nothing was written yet."""
+        return not self.store.list(self.prefix)
 
     def clean(self, keep: bool) -> None:
         """Remove all of the data set but its manifest and (with ``keep``) this packing's shards and index.
@@ -122,6 +167,77 @@ class PackFolder:
             self.store.delete(info.key)
         self.store.clean_temporary(prefix)
         self.store.delete(last)
+
+
+def write_dataset(
+    store: ObjectStore,
+    name: str,
+    source: str,
+    fingerprint: str,
+    make: Callable[[PackFolder, Packing], Manifest],
+    *,
+    replace: bool,
+    restart: bool,
+    force_lock: bool,
+) -> Manifest:
+    """Begin a data set or go on with it, ``make`` shards and index, write the manifest, remove what is left over.
+
+    ``source`` and ``fingerprint`` say what it is made from (:class:`Packing`). Raises :class:`ConflictError` when the
+    name is taken, being written by another process, or half made from something else. When ``make`` refuses what
+    it finds before it has written anything, nothing is left behind.
+    """
+    with store.lock(f"{dataset_prefix(name)}/{LOCK_NAME}", force=force_lock):
+        folder, packing = _begin(store, name, source, fingerprint, replace, restart)
+        manifest = _existing(store, name)
+        if manifest is None or manifest.pack != packing.pack:
+            try:
+                manifest = make(folder, packing)
+            except (DataError, UsageError):
+                if folder.is_empty():
+                    store.delete(f"{dataset_prefix(name)}/{PACKING_NAME}")
+                raise
+            store.put(manifest_key(name), manifest.to_bytes())
+        folder.clean(keep=True)
+    return manifest
+
+
+def _existing(store: ObjectStore, name: str) -> Manifest | None:
+    if not store.exists(manifest_key(name)):
+        return None
+    try:
+        return load_manifest(store, name)
+    except DataError:
+        return None
+
+
+def _begin(
+    store: ObjectStore, name: str, source: str, fingerprint: str, replace: bool, restart: bool
+) -> tuple[PackFolder, Packing]:
+    """The packing to go on with, or a new one."""
+    where = f"{store.url}/{name}"
+    packing = None if restart else Packing.load(store, name)
+    if packing is not None and packing.fingerprint != fingerprint:
+        raise ConflictError(
+            f"{where} is half packed from another source or with other options ({packing.source}, begun "
+            f"{packing.created}); run that command again, or pass --restart to begin anew"
+        )
+    finished = (
+        packing is not None and (known := _existing(store, name)) is not None and known.pack == packing.pack
+    )
+    if store.exists(manifest_key(name)) and not replace and not finished:
+        raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")
+    if packing is not None:
+        store.clean_temporary(dataset_prefix(name))
+        return PackFolder(store, name, packing.pack), packing
+    now = datetime.now(UTC)
+    packing = Packing(
+        pack=f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}",
+        fingerprint=fingerprint,
+        source=source,
+        created=now.isoformat(timespec="seconds"),
+    )
+    store.put(f"{dataset_prefix(name)}/{PACKING_NAME}", packing.to_bytes())
+    return PackFolder(store, name, packing.pack), packing
 
 
 def shard_name(number: int) -> str:

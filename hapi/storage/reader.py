@@ -16,7 +16,7 @@ remembered for later reads of it. A chunk with a damaged sample is never cached,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,27 +108,28 @@ class Reader:
     def __init__(
         self,
         store: ObjectStore,
-        shards: Sequence[tuple[str, int]],
+        key_of: Callable[[int], str],
+        firsts: IntArray,
         total_bytes: int,
         locate: Callable[[IntArray], Located],
         check: Check,
         cache: ChunkCache,
     ) -> None:
-        """``shards``: object and number of samples of each; their samples have consecutive ids.
+        """``key_of(shard)``: its object; it has the samples ``firsts[shard]..firsts[shard + 1]``.
 
         ``locate(ids)`` tells where samples lie; ``check(ids, buffer, starts, stops)`` raises :class:`DataError` when
         one of them is not ``buffer[starts[i]:stops[i]]``.
         """
         self._store, self._locate, self._check, self._cache = store, locate, check, cache
-        self._keys = [key for key, _ in shards]
-        counts = np.array([count for _, count in shards], dtype=np.int64)
-        self._firsts = offsets_of(counts)
+        self._key_of, self._firsts = key_of, firsts
+        counts = firsts[1:] - firsts[:-1]
         cost, mean = read_cost(store), max(1.0, total_bytes / int(self._firsts[-1]))
         self._run = max(1, int(cost.chunk_bytes / mean))
         self._rent = cost.rent(mean)
         self._bases = offsets_of(-(-counts // self._run))
-        self.chunked = mean <= cost.small_bytes and cache.slots > 0
-        """Whether samples are small enough for chunks to pay."""
+        several = 2 * int(self._bases[-1]) <= int(firsts[-1])
+        self.chunked = mean <= cost.small_bytes and cache.slots > 0 and several
+        """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
         total = int(self._bases[-1]) if self.chunked else 0
         self._area = Area(total)
         self._fits = total <= cache.slots
@@ -214,7 +215,7 @@ class Reader:
             ]
             self._store.read_many(
                 [
-                    ReadPart(self._keys[span.shard], span.start, buffer)
+                    ReadPart(self._key_of(span.shard), span.start, buffer)
                     for span, buffer, fit in zip(spans, buffers, fits, strict=True)
                     if fit
                 ]
@@ -273,7 +274,7 @@ class Reader:
             strict=True,
         ):
             if high > low:
-                yield ReadPart(self._keys[shard], start, out[low:high])
+                yield ReadPart(self._key_of(shard), start, out[low:high])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class ArraySource(Source):
         self._path = path
         samples, found = _read(path)
         if labels is not None:
-            found = _read_labels(labels)
+            found = read_labels(labels)
         if found is None:
             raise UsageError(f"{path} has no labels ({', '.join(LABEL_NAMES)}); give them with --labels FILE")
         self.labels = integer_labels(found, f"labels of {path}")
@@ -105,7 +105,7 @@ def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarra
     return tensors[samples], None if labels is None else tensors[labels]
 
 
-def _read_labels(path: Path) -> IntArray:
+def read_labels(path: Path) -> IntArray:
     try:
         if path.suffix == ".npy":
             return integer_labels(np.load(path, allow_pickle=False), str(path))

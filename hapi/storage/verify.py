@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from hapi.errors import DataError, NotFoundError
 from hapi.storage.dataset import read_index
 from hapi.storage.index import SampleIndex
 from hapi.storage.listing import PACKING_NAME
-from hapi.storage.manifest import Manifest, dataset_prefix, load_manifest, manifest_key
+from hapi.storage.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import LOCK_NAME
 from hapi.storage.sequence import IntArray
@@ -52,6 +52,8 @@ class VerifyReport:
     size: int = 0
     """Bytes of shards that were read."""
     damages: list[Damage] = field(default_factory=list)
+    again: str = AGAIN
+    """What to do about damage."""
 
     @property
     def sound(self) -> bool:
@@ -82,33 +84,32 @@ def verify_dataset(
     except DataError as error:
         found(Damage(manifest_key(name), str(error)))
         return report
-    report.version = manifest.version
+    report.version, report.again = manifest.version, manifest.again
     on_start(manifest)
-    index: SampleIndex | None = None
     try:
         index = read_index(store, manifest)
     except DataError as error:
-        found(Damage(manifest.index_key, str(error)))
-    first = 0
-    for number, shard in enumerate(manifest.shards):
-        for damage in _shard_damages(store, manifest, number, index, first, report, on_progress):
+        found(Damage(manifest.index_key, f"{error} (without it the shards cannot be verified)"))
+        return report
+    keys = []
+    for number in range(len(index.shards)):
+        keys.append(manifest.key_of(index.shards.key(number)))
+        for damage in _shard_damages(store, keys[-1], number, index, report, on_progress):
             found(damage)
-        first += shard.count
-    for damage in _extra_objects(store, manifest):
+    for damage in _extra_objects(store, manifest, keys):
         found(damage)
     return report
 
 
 def _shard_damages(
     store: ObjectStore,
-    manifest: Manifest,
+    key: str,
     number: int,
-    index: SampleIndex | None,
-    first: int,
+    index: SampleIndex,
     report: VerifyReport,
     on_progress: Progress,
 ) -> Iterator[Damage]:
-    shard, key = manifest.shards[number], manifest.shard_key(number)
+    shard, first = index.shards[number], int(index.shards.firsts[number])
     try:
         size = store.size(key)
     except NotFoundError:
@@ -116,8 +117,9 @@ def _shard_damages(
         return
     if size != shard.size:
         yield Damage(key, f"has {size} bytes instead of {shard.size}")
-    part = None if index is None else index.part(first, first + shard.count)
-    starts, stops = _bounds(part)
+    ids = np.arange(first, first + shard.count)
+    places = index.directory.locate(ids)
+    starts, stops = places.offset, places.offset + places.length
     state, hashed = xxhash.xxh3_64(), 0
     damaged = size != shard.size
     for begin, end, members in _blocks(starts, stops, shard.size):
@@ -127,23 +129,14 @@ def _shard_damages(
         new = block[hashed - begin :]
         state.update(new.data)
         hashed += len(new)
-        if part is not None:
-            for position, problem in _wrong_samples(part, members, starts, stops, begin, block):
-                damaged = True
-                yield Damage(key, problem, first + position, int(starts[position]), int(stops[position]))
+        for position, problem in _wrong_samples(index.checksum[ids], members, starts, stops, begin, block):
+            damaged = True
+            yield Damage(key, problem, first + position, int(starts[position]), int(stops[position]))
         report.samples += len(members)
         report.size += len(new)
         on_progress(len(members), len(new))
-    if not damaged and state.hexdigest() != shard.xxh3:
+    if not damaged and state.intdigest() != shard.checksum:
         yield Damage(key, "fails the checksum of the whole shard")
-
-
-def _bounds(part: SampleIndex | None) -> tuple[IntArray, IntArray]:
-    """Where a shard's samples start and stop; none without an index."""
-    if part is None:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    places = part.directory.locate(np.arange(len(part)))
-    return places.offset, places.offset + places.length
 
 
 def _blocks(starts: IntArray, stops: IntArray, size: int) -> Iterator[tuple[int, int, IntArray]]:
@@ -165,11 +158,16 @@ def _blocks(starts: IntArray, stops: IntArray, size: int) -> Iterator[tuple[int,
 
 
 def _wrong_samples(
-    part: SampleIndex, members: IntArray, starts: IntArray, stops: IntArray, begin: int, block: Bytes
+    checksums: npt.NDArray[np.uint64],
+    members: IntArray,
+    starts: IntArray,
+    stops: IntArray,
+    begin: int,
+    block: Bytes,
 ) -> Iterator[tuple[int, str]]:
-    """Samples of a block that are not what they should be: their place in ``part``, and the problem."""
+    """Samples of a block that are not what they should be: their place in the shard, and the problem."""
     view = block.data
-    expected = part.checksum[members].tolist()
+    expected = checksums[members].tolist()
     edges = zip(starts[members].tolist(), stops[members].tolist(), strict=True)
     for position, (start, stop), checksum in zip(members.tolist(), edges, expected, strict=True):
         if stop - begin > len(view):
@@ -178,13 +176,12 @@ def _wrong_samples(
             yield position, "fails its checksum"
 
 
-def _extra_objects(store: ObjectStore, manifest: Manifest) -> Iterator[Damage]:
+def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]) -> Iterator[Damage]:
     """Objects that belong to nothing; none are named while a packing of the name is under way."""
     prefix = dataset_prefix(manifest.name)
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
-    known = {manifest_key(manifest.name), manifest.index_key, f"{prefix}/{LOCK_NAME}"}
-    known.update(manifest.shard_key(number) for number in range(len(manifest.shards)))
+    known = {manifest_key(manifest.name), manifest.index_key, f"{prefix}/{LOCK_NAME}", *shards}
     for info in store.list(prefix):
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and store.exists(info.key):

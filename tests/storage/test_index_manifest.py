@@ -11,21 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, DataError
-from hapi.storage.directory import offsets_of
+from hapi.storage.directory import SampleDirectory, offsets_of
 from hapi.storage.index import FIELDS, SampleIndex
-from hapi.storage.manifest import Manifest, SampleLayout, Shard
+from hapi.storage.manifest import InPlace, Manifest, SampleLayout
+from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.tensorfile import decode_tensors, encode_tensors
 from hapi.wire.references import TransformSpec
 
 
 def make_index(lengths: list[int]) -> SampleIndex:
     """An index of one shard with samples of these lengths."""
-    index = SampleIndex.empty(len(lengths))
-    index.directory.write(0, 0, offsets_of(np.array(lengths))[:-1], lengths)
-    index.label[:] = np.arange(len(index)) % 3
-    index.checksum[:] = np.arange(len(index), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return index
+    count = len(lengths)
+    directory = SampleDirectory.empty(count)
+    directory.write(0, 0, offsets_of(np.array(lengths))[:-1], lengths)
+    return SampleIndex(
+        directory=directory,
+        label=np.arange(count, dtype=np.int64) % 3,
+        checksum=np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+        shards=ShardTable.of([Shard(key="shard", size=sum(lengths), checksum=5, count=count)]),
+    )
 
+
+TABLE = ShardTable.of(
+    [Shard(key="a", size=9, checksum=1, count=2), Shard(key="b/ü", size=4, checksum=2, count=1)]
+)
 
 _lengths = st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=40)
 
@@ -47,7 +56,8 @@ def test_the_digest_is_of_every_bit(lengths: list[int], data: st.DataObject) -> 
     index = make_index(lengths)
     before = index.digest()
     array = index.arrays()[data.draw(st.sampled_from(sorted(FIELDS)))].reshape(-1)
-    array[data.draw(st.integers(0, len(array) - 1))] ^= array.dtype.type(1 << data.draw(st.integers(0, 62)))
+    bit = data.draw(st.integers(0, 8 * array.itemsize - 2))
+    array[data.draw(st.integers(0, len(array) - 1))] ^= array.dtype.type(1 << bit)
     assert index.digest() != before
 
 
@@ -67,9 +77,38 @@ def test_the_digest_is_of_every_bit(lengths: list[int], data: st.DataObject) -> 
 )
 def test_an_index_of_another_form(tensors: dict[str, np.ndarray], message: str) -> None:
     if "place" in tensors:
-        tensors = {**tensors, "checksum": np.zeros(3, np.uint64)}
-    with pytest.raises(DataError, match=f"^here: .*{message}.*; pack the data set again"):
+        tensors = {"checksum": np.zeros(3, np.uint64), **TABLE.arrays(), **tensors}
+    with pytest.raises(DataError, match=f"^here: .*{message}.*; pack or index the data set again"):
         SampleIndex.from_buffer(np.frombuffer(encode_tensors(tensors), dtype=np.uint8), "here")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shard": np.zeros((2, 2), np.uint64)},
+        {"shard": np.zeros((0, 3), np.uint64), "shard_end": np.zeros(0, np.uint64)},
+        {"shard": np.array([[9, 1, 2], [4, 2, 0]], np.uint64)},
+        {"shard": np.array([[9, 1, 2], [1 << 49, 2, 1]], np.uint64)},
+        {"shard_end": np.array([1, 3], np.uint64)},
+        {"shard_end": np.array([4, 4], np.uint64)},
+        {"shard_end": np.array([5, 4], np.uint64)},
+        {"shard_end": np.array([0, 5], np.uint64)},
+        {"shard_end": np.array([4, 5], np.uint64)},
+        {"shard_name": np.frombuffer(b"a\xffbcd", np.uint8)},
+        {"shard_name": np.zeros(5, np.int8)},
+    ],
+)
+def test_a_damaged_table_of_shards(change: dict[str, np.ndarray]) -> None:
+    with pytest.raises(DataError, match=r"^here: .*; do it again$"):
+        ShardTable.from_arrays({**TABLE.arrays(), **change}, "here", "do it again")
+
+
+def test_tables_of_shards_one_after_the_other() -> None:
+    both = ShardTable.joined([TABLE, ShardTable.of([Shard(key="c", size=7, checksum=3, count=5)]), TABLE])
+    again = ShardTable.from_arrays(both.arrays(), "here", "")
+    assert [again.key(n) for n in range(len(again))] == ["a", "b/ü", "c", "a", "b/ü"]
+    assert again[2] == Shard(key="c", size=7, checksum=3, count=5) and again.total_bytes == 33
+    assert again.firsts.tolist() == [0, 2, 3, 8, 10, 11]
 
 
 def test_files_of_the_library_are_read() -> None:
@@ -104,7 +143,8 @@ def make_manifest(**changes: object) -> Manifest:
         "transform": TransformSpec(),
         "index_size": 100,
         "index_xxh3": "0" * 16,
-        "shards": (Shard(key="shard-00000.bin", size=10, xxh3="1" * 16, count=3),),
+        "shards": 2,
+        "total_bytes": 10,
         "source": "test",
         "created": "2026-01-01T00:00:00+00:00",
     }
@@ -117,6 +157,8 @@ def test_manifest_round_trip() -> None:
         make_manifest(
             layout=SampleLayout(kind="tensor", sample_shape=(3, 8, 8), sample_dtype="uint8"), transform=None
         ),
+        make_manifest(in_place=InPlace(format="webdataset", folder="a/b", skipped=3)),
+        make_manifest(in_place=InPlace(format="webdataset", folder="", skipped=0)),
     ):
         assert Manifest.from_bytes(manifest.to_bytes(), "d", "here") == manifest
 
@@ -130,7 +172,8 @@ def test_version_is_of_the_content_only() -> None:
         {"transform": TransformSpec.for_image_size(64)},
         {"transform": None},
         {"index_xxh3": "2" * 16},
-        {"shards": (Shard(key="shard-00000.bin", size=10, xxh3="3" * 16, count=3),)},
+        {"shards": 3},
+        {"total_bytes": 11},
     ):
         assert make_manifest(**change).version != base.version
 
@@ -142,8 +185,10 @@ def _wrong_manifests() -> list[bytes]:
         wrong.append({k: v for k, v in good.items() if k != key})
         if key not in ("source", "created", "pack"):
             wrong += [{**good, key: value} for value in ("../x", -1, 1.5, True, [], {}, "\0")]
-    for key in good["shards"][0]:
-        wrong.append({**good, "shards": [{**good["shards"][0], key: "../../x"}]})
+    for key, value in (("folder", "../x"), ("folder", 1), ("format", "a/b"), ("skipped", -1), ("more", 1)):
+        wrong.append(
+            {**good, "in_place": {"format": "webdataset", "folder": "a/b", "skipped": 0, key: value}}
+        )
     return [json.dumps(w).encode() for w in wrong] + [b"", b"{", b"\xff", b"[" * 100_000]
 
 
@@ -156,8 +201,9 @@ def test_every_wrong_field_of_a_manifest_is_a_data_error() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (1, "here: format 1 is of an older Hapi, this one reads 2; pack the data set again"),
-        (3, "here: format 3 is of a newer Hapi, this one reads 2; update Hapi"),
+        (2, "here: format 2 is of an older Hapi, this one reads 3; pack the data set again"),
+        (1, "here: format 1 is of an older Hapi, this one reads 3; pack the data set again"),
+        (4, "here: format 4 is of a newer Hapi, this one reads 3; update Hapi"),
         (None, "here: manifest.format: expected an integer"),
         (True, "here: manifest.format: expected an integer"),
     ],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hapi.errors import DataError, NotFoundError, UsageError
+from hapi.storage.dataset import open_dataset
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.mount import Mounted, mount
 from hapi.storage.objects import open_store
@@ -116,10 +117,11 @@ def test_wrong_use_is_told(mounted: Mounted) -> None:
 
 def test_damage_stops_where_it_is_and_stays(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    manifest = pack(SOURCE, store, "texts")
-    data = bytearray(store.get(manifest.shard_key(0)))
+    pack(SOURCE, store, "texts")
+    key = open_dataset(store, "texts").shard_key(0)
+    data = bytearray(store.get(key))
     data[-1] ^= 1  # of the last sample
-    store.put(manifest.shard_key(0), data)
+    store.put(key, data)
     with mount(f"{tmp_path}/texts", read_ahead_bytes=4_000) as mounted:
         mounted.sequence(0, 0, np.arange(3_000))
         for _ in range(29):

@@ -33,6 +33,7 @@ from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore, open_store
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions, select
+from hapi.storage.packing import shard_name
 from hapi.storage.source_sklearn import ImageArraySource
 from hapi.storage.sources import Source, open_source
 from hapi.storage.transform import input_batch
@@ -79,7 +80,7 @@ def flip(store: ObjectStore, key: str, position: int) -> None:
 def test_pack_and_read(store: ObjectStore) -> None:
     source = ByteSource(500)
     manifest = pack(source, store, "d", SMALL)
-    assert len(manifest.shards) == 8 and manifest.count == 500 and manifest.total_bytes == 8000
+    assert manifest.shards == 8 and manifest.count == 500 and manifest.total_bytes == 8000
     dataset = open_dataset(store, "d", manifest.version)
     ids = np.array([499, 0, 1, 2, 63, 64, 65, 0, 250])
     samples = dataset.read(ids)
@@ -126,7 +127,10 @@ def rewritten(store: ObjectStore, change: Callable[[SampleIndex], None]) -> Mani
     manifest = pack(ByteSource(200), store, "d", SMALL, replace=True)
     index, _ = SampleIndex.from_buffer(np.frombuffer(store.get(manifest.index_key), dtype=np.uint8), "index")
     index = SampleIndex(
-        SampleDirectory(index.directory.entries.copy()), index.label.copy(), index.checksum.copy()
+        SampleDirectory(index.directory.entries.copy()),
+        index.label.copy(),
+        index.checksum.copy(),
+        index.shards,
     )
     change(index)
     encoded = index.to_bytes()
@@ -173,7 +177,7 @@ def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
     pack(ByteSource(20), store, "d", SMALL)
     document = {**json.loads(store.get("datasets/d/manifest.json")), "format": 1}
     store.put("datasets/d/manifest.json", json.dumps(document).encode())
-    advice = "format 1 is of an older Hapi, this one reads 2; pack the data set again"
+    advice = "format 1 is of an older Hapi, this one reads 3; pack the data set again"
     with pytest.raises(DataError, match=advice):
         open_dataset(store, "d")
     (listed,) = list_datasets(store)
@@ -374,7 +378,7 @@ def test_second_writer_is_told(store: ObjectStore) -> None:
 def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
     manifest = pack(ByteSource(200), store, "d", SMALL)
     for shard, position in ((0, 0), (1, 500), (3, 127)):
-        key = manifest.shard_key(shard)
+        key = f"datasets/d/{manifest.pack}/{shard_name(shard)}"
         flip(store, key, position)
         sample = shard * 64 + position // 16
         report = verify_dataset(store, "d")
@@ -406,20 +410,21 @@ def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
 
 def test_missing_cut_and_extra_objects(store: ObjectStore) -> None:
     manifest = pack(ByteSource(200), store, "d", SMALL)
-    whole = store.get(manifest.shard_key(1))
-    store.put(manifest.shard_key(1), whole[:100])
+    second = open_dataset(store, "d").shard_key(1)
+    whole = store.get(second)
+    store.put(second, whole[:100])
     report = verify_dataset(store, "d")
     assert "has 100 bytes instead of 1024" in str(report.damages[0])
     assert [d.sample for d in report.damages[1:]] == list(range(70, 128))
     with pytest.raises(DataError, match="100 bytes"):
         open_dataset(store, "d").read([80])
-    store.put(manifest.shard_key(1), whole + b"x")
+    store.put(second, whole + b"x")
     assert "1025" in str(verify_dataset(store, "d").damages[0])
-    store.delete(manifest.shard_key(1))
+    store.delete(second)
     assert "missing, with samples 64 to 127" in str(verify_dataset(store, "d").damages[0])
     with pytest.raises(DataError, match="gone"):
         open_dataset(store, "d").read([80])
-    store.put(manifest.shard_key(1), whole)
+    store.put(second, whole)
     store.put("datasets/d/other/shard-00000.bin", b"123")
     report = verify_dataset(store, "d")
     assert len(report.damages) == 1 and "belongs to nothing" in str(report.damages[0])

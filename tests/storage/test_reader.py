@@ -172,7 +172,7 @@ def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_damage_is_named_and_its_neighbours_stay_readable(tmp_path: Path) -> None:
     source, store = packed(tmp_path, [512] * 400)
-    key = open_dataset(store, "d").manifest.shard_key(0)
+    key = open_dataset(store, "d").shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 7 + 3] ^= 1
     store.put(key, data)
@@ -189,7 +189,7 @@ def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
     dataset = opened(store, 1)  # of 4 chunks
     every = np.arange(2_000)
     dataset.read(every, near=True)
-    key = dataset.manifest.shard_key(0)
+    key = dataset.shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 700] ^= 1
     store.put(key, data)

@@ -1,0 +1,101 @@
+"""``hapi index FOLDER STORE/NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hapi.cli.pack import class_names, configure_transform, transform_of
+from hapi.cli.progress import TransferBar
+from hapi.errors import UsageError
+from hapi.storage.formats.registry import FORMATS
+from hapi.storage.formats.shard import Fields
+from hapi.storage.index_runs import LISTED_BAD
+from hapi.storage.indexing import Folder, Indexed, IndexOptions, find_folder, index_folder, left_out_note
+from hapi.storage.objects import open_store, split_address
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="key prefix of the shards or images inside STORE; '.' for all of it"
+    )
+    parser.add_argument(
+        "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
+    )
+    group = parser.add_argument_group("what lies there")
+    group.add_argument("--format", choices=("auto", *FORMATS), default="auto",
+                       help="default: by the objects' names")  # fmt: skip
+    group.add_argument("--image", metavar="FIELD", help="the field or file extension of a sample's image")
+    group.add_argument("--label", metavar="FIELD", help="the field or file extension of a sample's label")
+    group.add_argument("--labels", type=Path, metavar="FILE",
+                       help="labels of all samples in their order, not the shards' own (.npy or text)")  # fmt: skip
+    group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
+    group.add_argument("--skip-bad", action="store_true",
+                       help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
+    configure_transform(parser)
+    parser.add_argument(
+        "--workers", type=int, default=8, metavar="N", help="threads that read shards (default 8)"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
+    parser.add_argument(
+        "--restart", action="store_true", help="throw an unfinished indexing of this name away"
+    )
+    parser.add_argument("--force-lock", action="store_true",
+                        help="take the lock of another writer that is known to be dead")  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Index, and say what is there now."""
+    if not 1 <= args.workers <= 256:
+        raise UsageError(f"workers {args.workers}: expected 1 to 256")
+    options = IndexOptions(
+        fields=Fields(image=args.image, label=args.label),
+        labels=args.labels,
+        classes=class_names(args.classes),
+        transform=transform_of(args, None),
+        skip_bad=args.skip_bad,
+        workers=args.workers,
+    )
+    url, name = split_address(args.address)
+    store = open_store(url)
+    folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)
+    _tell(f"{folder.prefix or store.url} is {folder.module.NAME}: {len(folder.shards)} shards, "
+          f"{sum(info.size for info in folder.shards) / 1e6:.1f} MB")  # fmt: skip
+    note = left_out_note(folder)
+    if note is not None:
+        _tell(note)
+    with TransferBar(f"indexing {name}", args.quiet, by_bytes=True) as bar:
+
+        def start(samples: int, size: int) -> None:
+            if samples:
+                _tell(f"going on after {samples} samples ({size / 1e6:.1f} MB)")
+            bar.start(sum(info.size for info in folder.shards), size)
+
+        indexed = index_folder(
+            store, name, folder, options,
+            replace=args.replace, restart=args.restart, force_lock=args.force_lock,
+            on_start=start, on_progress=bar.advance,
+        )  # fmt: skip
+    _print(args.address, folder, indexed)
+    return 0
+
+
+def _print(address: str, folder: Folder, indexed: Indexed) -> None:
+    manifest, skipped = indexed.manifest, indexed.skipped
+    for line in skipped.lines:
+        _tell(f"left out: {line}")
+    if skipped.count > LISTED_BAD:
+        _tell(f"left out: {skipped.count - LISTED_BAD} more")
+    bad = 0 if manifest.in_place is None else manifest.in_place.skipped
+    print(
+        f"indexed {manifest.source} as {address}: {manifest.count} samples, {len(manifest.classes)} classes, "
+        f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
+        f"{f'{bad} bad left out, ' if bad else ''}version {manifest.version}"
+    )
+
+
+def _tell(line: str) -> None:
+    print(f"hapi index: {line}", file=sys.stderr)

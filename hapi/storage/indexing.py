@@ -1,0 +1,284 @@
+"""``hapi index``: what lies in the store in a foreign format becomes a data set where it is, without a copy.
+
+Every shard is read once: its samples' places, labels and checksums go into an index under ``datasets/NAME``, and the
+manifest names the folder of the shards. Nothing is ever written, moved or removed there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from hapi.errors import BadRequestError, DataError, NotFoundError, UsageError
+from hapi.storage.formats.registry import FORMATS, Format, choose
+from hapi.storage.formats.shard import Fields, shown
+from hapi.storage.index import SampleIndex
+from hapi.storage.index_labels import checked_classes, merged
+from hapi.storage.index_runs import Run, RunScanner, Scanned, Skipped, runs_of
+from hapi.storage.manifest import InPlace, Manifest, SampleLayout, dataset_prefix
+from hapi.storage.objects import ObjectInfo, ObjectStore, check_key, check_prefix
+from hapi.storage.packing import PackFolder, Packing, write_dataset
+from hapi.storage.sequence import IntArray
+from hapi.storage.source_arrays import read_labels
+from hapi.storage.transform import input_shape
+from hapi.wire.references import TransformSpec
+
+_OWN = ("datasets", "models")
+"""Folders of a store that Hapi writes."""
+_LAYOUT = SampleLayout(kind="encoded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions:
+    """How to index."""
+
+    format: str | None = None
+    """One of ``FORMATS``; None: by what lies there."""
+    fields: Fields = field(default_factory=Fields)
+    labels: Path | None = None
+    """File of the samples' labels (.npy, or text with one integer a line); the shards' own are not read then."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; else the labels that are names, sorted, or the labels' numbers."""
+    transform: TransformSpec | None = None
+    skip_bad: bool = False
+    """Leave bad samples out and count them; else the first one is an error."""
+    workers: int = 8
+    """Threads that read shards."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What lies in the folder that is indexed."""
+
+    prefix: str
+    module: Format
+    shards: list[ObjectInfo]
+    left_out: list[str]
+    """Objects that are no shards, or whose names cannot be used."""
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What came of it; ``skipped`` is known unless the data set was there already, finished."""
+
+    manifest: Manifest
+    skipped: Skipped
+
+
+def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> Folder:
+    """The shards below the key prefix ``folder`` ("." for the whole store), in the format ``wanted`` or found.
+
+    :class:`UsageError` when they are of no format or a mixture, :class:`NotFoundError` when nothing is there.
+    """
+    prefix = _checked_prefix(store, folder)
+    where = f"{store.url}/{prefix}" if prefix else store.url
+    listed = [info for info in store.list(prefix) if info.key.partition("/")[0] not in _OWN]
+    if not listed:
+        store.ping()
+        raise NotFoundError(
+            f"there is nothing below {where}; give the key prefix of the shards inside the store, as FOLDER"
+        )
+    usable = [info for info in listed if _is_usable(info.key)]
+    module = choose(where, usable) if wanted is None else FORMATS[wanted]
+    shards = module.shards_of(store, prefix, usable)
+    if not shards:
+        raise UsageError(f"{where} has no {module.NAME} shards by their names ({len(listed)} objects)")
+    chosen = {info.key for info in shards}
+    return Folder(prefix, module, shards, [info.key for info in listed if info.key not in chosen])
+
+
+def _checked_prefix(store: ObjectStore, folder: str) -> str:
+    prefix = "" if folder in (".", "./", "") else check_prefix(folder)
+    if prefix.partition("/")[0] in _OWN:
+        raise UsageError(
+            f"{store.url}/{prefix}: {_OWN[0]}/ and {_OWN[1]}/ of a store are Hapi's own; if these are yours, "
+            f"make {prefix.partition('/')[0]} the store: hapi index {prefix.partition('/')[2] or '.'} "
+            f"{store.url}/{prefix.partition('/')[0]}/NAME"
+        )
+    return prefix
+
+
+def _is_usable(key: str) -> bool:
+    """Whether Hapi can read an object of this name and note it down."""
+    try:
+        check_key(key).encode()
+    except (BadRequestError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def index_folder(
+    store: ObjectStore,
+    name: str,
+    folder: Folder,
+    options: IndexOptions,
+    *,
+    replace: bool = False,
+    restart: bool = False,
+    force_lock: bool = False,
+    on_start: Callable[[int, int], None] = lambda samples, size: None,
+    on_progress: Callable[[int, int], None] = lambda samples, size: None,
+) -> Indexed:
+    """Index ``folder`` (from :func:`find_folder`) as the data set ``name``, going on with an unfinished indexing.
+
+    ``on_start`` is called with what an earlier run completed, ``on_progress`` with the samples and bytes done since the
+    last call. The first bad sample is a :class:`DataError` naming shard and sample, and there is no data set, unless
+    ``options.skip_bad``. ``replace``, ``restart`` and ``force_lock`` are those of :func:`hapi.storage.pack.pack`.
+    """
+    dataset_prefix(name)
+    input_shape(_LAYOUT, options.transform or TransformSpec())
+    labels = None if options.labels is None else read_labels(options.labels)
+    indexer = _Indexer(store, folder, options, on_progress)
+    skipped = Skipped()
+
+    def make(target: PackFolder, packing: Packing) -> Manifest:
+        parts = indexer.run(target, on_start)
+        for part in parts:
+            skipped.add(part.skipped)
+        index, classes = _whole(folder, parts, labels, options)
+        return target.write_index(
+            packing,
+            index,
+            classes=classes,
+            layout=_LAYOUT,
+            transform=options.transform or TransformSpec(),
+            in_place=InPlace(format=folder.module.NAME, folder=folder.prefix, skipped=skipped.count),
+        )
+
+    manifest = write_dataset(
+        store, name, f"{folder.prefix or '.'} ({folder.module.NAME})", indexer.fingerprint(), make,
+        replace=replace, restart=restart, force_lock=force_lock,
+    )  # fmt: skip
+    return Indexed(manifest, skipped)
+
+
+def _whole(
+    folder: Folder, parts: Sequence[Scanned], labels: IntArray | None, options: IndexOptions
+) -> tuple[SampleIndex, tuple[str, ...]]:
+    """The index of all parts with its final labels, and the classes."""
+    found = [part for part in parts if part.index is not None]
+    if not found:
+        raise DataError(
+            f"not one sample in {len(folder.shards)} {folder.module.NAME} shards can be used"
+            + "".join(f"; {line}" for part in parts[:1] for line in part.skipped.lines[:1])
+        )
+    indexes = [part.index for part in found if part.index is not None]
+    whole = SampleIndex.joined(indexes)
+    if labels is None:
+        numbers, classes = merged(
+            [index.label for index in indexes],
+            [part.kind for part in found],
+            [part.names for part in found],
+            options.classes,
+        )
+    else:
+        if len(labels) != len(whole):
+            raise UsageError(
+                f"labels {options.labels}: there are {len(labels)}, but {len(whole)} samples; "
+                "give one for each sample, in the order of the shards"
+            )
+        numbers, classes = labels, checked_classes(labels, options.classes)
+    whole.label[:] = numbers
+    return whole, classes
+
+
+class _StoppedError(Exception):
+    """Another thread has failed, or the user has interrupted."""
+
+
+class _Indexer:
+    """Scans the runs of a folder with a few threads."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Folder,
+        options: IndexOptions,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._store, self._folder, self._options = store, folder, options
+        self._on_progress = on_progress
+        self._guard = threading.Lock()
+        self._stop = threading.Event()
+
+    def fingerprint(self) -> str:
+        """Of all that decides what a run's part holds, beside its shards."""
+        options = self._options
+        known = [
+            self._folder.prefix,
+            self._folder.module.NAME,
+            asdict(options.fields),
+            options.labels is None,
+        ]
+        return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
+
+    def run(self, target: PackFolder, on_start: Callable[[int, int], None]) -> list[Scanned]:
+        """What is in all runs, in their order; what an earlier indexing completed is taken from there."""
+        runs = list(runs_of(self._folder.shards))
+        parts: dict[int, Scanned] = {}
+        for number, run in enumerate(runs):
+            part = Scanned.read(target, run)
+            if part is not None and (self._options.skip_bad or part.skipped.count == 0):
+                parts[number] = part
+        on_start(
+            sum(len(part.index) for part in parts.values() if part.index is not None),
+            sum(info.size for number in parts for info in runs[number].shards),
+        )
+        with ThreadPoolExecutor(self._options.workers, thread_name_prefix="hapi-index") as pool:
+            missing = [number for number in range(len(runs)) if number not in parts]
+            futures = {number: pool.submit(self._one, target, runs[number]) for number in missing}
+            try:
+                _raise_first(futures)
+            finally:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+        parts |= {number: future.result() for number, future in futures.items()}
+        return [parts[number] for number in range(len(runs))]
+
+    def _one(self, target: PackFolder, run: Run) -> Scanned:
+        scanner = RunScanner(
+            self._store,
+            self._folder.prefix,
+            self._folder.module,
+            self._options.fields,
+            labels_ignored=self._options.labels is not None,
+            skip_bad=self._options.skip_bad,
+            alive=self._alive,
+        )
+        scanned = scanner.scan(run)
+        scanned.write(target, run)
+        return scanned
+
+    def _alive(self, samples: int, size: int) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+        with self._guard:
+            self._on_progress(samples, size)
+
+
+def _raise_first(futures: dict[int, Future[Scanned]]) -> None:
+    """Wait until all are done, or one has failed: of those that have, the first in the order of the shards."""
+    done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+    for future in futures.values():
+        if future in done and (error := future.exception()) is not None:
+            raise error
+
+
+def left_out_note(folder: Folder) -> str | None:
+    """A line about the objects in the folder that are not indexed; None when there are none."""
+    if not folder.left_out:
+        return None
+    some = ", ".join(shown(key) for key in folder.left_out[:3])
+    count, name = len(folder.left_out), folder.module.NAME
+    what = (
+        f"object is no {name} shard by its name"
+        if count == 1
+        else f"objects are no {name} shards by their names"
+    )
+    return f"{count} {what} and left out: {some}{', ...' if count > 3 else ''}"
