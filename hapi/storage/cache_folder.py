@@ -31,6 +31,8 @@ from typing import NamedTuple
 from hapi.errors import ConflictError, UsageError
 from hapi.wire.references import DatasetReference
 
+SAMPLE_CACHE_BYTES = 20 * 10**9
+"""Default budget."""
 MARKER = "hapi-sample-cache"
 _FORMAT = b"1\n"
 _LOCK, _USERS, OPEN, SEGMENT = "lock", "users", "open-", "segment-"

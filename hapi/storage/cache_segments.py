@@ -26,6 +26,8 @@ HEAD_BYTES = 24
 """Before each sample."""
 _FOOT_BYTES = 16
 """Of each sample in the footer."""
+RECORD_BYTES = HEAD_BYTES + _FOOT_BYTES
+"""What a sample takes of a segment beside its bytes."""
 _TRAILER_BYTES = 24
 _MAGIC = b"HAPISEG1"
 Heads = npt.NDArray[np.uint64]
@@ -40,7 +42,7 @@ def seed_of(reference: DatasetReference) -> int:
 
 def segment_bytes(length: int) -> int:
     """The size of a segment with one sample of ``length`` bytes and nothing else."""
-    return length + HEAD_BYTES + _FOOT_BYTES + _TRAILER_BYTES
+    return length + RECORD_BYTES + _TRAILER_BYTES
 
 
 def checksums(
@@ -58,7 +60,7 @@ def checksums(
 
 def byte_rows(heads: Heads) -> memoryview:
     """The heads' bytes, one after the other."""
-    return memoryview(heads.reshape(-1).view(np.uint8))
+    return heads.reshape(-1).view(np.uint8).data
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class SegmentWriter:
     def fitting(self, lengths: Ints) -> int:
         """How many of samples of these lengths, from the first on, there is room for."""
         room = self.capacity - _TRAILER_BYTES - self.samples * _FOOT_BYTES - self.end
-        return int(np.searchsorted(np.cumsum(lengths + HEAD_BYTES + _FOOT_BYTES), room, side="right"))
+        return int(np.searchsorted(np.cumsum(lengths + RECORD_BYTES), room, side="right"))
 
     def append(self, ids: Ints, labels: Ints, data: Bytes, starts: Ints, lengths: Ints) -> Contents:
         """Write samples, ``data[starts[i]:starts[i] + lengths[i]]`` each; where they lie. OSError when that fails."""

@@ -28,6 +28,7 @@ from hapi.storage.cache_catalogue import Catalogue, Places
 from hapi.storage.cache_folder import OPEN, CacheFolder
 from hapi.storage.cache_segments import (
     HEAD_BYTES,
+    RECORD_BYTES,
     SegmentWriter,
     byte_rows,
     checksums,
@@ -37,13 +38,11 @@ from hapi.storage.cache_segments import (
 from hapi.storage.chunks import Flags
 from hapi.storage.dataset import Samples
 from hapi.storage.directory import offsets_of
-from hapi.storage.gather import Bytes, Ints
+from hapi.storage.gather import Bytes, Ints, copy_pieces
 from hapi.wire.references import DatasetReference, check_digest, check_name
 
 log = logging.getLogger("hapi.storage")
 
-SAMPLE_CACHE_BYTES = 20 * 10**9
-"""Default budget."""
 SEGMENT_BYTES = 64 << 20
 """Of a segment; less where the budget is less than :data:`_SEGMENTS` of them."""
 _SEGMENTS = 16
@@ -86,6 +85,10 @@ class SampleCache:
         """Whether more would be kept, as far as is known."""
         return not self._stopped and time.monotonic() >= self._full_until
 
+    def room(self, samples: int, mean_bytes: float) -> float:
+        """The part of ``samples`` of ``mean_bytes`` each that the whole budget has room for, from 0 to 1."""
+        return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + RECORD_BYTES)))
+
     def share(self, ids: Ints) -> float:
         """The part of these samples that is here, from 0 to 1."""
         return float(self._catalogue.find(ids).here.mean()) if len(ids) else 0.0
@@ -108,8 +111,8 @@ class SampleCache:
             else:  # the segments of the damaged ones are no more; what lies in others is read again
                 yield from ((part[again], samples) for again, samples in self.parts(ids[part]))
 
-    def through(self, samples: Samples, read: Callable[[Ints], None]) -> None:
-        """Fill ``samples.data``: what is here from here, the other rows by ``read(rows)``, and keep those.
+    def through(self, samples: Samples, read: Callable[[Ints], Samples]) -> None:
+        """Fill ``samples.data``: what is here from here; the others are those of ``read(ids)``, and are kept.
 
         Ids, offsets and labels are known; what is here with another length or label is damaged.
         """
@@ -122,8 +125,10 @@ class SampleCache:
         self._catalogue.drop(np.unique(places.segment[places.here & ~same]))
         rest = np.flatnonzero(~same)
         if len(rest):
-            read(rest)
-            self.put(samples, rest)
+            others = read(samples.ids[rest])
+            starts, lengths = others.offsets[:-1], np.diff(others.offsets)
+            copy_pieces(others.data, starts, lengths, samples.data, samples.offsets[:-1][rest])
+            self.put(others)
 
     def _fill(self, ids: Ints, places: Places, starts: Ints, out: Bytes, labels: Ints) -> Flags:
         """Sample i to ``out[starts[i]:]`` and its label; bool [n], False where damaged."""
@@ -161,13 +166,13 @@ class SampleCache:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def put(self, samples: Samples, rows: Ints | None = None) -> None:
-        """Keep these samples (or those at ``rows``) as far as there is room and they are not here. Never raises."""
+    def put(self, samples: Samples) -> None:
+        """Keep these samples as far as there is room and they are not here yet. Never raises."""
         if not self.admits:
             return
         with self._writing:
             try:
-                self._append(samples, np.arange(len(samples)) if rows is None else rows)
+                self._append(samples)
             except ConflictError:
                 self._full_until = time.monotonic() + _FULL_SECONDS
             except OSError as error:
@@ -202,9 +207,9 @@ class SampleCache:
     ) -> None:
         self.close()
 
-    def _append(self, samples: Samples, rows: Ints) -> None:
+    def _append(self, samples: Samples) -> None:
         lengths = np.diff(samples.offsets)
-        rows = rows[~self._catalogue.find(samples.ids[rows]).here & (lengths[rows] <= self._longest)]
+        rows = np.flatnonzero(~self._catalogue.find(samples.ids).here & (lengths <= self._longest))
         rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
         while len(rows):
             if self._writer is None:
