@@ -89,9 +89,15 @@ class Catalogue:
     def find(self, ids: Ints) -> Places:
         """Where these samples are; other processes' segments show after a second or so."""
         with self._lock:
-            if time.monotonic() - self._looked > LOOK_SECONDS:
-                self._look()
+            self._look_when_due()
             return self._places.of(ids)
+
+    def here(self, ids: Ints) -> Flags:
+        """Which of these samples are here; bool [n]."""
+        with self._lock:
+            self._look_when_due()
+            here: Flags = self._places.segment[ids] > 0
+            return here
 
     def descriptor(self, number: int, opened: contextlib.ExitStack) -> int | None:
         """An open file of a segment, closed by ``opened`` unless it is kept; None when it is gone."""
@@ -158,6 +164,10 @@ class Catalogue:
             self._retired.clear()
 
     # -- all below under the lock ------------------------------------------------------------------------
+
+    def _look_when_due(self) -> None:
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
 
     def _look(self) -> None:
         """Take in segments that have come since the last look."""

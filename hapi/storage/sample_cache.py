@@ -91,7 +91,7 @@ class SampleCache:
 
     def share(self, ids: Ints) -> float:
         """The part of these samples that is here, from 0 to 1."""
-        return float(self._catalogue.find(ids).here.mean()) if len(ids) else 0.0
+        return float(self._catalogue.here(ids).mean()) if len(ids) else 0.0
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -171,6 +171,8 @@ class SampleCache:
         if not self.admits:
             return
         with self._writing:
+            if self._stopped:
+                return
             try:
                 self._append(samples)
             except ConflictError:
@@ -181,19 +183,23 @@ class SampleCache:
     def flush(self) -> None:
         """Let others, also after this process, have what was put. Never raises."""
         with self._writing:
-            try:
-                self._seal()
-            except ConflictError:
-                pass  # what was written since the last time is lost
-            except OSError as error:
-                self._stop(error)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._seal()
+        except ConflictError:
+            pass  # what was written since the last time is lost
+        except OSError as error:
+            self._stop(error)
 
     def close(self) -> None:
         """Flush, and say that the version is not in use here any more; closing twice does nothing."""
-        if self._closed:
-            return
-        self.flush()
-        self._closed = self._stopped = True
+        with self._writing:
+            if self._closed:
+                return
+            self._flush()
+            self._closed = self._stopped = True
         self._catalogue.close()
         with contextlib.suppress(OSError):
             os.utime(self._users)
@@ -209,7 +215,7 @@ class SampleCache:
 
     def _append(self, samples: Samples) -> None:
         lengths = np.diff(samples.offsets)
-        rows = np.flatnonzero(~self._catalogue.find(samples.ids).here & (lengths <= self._longest))
+        rows = np.flatnonzero(~self._catalogue.here(samples.ids) & (lengths <= self._longest))
         rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
         while len(rows):
             if self._writer is None:
