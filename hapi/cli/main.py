@@ -16,6 +16,7 @@ COMMANDS = {
     "ls": "list the data sets and models of a store",
     "verify": "read a whole data set and check every checksum",
     "push": "put a model's weights into a store",
+    "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",
     "report": "make an HTML page of a kept JSON report of a run",
     "layers": "print a model's layers, their names, output sizes and the default freeze",

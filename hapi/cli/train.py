@@ -199,12 +199,18 @@ def _epoch_line(entry: Mapping[str, Any]) -> str:
     line = (
         f"epoch {entry['epoch']:>3}  split {_splits(entry):>5}  {entry['seconds']:8.2f} s  "
         f"{entry['samples'] / seconds:7.0f} samples/s  wire {format_bytes(entry['bytes_received']):>10}  "
-        f"stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}  "
+        f"{_cached(entry)}stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}  "
         f"accuracy {100 * entry['accuracy']:5.1f}%"
     )
     if "validation_loss" in entry:
         line += f"  validation {entry['validation_loss']:.4f} / {100 * entry['validation_accuracy']:.1f}%"
     return line
+
+
+def _cached(entry: Mapping[str, Any]) -> str:
+    """The part of the epoch's samples that came out of the sample cache, if any did."""
+    cached = entry["cached_samples"]
+    return f"cached {100 * cached / entry['samples']:3.0f}%  " if cached else ""
 
 
 def _splits(entry: Mapping[str, Any]) -> str:
@@ -250,6 +256,8 @@ def _warnings(session: Session) -> Iterator[str]:
     settings, count = session.settings, len(session.prepared.training_ids)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+    if settings.sample_cache is not None and not session.caches:
+        yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if settings.resume and settings.checkpoint and not Path(settings.checkpoint).exists():
         yield f"--resume: there is no {settings.checkpoint} yet, so training begins anew"
 

@@ -122,6 +122,7 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
         counts = found[split] = {
             "requests": share.requests,
             "samples": share.samples,
+            "cached": share.cached_samples,
             "bytes": share.bytes_received,
             "receive": share.receive_cpu_seconds,
             "decode": share.decode_cpu_seconds,
@@ -161,7 +162,7 @@ def observed_between(
     for split, counts in after.items():
         old = before.get(split, {})
         delta = {name: value - old.get(name, 0.0) for name, value in counts.items()}
-        if delta.get("handed_out", 0) > 0 and delta.get("samples", 0) > 0:
+        if delta.get("handed_out", 0) > 0 and delta.get("samples", 0) + delta.get("cached", 0) > 0:
             delta[_LARGEST] = counts.get(_LARGEST, 0.0)
             found[split] = _observed(split, delta, servers.get(split, Tier()), client)
     return found
@@ -172,7 +173,8 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
     wall = {name.partition(":")[2]: value for name, value in d.items() if name.startswith("wall:")}
     factor, loads = _factor(d, cpu, server), not server.reuse
     # Requests ahead of the batches that were handed out are in one sum and not in the other.
-    ahead = d["samples"] / d["handed_out"]
+    samples = d["samples"] + d.get("cached", 0.0)
+    ahead = samples / d["handed_out"]
     receive, decode = d.get("receive", 0.0), d.get("decode", 0.0)
     main = d.get("main_cpu", 0.0)
     helpers = (client.threads - 1) * main if client.device == "cpu" else 0.0
@@ -180,7 +182,8 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
     return Observed(
         split=split,
         batches=round(d["batches"]),
-        samples=round(d["samples"]),
+        samples=round(samples),
+        cached=round(d.get("cached", 0.0)),
         bytes_received=round(d["bytes"]),
         requests=round(d["requests"]),
         rest_seconds=_rest(d) * ahead,

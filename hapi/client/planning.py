@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -60,9 +60,12 @@ class Planning:
         profile_epochs: Sequence[int] = (0,),
         profile_batches: int | None = None,
         profile: Profile | None = None,
+        cached: Callable[[int], tuple[float, float]] | None = None,
     ) -> None:
         """``profile``: decide from it at once, instead of profiling epoch 0.
 
+        ``cached(epoch)``: the part of an epoch's samples that need not cross at split 0, in this epoch and in the mean
+        of it and those that follow; plans are made with the second.
         Raises :class:`DeviceMemoryError` when no split fits the memory.
         """
         self.strategy = strategy
@@ -73,6 +76,7 @@ class Planning:
         self.profile: Profile | None = None
         self.measured: dict[int, float] = {}
         """The oracle's seconds a batch, by split."""
+        self._cached = cached or (lambda epoch: (0.0, 0.0))
         self._meter = meter
         self._replan = replan and strategy != ORACLE
         self._profile_epochs = frozenset(profile_epochs)
@@ -151,8 +155,19 @@ class Planning:
             self._begun.clear()
             self._intervals.clear()
             self._rates.clear()
+        changed = self._price_cache(epoch)
         if self._watch is not None:
             self._watch.restart()
+            if changed and self.profile is not None and not self.profiling:
+                self.plan = plan(self.strategy, self.profile, self.job)
+                self._why = self._why or f"the sample cache has {self._cached(epoch)[0]:.0%} of the samples"
+                self._follow_plan((epoch, 0))
+
+    def _price_cache(self, epoch: int) -> bool:
+        """Take into the job what the sample cache may have from ``epoch`` on; whether that is something else."""
+        before = self.job.cached
+        self.job = replace(self.job, cached=self._cached(epoch)[1])
+        return self.job.cached != before
 
     def _schedule_again(self) -> None:
         """What had opened when a pass was left in its middle comes once more."""
@@ -243,6 +258,7 @@ class Planning:
     def _adopt(self, profile: Profile, at: tuple[int, int], why: str, split: int | None = None) -> None:
         """Plan from ``profile``; with ``split`` the decision is taken already."""
         self.profile = profile
+        self._price_cache(at[0])
         self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
         tried = {s: seconds for s, seconds in self.measured.items() if s >= self._earliest}
         if split is None and tried:
@@ -290,11 +306,12 @@ class Planning:
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
 
-    def estimated_seconds(self, samples: int) -> float | None:
+    def estimated_seconds(self, epoch: int, samples: int) -> float | None:
         """Of an epoch of ``samples`` at the present split; None before there is a plan."""
         if self.profile is None:
             return None
-        return estimate(self.profile, replace(self.job, samples=samples), self._split).epoch_seconds
+        job = replace(self.job, samples=samples, cached=self._cached(epoch)[0])
+        return estimate(self.profile, job, self._split).epoch_seconds
 
     def to_json(self) -> dict[str, Any]:
         """The plan with every candidate, what else would have been chosen, and what changed."""

@@ -26,6 +26,7 @@ from hapi.models.devices import resolve_device
 from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
+from hapi.storage.cache_folder import CacheFolder
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.sequence import Order, Shuffle, epoch_sequence
 from hapi.storage.transform import input_shape
@@ -65,6 +66,8 @@ class Prepared:
     """Of the validation samples."""
     transforms: tuple[TransformSpec | None, TransformSpec | None]
     """Of the training samples, perhaps random, and of the validation samples, never random."""
+    sample_cache: CacheFolder | None
+    """Where stored samples are kept on this machine."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
@@ -96,6 +99,8 @@ def prepare(
     settings name none, and ends it again when anything fails.
     """
     settings = checked(settings)
+    folder = settings.sample_cache
+    cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
     device = resolve_device(settings.device, "--device")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -112,7 +117,7 @@ def prepare(
         ]
     servers = ServerPool(transports, patience=settings.patience)
     try:
-        return _prepare(settings, servers, [t.url for t in transports], embedded, store, device)
+        return _prepare(settings, servers, [t.url for t in transports], embedded, store, device, cache)
     except BaseException:
         servers.close()
         if embedded is not None:
@@ -127,6 +132,7 @@ def _prepare(
     embedded: EmbeddedServer | None,
     store: str | None,
     device: torch.device,
+    cache: CacheFolder | None,
 ) -> Prepared:
     description = choose_dataset(servers, settings.dataset)
     order = order_of(settings, description)
@@ -159,6 +165,7 @@ def _prepare(
             augmented(transform, layout, settings.augment),
             transform if held_out is None else transform_of(settings, held_out),
         ),
+        sample_cache=cache,
     )
     # What runs on the servers takes no memory here; a strategy may yet want every layer here.
     if strategy is None:

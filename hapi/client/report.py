@@ -19,6 +19,8 @@ def counters(report: PassReport) -> dict[str, float]:
     return {
         "seconds": round(report.seconds, 4),
         "bytes_received": traffic.bytes_received,
+        "cached_samples": traffic.cached_samples,
+        "cached_bytes": traffic.cached_bytes,
         "server_seconds": round(traffic.server_seconds(), 4),
         "network_seconds": round(traffic.network.seconds, 4),
         "client_seconds": round(report.client.seconds, 4),

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from hapi.client.buffers import BufferPool
+from hapi.client.caching import Expected, close_caches, open_caches
 from hapi.client.measuring import Meter
 from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
 from hapi.client.passes import PassReport
@@ -77,8 +78,14 @@ class Session:
         )
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.meter = Meter(self.device, self._servers.size)
-        self.planning = planning_of(settings, prepared, self.meter, self.budget)
-        """Chooses the split of each batch; None when it is fixed."""
+        self.caches = open_caches(prepared)
+        """Of stored samples, by data set; none without ``--sample-cache``."""
+        try:
+            self.planning = planning_of(settings, prepared, self.meter, self.budget, self._expected())
+            """Chooses the split of each batch; None when it is fixed."""
+        except BaseException:
+            close_caches(self.caches)
+            raise
         self.last = PassReport()
         """Counters of the pass that is under way or was the last."""
 
@@ -106,6 +113,7 @@ class Session:
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
         self._servers.close()
+        close_caches(self.caches)
         self.prepared.close()
 
     @property
@@ -175,6 +183,8 @@ class Session:
                 if unfit is None or not splits.failed(first + len(delivered), unfit):
                     raise
         _check_exactly_once(planned[first:], delivered)
+        for cache in self.caches.values():
+            cache.flush()
 
     def _through_window(
         self,
@@ -196,6 +206,7 @@ class Session:
             buffers=self._buffers,
             tracer=self.tracer,
             traffic=report.traffic,
+            caches=self.caches,
         )
         meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()
@@ -234,6 +245,21 @@ class Session:
             report.seconds = before + time.monotonic() - started
             window.close()
             finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
+
+    def _expected(self) -> Expected | None:
+        """What a plan may expect of the training samples' cache."""
+        prepared, description = self.prepared, self.prepared.description
+        cache = self.caches.get(description.reference)
+        if cache is None:
+            return None
+        mean = description.total_bytes / max(1, description.count)
+        return Expected(
+            cache,
+            prepared.training_ids,
+            mean,
+            epochs=self.settings.epochs,
+            trainers=prepared.order.trainers,
+        )
 
     def _to_boundary(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""

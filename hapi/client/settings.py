@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hapi.config import setting
+from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES
 
 OnOff = Literal["on", "off"]
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
@@ -136,6 +137,17 @@ class TrainSettings:
     )
     prefetch_bytes: int = setting(
         "bound for batches received ahead; at least one is always ahead", default=1 << 30, low=0, unit="bytes"
+    )
+    sample_cache: str | None = setting(
+        "folder on a local disk where stored samples that came over the network are kept for later epochs and jobs; "
+        "only batches that run at split 0 use it, since features are the server's",
+        default=None,
+    )
+    sample_cache_size: int = setting(
+        "most bytes of that folder, of all data sets and trainers in it",
+        default=SAMPLE_CACHE_BYTES,
+        low=1 << 20,
+        unit="bytes",
     )
     timeout: float = setting(
         "silence of a server before it counts as dead", default=60.0, above=0, high=86400, unit="duration"

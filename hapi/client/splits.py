@@ -102,9 +102,16 @@ class Planned:
 
 
 def planning_of(
-    settings: TrainSettings, prepared: Prepared, meter: Meter, budget: MemoryBudget
+    settings: TrainSettings,
+    prepared: Prepared,
+    meter: Meter,
+    budget: MemoryBudget,
+    cached: Callable[[int], tuple[float, float]] | None = None,
 ) -> Planning | None:
-    """The planning of a session; None when its split is fixed, which no profile has a say in."""
+    """The planning of a session; None when its split is fixed, which no profile has a say in.
+
+    ``cached``: see :class:`Planning`.
+    """
     if prepared.strategy is None:
         for flag, value in (("--profile", settings.profile), ("--save-profile", settings.save_profile)):
             if value is not None:
@@ -145,6 +152,7 @@ def planning_of(
             profile_epochs=settings.profile_epoch,
             profile_batches=settings.profile_batches,
             profile=given,
+            cached=cached,
         )
     except ConfigError as error:
         raise ConfigError(f"--profile {settings.profile}: {error}") from None

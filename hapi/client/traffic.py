@@ -28,6 +28,11 @@ class SplitTraffic:
 
     requests: int = 0
     samples: int = 0
+    """Samples that crossed."""
+    cached_samples: int = 0
+    """Samples that did not need to, since this side's sample cache had them (split 0)."""
+    cached_bytes: int = 0
+    """Their stored bytes."""
     bytes_received: int = 0
     receive_cpu_seconds: float = 0.0
     """CPU seconds of receiving payloads and checking them."""
@@ -199,6 +204,13 @@ class Traffic:
             share.bytes_received += nbytes
             share.receive_cpu_seconds += cpu_seconds
 
+    def cached(self, split: int, samples: int, nbytes: int) -> None:
+        """``samples`` of ``nbytes`` in all came out of the sample cache."""
+        with self._lock:
+            share = self._of(split)
+            share.cached_samples += samples
+            share.cached_bytes += nbytes
+
     def answered(self, split: int, samples: int, report: RequestReport, nbytes: int, seconds: float) -> None:
         """A request was answered whole: ``nbytes`` in frames, ``seconds`` after it was made."""
         if report.cos_batch >= samples:  # one frame, which was not sent before all of it was made
@@ -224,6 +236,18 @@ class Traffic:
         """Bytes of all answers."""
         with self._lock:
             return sum(share.bytes_received for share in self.splits.values())
+
+    @property
+    def cached_samples(self) -> int:
+        """Samples that came out of the sample cache."""
+        with self._lock:
+            return sum(share.cached_samples for share in self.splits.values())
+
+    @property
+    def cached_bytes(self) -> int:
+        """Their stored bytes."""
+        with self._lock:
+            return sum(share.cached_bytes for share in self.splits.values())
 
     @property
     def requests(self) -> int:

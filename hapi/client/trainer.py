@@ -144,7 +144,8 @@ class Trainer:
         planning = self.session.planning
         if planning is None or first:
             return None
-        return planning.estimated_seconds(sum(map(len, self.session.batch_ids(self.progress.epoch))))
+        epoch = self.progress.epoch
+        return planning.estimated_seconds(epoch, sum(map(len, self.session.batch_ids(epoch))))
 
     def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""

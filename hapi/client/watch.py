@@ -118,10 +118,11 @@ class Watch:
         found: dict[str, float] = {}
         if observed is None:
             return found
-        found["share"] = observed.share / self._profile.server.share
+        if observed.crossed:
+            found["share"] = observed.share / self._profile.server.share
         estimated = self._estimated(observed.split)
         tiers = [_client_parts(observed)]
-        if observed.server.device == self._profile.server_tier.device:
+        if observed.crossed and observed.server.device == self._profile.server_tier.device:
             tiers.append(_server_parts(observed))
         for measured in tiers:
             both = [sum(measured.values()), sum(estimated[part] for part in measured)]
@@ -157,10 +158,10 @@ def _client_parts(observed: Observed) -> dict[str, float]:
 
 def _server_parts(observed: Observed) -> dict[str, float]:
     """On a CPU all of it, in seconds of the processor; on a GPU its own, by the wall."""
-    parts = {"forward": forward_seconds(observed) / observed.samples}
+    parts = {"forward": forward_seconds(observed) / observed.crossed}
     if observed.server.device == "cpu":
         beside = sum(value for stage, value in observed.server_cpu.items() if stage != "forward")
-        parts["beside"] = beside * observed.server_factor / observed.samples
+        parts["beside"] = beside * observed.server_factor / observed.crossed
     return parts
 
 

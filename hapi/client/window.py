@@ -13,7 +13,8 @@ A batch opens when the batches that are open, full or in the consumer's hands, a
 one batch beyond the consumer's is always allowed, so that one is prefetched whatever the budget
 (HAPI, section 4.2: requests for iteration i+1 are sent before the client starts on i).
 
-A request that breaks in the middle goes on, on any server, from the first sample that has not arrived.
+A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
+(split 0) that are in a sample cache are not asked for; the others come into it.
 
 Each batch has its own job, asked for when the batch opens, so that the split can change from one batch to the next
 while the batches before are still under way.
@@ -24,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,10 +40,12 @@ from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
 from hapi.errors import BadRequestError, HapiError, WireError
 from hapi.storage.dataset import Samples
+from hapi.storage.sample_cache import SampleCache
 from hapi.storage.transform import input_batch
 from hapi.trace import Tracer
 from hapi.wire import messages
 from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec, byte_view
+from hapi.wire.references import DatasetReference
 
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
@@ -89,11 +92,13 @@ class _OpenBatch:
 
 @dataclass(eq=False)
 class _Piece:
-    """One request's share of a batch: rows ``start`` to ``stop``, of which those before ``next`` have arrived."""
+    """One request's share of a batch."""
 
     batch: _OpenBatch
-    next: int
-    stop: int
+    rows: npt.NDArray[np.int64]
+    """Of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have."""
+    next: int = 0
+    """How many of them have arrived."""
 
 
 class Window:
@@ -111,9 +116,11 @@ class Window:
         buffers: BufferPool,
         tracer: Tracer,
         traffic: Traffic | None = None,
+        caches: Mapping[DatasetReference, SampleCache] | None = None,
     ) -> None:
         """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set."""
         self._job_of = job_of
+        self._caches = caches or {}
         self._tracer = tracer
         self._servers = servers
         self._batches = batches
@@ -190,6 +197,12 @@ class Window:
             self._changed.notify_all()
 
     def _fetch(self, piece: _Piece) -> None:
+        job = piece.batch.job
+        cache = None if job.split else self._caches.get(job.dataset)
+        if cache is not None:
+            self._from_cache(piece, cache)
+            if piece.next == len(piece.rows):
+                return
         self._servers.run(
             lambda transport: self._attempt(transport, piece),
             progress=lambda: piece.next,
@@ -243,17 +256,17 @@ class Window:
         self._opened += 1
         self._live[number] = batch
         starts = range(0, len(ids), self._request_size)
-        self._pieces += [_Piece(batch, s, min(s + self._request_size, len(ids))) for s in starts]
+        self._pieces += [_Piece(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts]
         self._changed.notify_all()
 
     def _attempt(self, transport: Transport, piece: _Piece) -> None:
         """Ask one server for what is missing of ``piece``."""
         if self._closed:
             raise Stopped
-        if piece.next == piece.stop:
+        if piece.next == len(piece.rows):
             return
         batch, job = piece.batch, piece.batch.job
-        ids = batch.ids[piece.next : piece.stop]
+        ids = batch.ids[piece.rows[piece.next :]]
         receive = self._receive_features if job.split else self._receive_stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
 
@@ -261,8 +274,8 @@ class Window:
             nonlocal received
             end = receive(reader, piece)
             received = reader.bytes_read
-            if piece.next != piece.stop:
-                raise WireError(f"{transport.url}: the stream ended {piece.stop - piece.next} samples early")
+            if missing := len(piece.rows) - piece.next:
+                raise WireError(f"{transport.url}: the stream ended {missing} samples early")
             try:
                 return messages.RequestReport.from_json(end.report)
             except BadRequestError as error:
@@ -276,45 +289,66 @@ class Window:
         batch = piece.batch
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            rows = self._rows(header, piece, batch.job.expected_tensors(len(header.ids)))
+            rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
             return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
 
         while True:
             header = self._next(reader, piece, sink)
             if isinstance(header, StreamEnd):
                 return header
-            self._arrived(piece, header.ids)
+            self._arrived(piece.batch, self._next_rows(piece, len(header.ids)), header.ids)
+            piece.next += len(header.ids)
 
     def _receive_stored(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
-        batch, job = piece.batch, piece.batch.job
+        batch, cache = piece.batch, self._caches.get(piece.batch.job.dataset)
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            rows = self._rows(header, piece, None)
-            total = header.tensors[0].shape[0]
-            received[:] = [np.empty(total, np.uint8), np.empty(len(header.ids) + 1, np.int64)]
-            return [*(byte_view(a) for a in received), _bytes_of(batch.labels[rows])]
+            self._rows(header, piece, None)
+            total, count = header.tensors[0].shape[0], len(header.ids)
+            received[:] = [
+                np.empty(total, np.uint8),
+                np.empty(count + 1, np.int64),
+                np.empty(count, np.int64),
+            ]
+            return [byte_view(a) for a in received]
 
         while True:
             header = self._next(reader, piece, sink)
             if isinstance(header, StreamEnd):
                 return header
-            rows = slice(piece.next, piece.next + len(header.ids))
-            samples = _checked_samples(batch.ids[rows], received[0], received[1], batch.labels[rows].numpy())
-            started = time.monotonic()
-            with (
-                self.traffic.decoding(job.split),
-                self._tracer.span("decode", "decode", samples=len(header.ids)),
-            ):
-                inputs = input_batch(samples, job.layout, job.transform)
-                if tuple(inputs.shape[1:]) != job.shape:
-                    raise BadRequestError(
-                        f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
-                        "choose an image size (--image-size) that fits the data set"
-                    )
-                batch.features[rows].copy_(inputs)
-            batch.spans.append(Span("client", "decode", started, time.monotonic()))
-            self._arrived(piece, header.ids)
+            rows = self._next_rows(piece, len(header.ids))
+            samples = _checked_samples(np.asarray(header.ids), *received)
+            self._take_stored(batch, rows, samples)
+            piece.next += len(rows)
+            if cache is not None:
+                cache.put(samples)
+
+    def _from_cache(self, piece: _Piece, cache: SampleCache) -> None:
+        """Take what the cache has of a piece; the other rows are left to be asked for."""
+        batch = piece.batch
+        for found, samples in cache.parts(batch.ids[piece.rows]):
+            if self._closed:
+                raise Stopped
+            self._take_stored(batch, piece.rows[found], samples)
+            self.traffic.cached(batch.job.split, len(samples), len(samples.data))
+        piece.rows = piece.rows[~batch.arrived[piece.rows]]
+
+    def _take_stored(self, batch: _OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        """Decode stored samples into ``rows`` of their batch."""
+        job, started = batch.job, time.monotonic()
+        with self.traffic.decoding(job.split), self._tracer.span("decode", "decode", samples=len(rows)):
+            inputs = input_batch(samples, job.layout, job.transform)
+            if tuple(inputs.shape[1:]) != job.shape:
+                raise BadRequestError(
+                    f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
+                    "choose an image size (--image-size) that fits the data set"
+                )
+            spot = _spot(rows)
+            batch.features[spot] = inputs
+            batch.labels[spot] = torch.from_numpy(samples.labels)
+        batch.spans.append(Span("client", "decode", started, time.monotonic()))
+        self._arrived(batch, rows, samples.ids)
 
     def _next(self, reader: FrameReader, piece: _Piece, sink: Any) -> FrameHeader | StreamEnd:
         """The next frame; the network's clock runs from its header's arrival to its checksum."""
@@ -334,13 +368,19 @@ class Window:
                 spans.append(Span("network", "frame", arrival.started, time.monotonic()))
             arrival.end(reader.bytes_read - before)
 
-    def _rows(self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None) -> slice:
+    @staticmethod
+    def _next_rows(piece: _Piece, count: int) -> npt.NDArray[np.int64]:
+        return piece.rows[piece.next : piece.next + count]
+
+    def _rows(
+        self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None
+    ) -> npt.NDArray[np.int64]:
         """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
         if self._closed:
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
-        rows = slice(piece.next, piece.next + count)
-        if not count or rows.stop > piece.stop or header.ids != tuple(piece.batch.ids[rows].tolist()):
+        rows = self._next_rows(piece, count)
+        if not count or header.ids != tuple(piece.batch.ids[rows].tolist()):
             raise WireError("the server sent other samples than were asked for, or in another order")
         if expected is None:
             total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
@@ -353,18 +393,21 @@ class Window:
             raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
         return rows
 
-    def _arrived(self, piece: _Piece, ids: Sequence[int]) -> None:
-        rows = slice(piece.next, piece.next + len(ids))
+    def _arrived(self, batch: _OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
+        """The samples of ``rows``, which carried ``ids``, are in their places."""
         with self._changed:
-            if piece.batch.arrived[rows].any():
-                raise HapiError(
-                    f"batch {piece.batch.number}: a sample arrived twice; this is a defect of hapi"
-                )
-            piece.batch.arrived[rows] = True
-            piece.batch.arrived_ids[rows] = ids
-            piece.next += len(ids)
-            if piece.batch.arrived.all():
+            if batch.arrived[rows].any():
+                raise HapiError(f"batch {batch.number}: a sample arrived twice; this is a defect of hapi")
+            batch.arrived[rows] = True
+            batch.arrived_ids[rows] = ids
+            if batch.arrived.all():
                 self._changed.notify_all()
+
+
+def _spot(rows: npt.NDArray[np.int64]) -> Any:
+    """An index of these rows (ascending), a slice where they are consecutive."""
+    first, stop = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, stop) if stop - first == len(rows) else torch.from_numpy(rows)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -177,7 +177,12 @@ class _Coster:
         samples, server, client = profile.samples, profile.server_tier, profile.client_tier
         forms = {"stored": samples.stored_bytes, "uint8": samples.uint8_bytes, "tensor": samples.tensor_bytes}
         content = profile.sent_bytes(split) if split else forms[sent]
-        self.sent_bytes = content + profile.link.sample_bytes
+        at_hand = job.cached if split == 0 and sent == "stored" else 0.0
+        self.crossing = 1 - at_hand
+        """The part of the samples that the server is asked for."""
+        self.asked = 1 - at_hand**job.request_size
+        """The part of the requests that are made: those with any such sample."""
+        self.sent_bytes = self.crossing * (content + profile.link.sample_bytes)
         decode_there = samples.encoded and (split > 0 or sent != "stored")
         decode_here = samples.encoded and split == 0 and sent == "stored"
         tensor = samples.tensor_bytes
@@ -186,7 +191,7 @@ class _Coster:
         self.beside = (
             (server.decode_seconds if decode_there else 0.0)
             + self.sent_bytes * server.codec_seconds_per_byte
-            + server.overhead_seconds
+            + self.crossing * server.overhead_seconds
         )
         if split:
             self.beside += tensor * server.to_device_seconds_per_byte
@@ -218,7 +223,7 @@ class _Coster:
         # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
         last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
-        other = self.beside + self.profile.server.read_seconds
+        other = self.beside + self.crossing * self.profile.server.read_seconds
         work = bs * self.forward + others * other + waves * self._per_request()
         return work / self.profile.server.share
 
@@ -233,7 +238,7 @@ class _Coster:
         at_once = min(server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth)))
         loads = requests * server.model_load_seconds
         busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
-        alone = bs * (self.forward + self.beside + server.read_seconds) + loads
+        alone = bs * (self.forward + self.beside + self.crossing * server.read_seconds) + loads
         return max(busy / server.share, (alone + requests * self._overhead()) / at_once)
 
     def fill(self, bs: int, bits: float) -> float:
@@ -278,7 +283,7 @@ class _Coster:
         return total + max(supply, client) + self.client(rest)
 
     def _overhead(self) -> float:
-        return self.profile.link.request_seconds + self.profile.server.waiting_seconds
+        return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)
 
     def _per_request(self) -> float:
         return self._overhead() + self.profile.server.model_load_seconds

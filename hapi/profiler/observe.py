@@ -49,6 +49,8 @@ class Observed:
     split: int
     batches: int
     samples: int
+    cached: int = 0
+    """Those of them that the client had on its disk: the servers and the link had nothing to do with them."""
     bytes_received: int
     requests: int
     rest_seconds: float
@@ -78,6 +80,11 @@ class Observed:
     """What other tenants left of the server's device."""
     cos_batch: int = 0
     server: Tier = Tier()
+
+    @property
+    def crossed(self) -> int:
+        """Samples that the servers were asked for."""
+        return self.samples - self.cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +150,9 @@ def profile_of(
         samples=sizes.samples,
         server=ServerProfile(
             read_seconds=_mean(
-                observed, lambda o: o.server_wall.get("read", 0.0) - o.server_cpu.get("read", 0.0)
+                observed,
+                lambda o: o.server_wall.get("read", 0.0) - o.server_cpu.get("read", 0.0),
+                crossed=True,
             ),
             model_load_seconds=0.0
             if tier.reuse
@@ -186,16 +195,19 @@ def _ratio(total: float, count: float) -> float:
     return max(0.0, total) / count if count else 0.0
 
 
-def _mean(observed: Mapping[int, Observed], cost: Callable[[Observed], float]) -> float:
-    """Seconds a sample over all splits together."""
-    return _ratio(sum(cost(o) for o in observed.values()), sum(o.samples for o in observed.values()))
+def _mean(
+    observed: Mapping[int, Observed], cost: Callable[[Observed], float], crossed: bool = False
+) -> float:
+    """Seconds a sample over all splits together; ``crossed``: of those that the servers were asked for."""
+    samples = sum(o.crossed if crossed else o.samples for o in observed.values())
+    return _ratio(sum(cost(o) for o in observed.values()), samples)
 
 
 def _sample_bytes(sizes: Sizes, observed: Mapping[int, Observed]) -> float:
     """What came over the wire beyond the content, per sample."""
     outputs = (sizes.samples.stored_bytes, *(layer.output_bytes for layer in sizes.layers))
     smallest = min(observed.values(), key=lambda o: outputs[o.split])
-    return max(0.0, _ratio(smallest.bytes_received, smallest.samples) - outputs[smallest.split])
+    return max(0.0, _ratio(smallest.bytes_received, smallest.crossed) - outputs[smallest.split])
 
 
 def _layer_seconds(sizes: Sizes, observed: Mapping[int, Observed]) -> tuple[list[float], list[float]]:
@@ -250,7 +262,9 @@ def _server_tier(sizes: Sizes, observed: Mapping[int, Observed], tier: Tier) -> 
             sum(o.server_cpu.get("send", 0.0) * o.server_factor for o in observed.values()),
             sum(o.bytes_received for o in observed.values()),
         ),
-        overhead_seconds=_mean(observed, lambda o: o.server_cpu.get("read", 0.0) * o.server_factor),
+        overhead_seconds=_mean(
+            observed, lambda o: o.server_cpu.get("read", 0.0) * o.server_factor, crossed=True
+        ),
         to_device_seconds_per_byte=0.0,  # a part of the forward stage, as the server measures it
         from_device_seconds_per_byte=_ratio(
             sum(o.server_wall.get("copy_out", 0.0) for o in observed.values()),

@@ -222,6 +222,9 @@ class Job:
     prefetch_bytes: int = 1 << 30
     memory_bytes: int | None = None
     """The client's budget: device memory on a GPU, process memory on a CPU; None for no bound."""
+    cached: float = 0.0
+    """The part of an epoch's samples, from 0 to 1, that the client has on its disk as they are stored: they need not
+    cross at split 0."""
 
     def __post_init__(self) -> None:
         for name in ("bs", "samples", "epochs", "micro_batch", "request_size", "in_flight"):

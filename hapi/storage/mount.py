@@ -7,6 +7,9 @@
 
 ``bread`` reads ahead: its order is known, so stretches of it are read by threads of its own into buffers that are
 used again, at most ``read_ahead_bytes`` of them. A batch is a view of such a buffer.
+
+With a ``sample_cache``, a folder on a local disk, what was read of a store elsewhere is kept there for later epochs
+and for other processes, also later ones (:mod:`hapi.storage.sample_cache`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import UsageError
+from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.storage.dataset import Dataset, Samples, open_dataset
+from hapi.storage.directory import offsets_of
 from hapi.storage.objects import open_store, split_address
 from hapi.storage.reader import CACHE_BYTES, chunk_cache
+from hapi.storage.sample_cache import SampleCache
 from hapi.storage.sequence import IntArray, epoch_sequence
 
 READ_AHEAD_BYTES = 32 << 20
@@ -43,20 +50,20 @@ _LARGE_STRETCHES = 3
 class OpenSample:
     """One sample, open for reading from its start. Not thread-safe."""
 
-    def __init__(self, dataset: Dataset, sample: int) -> None:
+    def __init__(self, mounted: Mounted, sample: int) -> None:
         self.id = sample
-        self.length = int(dataset.lengths([sample])[0])
+        self.length = int(mounted.dataset.lengths([sample])[0])
         """Bytes."""
-        self._dataset: Dataset | None = dataset
+        self._mounted: Mounted | None = mounted
         self._data: memoryview | None = None
         self._position = 0
 
     def read(self, size: int = -1) -> bytes:
         """The next ``size`` bytes, or all that are left; empty at the end. Checked as a whole at the first call."""
-        if self._dataset is None:
+        if self._mounted is None:
             raise UsageError(f"sample {self.id} is closed; open it again")
         if self._data is None:
-            self._data = self._dataset.read([self.id]).data.data
+            self._data = self._mounted.read(np.array([self.id])).data.data
         stop = self.length if size < 0 else min(self.length, self._position + size)
         part = bytes(self._data[self._position : stop])
         self._position = stop
@@ -64,7 +71,7 @@ class OpenSample:
 
     def close(self) -> None:
         """Let go of the sample's bytes; closing twice does nothing."""
-        self._dataset = self._data = None
+        self._mounted = self._data = None
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +95,15 @@ class _Stretch:
 class Mounted:
     """One version of a data set, mounted. One sequence at a time; one thread; :func:`mount` makes it."""
 
-    def __init__(self, dataset: Dataset, read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        sample_cache: SampleCache | None = None,
+    ) -> None:
+        """``sample_cache``, of this very version, is closed with it."""
         self.dataset = dataset
+        self.sample_cache = sample_cache
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
         threads = 2 if dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
@@ -104,7 +118,18 @@ class Mounted:
 
     def open(self, sample: int) -> OpenSample:
         """Sample ``sample`` for reading; :class:`NotFoundError` when there is no such id."""
-        return OpenSample(self.dataset, sample)
+        return OpenSample(self, sample)
+
+    def read(self, ids: IntArray, near: bool = False, out: npt.NDArray[np.uint8] | None = None) -> Samples:
+        """What :meth:`Dataset.read` gives, of the sample cache what it has. Thread-safe."""
+        cache, dataset = self.sample_cache, self.dataset
+        if cache is None:
+            return dataset.read(ids, near, out)
+        wanted, offsets = ids.astype(np.int64), offsets_of(dataset.lengths(ids))
+        data = np.empty(int(offsets[-1]), dtype=np.uint8) if out is None else out[: int(offsets[-1])]
+        samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels(ids))
+        cache.through(samples, lambda missing: dataset.read(missing, near))
+        return samples
 
     def sequence(self, seed: int, epoch: int, order: IntArray | None = None, start: int = 0) -> IntArray:
         """Begin an epoch: ``bread`` gives its samples from place ``start`` on. Returns the ids in their order.
@@ -118,6 +143,8 @@ class Mounted:
         if not 0 <= start <= len(found):
             raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
         self._drop()
+        if self.sample_cache is not None:
+            self.sample_cache.flush()  # an epoch may be over
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
@@ -139,7 +166,7 @@ class Mounted:
             self._drop()  # another ``count`` than before: the batch would lie in two buffers
         self._plan(count)
         if self._position == stop:
-            return self.dataset.read(self._order[stop:stop])
+            return self.read(self._order[stop:stop])
         stretch = self._stretches[0]
         try:
             samples = stretch.reading.result()
@@ -162,7 +189,7 @@ class Mounted:
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
                 return
             buffer = self._buffer(total)
-            reading = self._threads.submit(self.dataset.read, ids, self._near, buffer)
+            reading = self._threads.submit(self.read, ids, self._near, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
             self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))
@@ -191,6 +218,8 @@ class Mounted:
         self._drop()
         self._buffers.clear()
         self._threads.shutdown()
+        if self.sample_cache is not None:
+            self.sample_cache.close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,12 +246,18 @@ def mount(
     *,
     cache_bytes: int = CACHE_BYTES,
     read_ahead_bytes: int = READ_AHEAD_BYTES,
+    sample_cache: str | Path | None = None,
+    sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
     At most ``cache_bytes`` of chunks of small samples are kept, and ``read_ahead_bytes`` (or three batches, when
-    they are larger) of what the sequence will give.
+    they are larger) of what the sequence will give. The folder ``sample_cache`` has at most ``sample_cache_bytes``, of
+    all data sets and processes; :class:`UsageError` when it cannot be used.
     """
+    folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
     url, name = split_address(address)
     store = open_store(url)
-    return Mounted(open_dataset(store, name, version, chunk_cache(store, cache_bytes)), read_ahead_bytes)
+    dataset = open_dataset(store, name, version, chunk_cache(store, cache_bytes))
+    kept = None if folder is None else SampleCache(folder, dataset.reference, dataset.count)
+    return Mounted(dataset, read_ahead_bytes, kept)

@@ -96,6 +96,26 @@ def test_what_a_batch_cost(clock: Clock) -> None:
     assert o.server_factor == 1.5 and o.server == Tier(processors=2)
 
 
+def test_samples_out_of_the_cache(clock: Clock) -> None:
+    """They count as samples of the client, and as none of the server and the link."""
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.received(0, 1000, 0.125)
+    traffic.answered(0, 4, REPORT, 500, 0.1)
+    traffic.cached(0, 6, 1500)
+    work_on(meter, clock, 0, 10, rest=2.0, step=3.0)
+    o = between(meter)[0]
+    assert (o.samples, o.cached, o.crossed, o.bytes_received) == (10, 6, 4, 1000)
+    assert (o.rest_seconds, o.step_seconds) == (2.0, 3.0)
+    assert traffic.link.rates() == [] and (traffic.cached_samples, traffic.cached_bytes) == (6, 1500)
+    assert traffic.bytes_received == 1000
+    meter = meter_with(alone := Traffic())
+    alone.cached(0, 10, 2500)
+    work_on(meter, clock, 0, 10, rest=2.0, step=3.0)
+    o = between(meter)[0]
+    assert (o.samples, o.crossed, o.requests, o.rest_seconds) == (10, 0, 0, 2.0)
+
+
 def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)

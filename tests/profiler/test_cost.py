@@ -105,6 +105,39 @@ def test_split_zero_sends_what_is_stored_and_decodes_here() -> None:
     assert estimate(profile, job, 0, "uint8").wire_bytes == 15_000
 
 
+def test_samples_at_hand_cost_neither_network_nor_server() -> None:
+    profile = crafted(
+        [1000, 100],
+        [0.001, 0.0],
+        server=free_server(read_seconds=0.003),
+        server_tier=free_tier(overhead_seconds=0.002),
+        client_tier=free_tier(decode_seconds=0.007),
+        link=SLOW,
+    )
+    job = Job(bs=10, samples=20, request_size=2)
+    without, half = estimate(profile, job, 0), estimate(profile, replace(job, cached=0.5), 0)
+    assert half.stages.network == pytest.approx(without.stages.network / 2)
+    assert half.epoch_wire_bytes == without.epoch_wire_bytes // 2
+    assert half.stages.client == without.stages.client and half.memory == without.memory
+    # Of the five requests of two samples three quarters are made: the chance that either is not here.
+    at_once = 4
+    assert without.stages.server == pytest.approx((10 * 0.005 + 5 * 0.002) / at_once)
+    assert half.stages.server == pytest.approx((10 * 0.005 / 2 + 0.75 * 5 * 0.002) / at_once)
+    whole = estimate(profile, replace(job, cached=1.0), 0)
+    assert (whole.stages.network, whole.stages.server, whole.epoch_wire_bytes) == (0, 0, 0)
+    assert whole.epoch_seconds == pytest.approx(20 * 0.007)
+    for split, sent in ((1, "stored"), (0, "tensor"), (0, "uint8")):
+        assert estimate(profile, replace(job, cached=1.0), split, sent) == estimate(profile, job, split, sent)
+
+
+@settings(max_examples=80, deadline=None)
+@given(profiles(), jobs, st.floats(0, 1), st.floats(0, 1))
+def test_more_at_hand_is_never_slower(profile: Profile, job: Job, one: float, other: float) -> None:
+    less, more = (estimate(profile, replace(job, cached=part), 0) for part in sorted((one, other)))
+    assert more.epoch_seconds <= less.epoch_seconds * (1 + 1e-9)
+    assert more.paper_epoch_seconds <= less.paper_epoch_seconds * (1 + 1e-9)
+
+
 def test_a_cpu_server_shares_its_processors() -> None:
     parts = {"server": free_server(concurrency=4), "link": replace(SLOW, request_seconds=0.0)}
     job = Job(bs=8, samples=8, request_size=2)

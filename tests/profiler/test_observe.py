@@ -196,6 +196,23 @@ def test_what_is_beside_the_layers() -> None:
     assert Profile.from_json(profile.to_json()) == profile
 
 
+def test_samples_out_of_the_cache_are_the_clients_alone() -> None:
+    """What the servers and the link cost is shared by the samples that crossed, what this side costs by all."""
+    whole = observed(
+        0, bytes_received=10 * 1100, step_seconds=1.0, decode_seconds=0.3, rest_seconds=0.5,
+        server_cpu={"send": 0.1, "read": 0.2}, server_wall={"read": 0.7},
+    )  # fmt: skip
+    half = replace(
+        whole, samples=20, cached=10, step_seconds=2.0, decode_seconds=0.6, rest_seconds=1.0,
+    )  # fmt: skip
+    assert profile_of(sizes(), {0: half}, (1e9, 0.0)) == profile_of(sizes(), {0: whole}, (1e9, 0.0))
+    there = observed(4, bytes_received=10 * 2100, server_cpu={"read": 0.2}, server_wall={"read": 0.7})
+    nothing = observed(0, samples=10, cached=10, bytes_received=0, decode_seconds=0.3)
+    profile = profile_of(sizes(), {0: nothing, 4: there}, (1e9, 0.0))
+    assert profile.server.read_seconds == pytest.approx(0.05)
+    assert profile.client_tier.decode_seconds == pytest.approx(0.03)
+
+
 def test_several_servers_work_on_more_requests_at_a_time() -> None:
     profile = profile_of(sizes(), {4: observed(4, server=Tier(running=4, count=3))}, (1e9, 0.0))
     assert profile.server.concurrency == 12

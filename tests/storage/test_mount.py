@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -130,3 +131,29 @@ def test_damage_stops_where_it_is_and_stays(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=r"sample 2999 in shard shard-00000\.bin fails"):
                 mounted.bread(100)
         assert mounted.bread(99).ids[-1] == 2_998
+
+
+def test_a_sample_cache_gives_what_the_store_gave(address: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    for had, asked in ((0, 3_000), (3_000, 0)):
+        with mount(address, read_ahead_bytes=1 << 18, sample_cache=folder) as mounted:
+            assert mounted.sample_cache is not None and mounted.sample_cache.samples == had
+            with mock.patch.object(mounted.dataset, "read", wraps=mounted.dataset.read) as reads:
+                for epoch in range(2):
+                    order = mounted.sequence(seed=3, epoch=epoch)
+                    assert drain(mounted, [64]) == order.tolist()
+                with mounted.open(49) as sample:
+                    assert sample.read() == SOURCE.sample(49)
+            assert sum(len(call.args[0]) for call in reads.mock_calls) == asked
+
+
+def test_a_sample_cache_smaller_than_the_data_set(address: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with mount(address, sample_cache=folder, sample_cache_bytes=200_000) as mounted:
+        for epoch in range(2):
+            order = mounted.sequence(seed=3, epoch=epoch)
+            assert drain(mounted, [1, 700, 64]) == order.tolist()
+        assert mounted.sample_cache is not None and 300 < mounted.sample_cache.samples < 700
+    (folder / "hapi-sample-cache").unlink()
+    with pytest.raises(UsageError, match="has other things in it"):
+        mount(address, sample_cache=folder)

@@ -1,0 +1,38 @@
+"""``hapi cache ls|clear DIR``: what a sample cache has, and making room in it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from hapi.cli.common import EXIT_OK
+from hapi.errors import HapiError, UsageError
+from hapi.storage.cache_folder import MARKER, SAMPLE_CACHE_BYTES, CacheFolder
+from hapi.units import format_bytes, format_duration
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("action", choices=("ls", "clear"), help="list it, or remove what no process uses")
+    parser.add_argument("folder", metavar="DIR", help="what --sample-cache names")
+
+
+def run(args: argparse.Namespace) -> int:
+    """One line for each data set version: bytes, last use; or what was removed."""
+    if not (Path(args.folder).expanduser() / MARKER).is_file():
+        raise UsageError(f"{args.folder}: is no sample cache")
+    folder = CacheFolder.open(args.folder, SAMPLE_CACHE_BYTES)
+    try:
+        removed = folder.clear() if args.action == "clear" else []
+        left = folder.versions()
+    except OSError as error:
+        raise HapiError(f"{args.folder}: {error.strerror or error}") from None
+    if args.action == "clear":
+        print(f"removed {len(removed)} data set versions, {format_bytes(sum(v.bytes for v in removed))}")
+    for version in left:
+        used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
+        print(f"{version.name}  {format_bytes(version.bytes):>10}  {used}")
+    if not left and args.action == "ls":
+        print("empty")
+    return EXIT_OK

@@ -1,0 +1,231 @@
+"""The folder of a sample cache, which any number of processes of a machine share.
+
+    DIR/hapi-sample-cache       what the folder is; a folder with anything in it but this is left alone
+    DIR/lock                    locked while the budget is counted and while files come, go and change their names
+    DIR/NAME@VERSION/users      locked (shared) by who uses this version; its time is that of the last use
+    DIR/NAME@VERSION/open-T     a segment being written, locked by its writer
+    DIR/NAME@VERSION/segment-T  a segment that is whole
+
+All locks are ``flock``: the kernel frees those of a process that dies, at whatever moment. What it leaves is then an
+``open-`` file that nobody has locked, which is removed when the budget is counted next. An open file has from the
+beginning the size that it may get (without taking the disk's room), so the sizes of all files are what is reserved.
+
+Nothing goes while somebody uses it. When the budget is used up, versions that nobody uses are removed, the one that was
+used least recently first; after that nothing is admitted. An epoch uses every sample once, in an order that changes.
+So any cache hits with the share of the samples that it holds, and replacing one by another gains nothing and costs
+the writing (CoorDL's MinIO cache: Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hapi.errors import ConflictError, UsageError
+from hapi.wire.references import DatasetReference
+
+SAMPLE_CACHE_BYTES = 20 * 10**9
+"""Default budget."""
+MARKER = "hapi-sample-cache"
+_FORMAT = b"1\n"
+_LOCK, _USERS, OPEN, SEGMENT = "lock", "users", "open-", "segment-"
+LOCK_SECONDS = 2.0
+"""How long a lock that is held for milliseconds is waited for: its owner may have been stopped."""
+_LOCK_PAUSE = 0.005
+
+
+class Reserved(NamedTuple):
+    """A new open file, locked."""
+
+    descriptor: int
+    token: str
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the cache holds of one version of a data set."""
+
+    name: str
+    """NAME@VERSION."""
+    bytes: int
+    used_at: float
+    """Time of the last use, in seconds since 1970."""
+    in_use: bool
+
+
+class CacheFolder:
+    """A folder with a budget; holds nothing open."""
+
+    def __init__(self, path: Path, budget: int) -> None:
+        """Use :meth:`open`."""
+        self.path = path
+        self.budget = budget
+
+    @classmethod
+    def open(cls, path: str | Path, budget: int, what: str = "sample cache") -> CacheFolder:
+        """The cache at ``path``, made if need be, for at most ``budget`` bytes.
+
+        :class:`UsageError` beginning with ``what`` when it cannot be one, or cannot be written.
+        """
+        folder = Path(path).expanduser().absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            marker = folder / MARKER
+            # Asked again at last: another process may just have made it one.
+            if (
+                not marker.exists()
+                and {entry.name for entry in folder.iterdir()} - {_LOCK}
+                and not marker.exists()
+            ):
+                raise UsageError(f"{what} {path}: has other things in it; give a new or empty folder")
+            found = cls(folder, budget)
+            with found.locked():
+                if not marker.exists():
+                    marker.write_bytes(_FORMAT)
+                if marker.read_bytes() != _FORMAT:
+                    raise UsageError(
+                        f"{what} {path}: is of another version of Hapi; remove it or give another folder"
+                    )
+            return found
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"{what} {path}: cannot be used: {reason}; give another folder") from None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone among all processes; :class:`ConflictError` when another one does not let go."""
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _flock(descriptor, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise ConflictError(
+                        f"sample cache {self.path}: another process has held its lock for {LOCK_SECONDS:.0f} s; "
+                        "is one stopped?"
+                    )
+                time.sleep(_LOCK_PAUSE)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def attach(self, reference: DatasetReference) -> tuple[Path, int]:
+        """(folder of this version, descriptor that says it is in use until it is closed)."""
+        folder = self.path / f"{reference.name}@{reference.version}"
+        try:
+            with self.locked():
+                folder.mkdir(exist_ok=True)
+                users = os.open(folder / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                fcntl.flock(users, fcntl.LOCK_SH)  # nobody has it alone but under the lock
+                os.utime(users)
+        except OSError as error:
+            raise UsageError(f"sample cache {folder}: cannot be used: {error.strerror or error}") from None
+        return folder, users
+
+    def reserve(self, folder: Path, wanted: int, least: int) -> Reserved | None:
+        """A new open file in ``folder`` with ``wanted`` bytes of the budget, or what is left; None below ``least``."""
+        with self.locked():
+            sizes = {version: self._counted(version) for version in self._versions()}
+            left = self.budget - sum(sizes.values())
+            for version in sorted(sizes, key=_used_at) if left < wanted else ():
+                if left < wanted and self._remove(version):
+                    left += sizes[version]
+            capacity = min(wanted, left)
+            if capacity < least:
+                return None
+            token = secrets.token_hex(8)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(folder / f"{OPEN}{token}", flags, 0o666)
+            try:
+                _flock(descriptor, fcntl.LOCK_EX)
+                os.ftruncate(descriptor, capacity)
+            except BaseException:
+                os.close(descriptor)
+                (folder / f"{OPEN}{token}").unlink()
+                raise
+        return Reserved(descriptor, token, capacity)
+
+    def seal(self, folder: Path, token: str) -> Path:
+        """The open file is whole: it becomes a segment."""
+        path = folder / f"{SEGMENT}{token}"
+        with self.locked():
+            (folder / f"{OPEN}{token}").rename(path)
+        return path
+
+    def versions(self) -> list[Version]:
+        """What is there, the least recently used first."""
+        with self.locked():
+            return [
+                Version(folder.name, self._counted(folder), _used_at(folder), _is_in_use(folder))
+                for folder in sorted(self._versions(), key=_used_at)
+            ]
+
+    def clear(self) -> list[Version]:
+        """Remove every version that nobody uses; what was removed."""
+        found = self.versions()
+        with self.locked():
+            return [version for version in found if self._remove(self.path / version.name)]
+
+    def _versions(self) -> list[Path]:
+        with os.scandir(self.path) as entries:
+            return [Path(e.path) for e in entries if "@" in e.name and e.is_dir(follow_symlinks=False)]
+
+    def _counted(self, folder: Path) -> int:
+        """Bytes of a version's files; those that a dead process was writing are removed. Under the lock."""
+        total = 0
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # a damaged segment goes without the lock
+                    if entry.name.startswith(OPEN) and not _is_locked(entry.path):
+                        Path(entry.path).unlink()
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        return total
+
+    def _remove(self, folder: Path) -> bool:
+        """Remove a version if nobody uses it. Under the lock."""
+        if _is_in_use(folder):
+            return False
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+        return True
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    """Whether the lock could be had at once."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_locked(path: str | Path) -> bool:
+    """Whether a process that lives has locked the file at ``path``, in whichever way."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return not _flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def _is_in_use(folder: Path) -> bool:
+    try:
+        return _is_locked(folder / _USERS)
+    except FileNotFoundError:  # whoever made it died before its users file was there
+        return False
+
+
+def _used_at(folder: Path) -> float:
+    try:
+        return (folder / _USERS).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -1,0 +1,207 @@
+"""Training with a sample cache: the same to the bit, with less over the wire, whatever the cache has or loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from local_job import COUNT, Silent, open_session, pack_blobs, service_of
+from PIL import Image
+
+from hapi.client.caching import Expected
+from hapi.client.trainer import Trainer
+from hapi.errors import UsageError
+from hapi.server.service import Service
+from hapi.storage import cache_catalogue
+from hapi.storage.cache_folder import CacheFolder
+from hapi.storage.dataset import Samples
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.sample_cache import SampleCache
+from hapi.storage.sources import open_source
+from hapi.wire.references import DatasetReference
+
+CASES: dict[str, dict[str, Any]] = {
+    "tensors": {"dataset": "blobs", "validation": 0.2},
+    "pictures": {"dataset": "pictures", "image_size": 32, "augment": ("crop-flip",), "validation": "blobs"},
+    "auto": {"dataset": "pictures", "image_size": 32, "split": "auto", "epochs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    store = tmp_path_factory.mktemp("cached") / "store"
+    pack_blobs(store)
+    folder = store.parent / "pictures"
+    random = np.random.default_rng(1)
+    for number in range(COUNT):
+        path = folder / f"c{number % 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 255, (36 + number % 5, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    pack(open_source(str(folder)), open_store(str(store)), "pictures")
+    with service_of(store) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
+
+
+def train(service: Service, case: str, **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    settings = {"split": 0, "epochs": 2, **CASES[case], **changes}
+    with open_session(service, **settings) as session:
+        report = Trainer(session, Silent()).run()
+        return report, {k: v.clone() for k, v in session.trained.state_dict().items()}
+
+
+@pytest.fixture(scope="module", params=["tensors", "pictures"])
+def plain(request: pytest.FixtureRequest, service: Service) -> tuple[str, Any, Any]:
+    return request.param, *train(service, request.param)
+
+
+def check_same(plain: tuple[str, Any, Any], report: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    _, reference, kept = plain
+    for name in ("loss", "accuracy", "samples", "validation_loss", "validation_accuracy"):
+        assert [e.get(name) for e in report["epochs"]] == [e.get(name) for e in reference["epochs"]], name
+    assert weights.keys() == kept.keys()
+    assert all(torch.equal(weights[name], kept[name]) for name in kept)
+
+
+def of_epochs(report: dict[str, Any], name: str) -> list[int]:
+    return [e[name] for e in report["epochs"]]
+
+
+def test_what_was_there_once_does_not_cross_again(
+    plain: tuple[str, Any, Any], service: Service, tmp_path: Path
+) -> None:
+    case, reference, _ = plain
+    samples, bytes_before = of_epochs(reference, "samples")[0], of_epochs(reference, "bytes_received")[0]
+    assert of_epochs(reference, "cached_samples") == [0, 0]
+    report, weights = train(service, case, sample_cache=str(tmp_path / "cache"))
+    check_same(plain, report, weights)
+    assert of_epochs(report, "bytes_received") == [bytes_before, 0]
+    assert of_epochs(report, "cached_samples") == [0, samples] and of_epochs(report, "requests")[1] == 0
+    stored = of_epochs(report, "cached_bytes")[1]
+    assert 0.8 * bytes_before < stored < bytes_before
+    again, weights = train(service, case, sample_cache=str(tmp_path / "cache"))
+    check_same(plain, again, weights)
+    assert of_epochs(again, "bytes_received") == [0, 0]
+
+
+def test_a_cache_for_a_part_of_the_samples(
+    plain: tuple[str, Any, Any], service: Service, tmp_path: Path
+) -> None:
+    case, folder = plain[0], tmp_path / "cache"
+    CacheFolder.open(folder, 1)
+    with open_session(service, **{**CASES[case], "split": 0}) as session:
+        description = session.prepared.description
+    budget = description.total_bytes // 2
+    # Less than a person may give, so not by the setting.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hapi.client.prepare.CacheFolder.open", lambda *_: CacheFolder(folder, budget))
+        report, weights = train(service, case, sample_cache=str(folder))
+    check_same(plain, report, weights)
+    before, after = of_epochs(report, "bytes_received")
+    cached = of_epochs(report, "cached_samples")
+    held = [path.stat().st_size for path in folder.glob("*@*/segment-*")]
+    assert cached[0] == 0 and 0.25 * COUNT < cached[1] < 0.55 * COUNT
+    assert 0.35 * before < after < 0.75 * before
+    assert sum(held) <= budget
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_cache_that_is_damaged_meanwhile(
+    plain: tuple[str, Any, Any], service: Service, tmp_path: Path, damage: str
+) -> None:
+    case, folder = plain[0], tmp_path / "cache"
+
+    class Vandal(Silent):
+        def on_step(self, steps: int) -> None:
+            for path in folder.glob("*@*/*-*") if steps % 3 == 2 else ():
+                if damage == "gone":
+                    path.unlink()
+                    continue
+                data = bytearray(path.read_bytes())
+                data[len(data) // 3] ^= 64
+                path.write_bytes(data[: -len(data) // 2] if damage == "cut" else data)
+
+    settings = {"split": 0, "epochs": 2, **CASES[case], "sample_cache": str(folder)}
+    with open_session(service, **settings) as session:
+        report = Trainer(session, Vandal()).run()
+        weights = {k: v.clone() for k, v in session.trained.state_dict().items()}
+    check_same(plain, report, weights)
+
+
+def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
+    """Batch by batch in turns, each in an order of its own."""
+    settings = {**CASES["pictures"], "split": 0, "sample_cache": str(tmp_path / "cache")}
+
+    def epoch_of(seed: int, **changes: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        with open_session(service, **{**settings, "seed": seed, **changes}) as session:
+            return [(f.clone(), t.clone()) for f, t in session.epoch(0)]
+
+    alone = [epoch_of(seed, sample_cache=None) for seed in (1, 2)]
+    with open_session(service, **settings, seed=1) as one, open_session(service, **settings, seed=2) as two:
+        for first, second in zip(one.epoch(0), two.epoch(0), strict=True):
+            for (features, labels), (wanted, wanted_labels) in zip(
+                (first, second), (alone[0].pop(0), alone[1].pop(0)), strict=True
+            ):
+                assert torch.equal(features, wanted) and torch.equal(labels, wanted_labels)
+        for _ in one.epoch(1):
+            pass
+        assert one.last.traffic.bytes_received == 0 and one.last.traffic.cached_samples == COUNT
+    assert not list((tmp_path / "cache").glob("*@*/open-*"))
+
+
+def test_features_are_not_kept(service: Service, tmp_path: Path) -> None:
+    with open_session(service, split="freeze", sample_cache=str(tmp_path / "cache")) as session:
+        assert not session.caches
+        assert list(session.epoch(0))
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {"hapi-sample-cache", "lock"}
+
+
+def test_a_wrong_folder_is_told_before_anything_else(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match=r"^--sample-cache .*: has other things in it"):
+        open_session(service, split=0, sample_cache=str(tmp_path))
+
+
+# -- what a plan knows of it -------------------------------------------------------------------------------------
+
+
+def test_a_planned_run_is_the_same_and_counts_on_the_cache(service: Service, tmp_path: Path) -> None:
+    reference, weights = train(service, "auto")
+    report, cached = train(service, "auto", sample_cache=str(tmp_path / "cache"))
+    assert of_epochs(report, "samples") == of_epochs(reference, "samples") == [COUNT] * 3
+    assert of_epochs(report, "loss") == pytest.approx(of_epochs(reference, "loss"), rel=1e-3)
+    assert weights.keys() == cached.keys()
+    at_zero = dict(report["epochs"][0]["splits"]).get(0, 0)
+    assert at_zero > 0 and report["plan"]["job"]["cached"] > 0 == reference["plan"]["job"]["cached"]
+
+
+def test_what_is_expected_of_the_epochs_to_come(tmp_path: Path) -> None:
+    folder = CacheFolder.open(tmp_path, 1 << 20)
+    with SampleCache(folder, DatasetReference(name="x", version="0" * 16), 100) as cache:
+        ids = np.arange(100)
+        expected = Expected(cache, ids, 1000.0, epochs=4, trainers=1)
+        assert expected(0) == (0.0, pytest.approx(3 / 4)) and expected(3) == (0.0, pytest.approx(0.0))
+        assert Expected(cache, ids, 1e9, epochs=4, trainers=1)(0)[1] < 1e-4
+        # Of two trainers each sees half of what lacks: 0, 1/2, 3/4, 7/8.
+        assert Expected(cache, ids, 1000.0, epochs=4, trainers=2)(0)[1] == pytest.approx(17 / 32)
+        cache.put(
+            Samples(
+                ids=np.arange(50),
+                data=np.zeros(500, np.uint8),
+                offsets=np.arange(51) * 10,
+                labels=np.zeros(50, np.int64),
+            )
+        )
+        assert expected(2) == (0.5, pytest.approx(0.75))
+        cache._stopped = True  # as on a full disk
+        assert expected(0) == (0.5, 0.5) == expected(9)

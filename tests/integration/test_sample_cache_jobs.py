@@ -1,0 +1,76 @@
+"""Whole trainings that share a sample cache: at the same time, killed, and one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import hapi, losses, report_of, server, start_train, train, wait_for
+
+COMMON = (
+    "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "50", "--request-size", "16",
+    "--augment", "crop-flip", "--split", "none", "--epochs", "2", "--lr", "0.002", "--no-progress",
+)  # fmt: skip
+COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cached-jobs") / "store"
+    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", str(COUNT))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a run without a cache."""
+    path = tmp_path_factory.mktemp("report") / "report.json"
+    with server(store) as running:
+        train(*COMMON, "--server", running.url, "--report", str(path))
+    return report_of(path)
+
+
+def received(report: dict[str, Any]) -> list[int]:
+    return [e["bytes_received"] for e in report["epochs"]]
+
+
+@pytest.mark.slow
+def test_two_at_a_time_one_killed_and_one_afterwards(
+    store: Path, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    cache, report = tmp_path / "cache", tmp_path / "report.json"
+    with server(store, log=tmp_path / "log") as running:
+        shared = (*COMMON, "--server", running.url, "--sample-cache", str(cache))
+        jobs = [
+            start_train(*shared, "--seed", str(seed), "--report", str(tmp_path / f"{seed}.json"))
+            for seed in (0, 1)
+        ]
+        wait_for(lambda: len(list(cache.glob("*@*/*-*"))) == 2, 90, "both trainers write")
+        jobs[1].kill()
+        jobs[1].communicate()
+        output = jobs[0].communicate(timeout=180)[0]
+        assert jobs[0].returncode == 0, output
+        first = report_of(tmp_path / "0.json")
+        assert losses(first) == losses(undisturbed) and "cached 100%" in output
+        assert received(first)[0] <= received(undisturbed)[0] and received(first)[1] == 0
+        # What the killed one left is removed as soon as somebody needs room; nobody does here.
+        train(*shared, "--report", str(report))
+        assert losses(report_of(report)) == losses(undisturbed)
+        assert received(report_of(report)) == [0, 0]
+        assert [e["cached_samples"] for e in report_of(report)["epochs"]] == [COUNT, COUNT]
+    assert "digits@" in hapi("cache", "ls", str(cache)).stdout
+    assert "removed 1 data set" in hapi("cache", "clear", str(cache)).stdout
+    assert {path.name for path in cache.iterdir()} == {"hapi-sample-cache", "lock"}
+
+
+@pytest.mark.slow
+def test_wrong_folder_and_no_use(store: Path, tmp_path: Path) -> None:
+    done = train(*COMMON, "--store", str(store), "--sample-cache", str(store), code=2)
+    assert done.stderr.count("\n") == 1 and f"--sample-cache {store}: has other things in it" in done.stderr
+    done = train(*COMMON, "--store", str(store), "--sample-cache-size", "1KB", code=2)
+    assert "--sample-cache-size: expected" in done.stderr
+    done = train(
+        *COMMON, "--store", str(store), "--split", "freeze", "--epochs", "1", "--sample-cache", str(tmp_path / "c")
+    )  # fmt: skip
+    assert "note  --sample-cache: has no use at split 11" in done.stdout
