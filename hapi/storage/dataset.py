@@ -24,6 +24,7 @@ from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Reader, chunk_cache
+from hapi.storage.runs import runs_of
 from hapi.storage.sequence import IntArray
 from hapi.storage.tensorfile import read_object
 from hapi.wire.references import DatasetReference, TransformSpec
@@ -73,10 +74,10 @@ class Dataset:
         self._keys = [manifest.shard_key(number) for number in range(len(manifest.shards))]
         self.reader = Reader(
             store,
-            [(key, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
-            manifest.total_bytes,
+            [(key, shard.size, shard.count) for key, shard in zip(self._keys, manifest.shards, strict=True)],
             index.directory.locate,
             _Checks(manifest, index),
+            index.run,
             chunk_cache(store) if cache is None else cache,
         )
 
@@ -221,6 +222,11 @@ def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
         raise DataError(f"{where} fails its checksum; pack the data set again")
     index, _ = SampleIndex.from_buffer(buffer, where)
     index.directory.check(manifest.shards, where)
+    runs = int(runs_of([s.size for s in manifest.shards], [s.count for s in manifest.shards]).sum())
+    if len(index.run) not in (0, runs):
+        raise DataError(
+            f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; pack the data set again"
+        )
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
         wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
         raise DataError(

@@ -1,13 +1,13 @@
 """The index file of a data set: the sample directory, and beside it the labels and checksums of all samples.
 
-Three arrays (32 bytes a sample) in one safetensors file, mapped where the store is local. They are numpy
-arrays throughout, never Python objects.
+Arrays (32 bytes a sample) in one safetensors file, mapped where the store is local. They are numpy arrays
+throughout, never Python objects. The checksums of runs (8 bytes for 64 KB, ``runs.py``) may be left away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +24,11 @@ FIELDS: Mapping[str, tuple[Any, tuple[int, ...]]] = {
     "checksum": (np.uint64, ()),
 }
 """Element type of each array, and its shape per sample."""
+_RUN = "run"
+
+
+def _no_runs() -> npt.NDArray[np.uint64]:
+    return np.empty(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class SampleIndex:
     """[count]"""
     checksum: npt.NDArray[np.uint64]
     """xxh3_64 of the sample's bytes; [count]"""
+    run: npt.NDArray[np.uint64] = field(default_factory=_no_runs)
+    """xxh3_64 of runs of samples, shard by shard (``runs.py``), or none; of all the index only."""
 
     def __len__(self) -> int:
         return len(self.directory)
@@ -50,7 +57,9 @@ class SampleIndex:
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of the file by name, as views."""
-        return {"place": self.directory.words(), "label": self.label, "checksum": self.checksum}
+        return {
+            "place": self.directory.words(), "label": self.label, "checksum": self.checksum, _RUN: self.run,
+        }  # fmt: skip
 
     def to_bytes(self, metadata: Mapping[str, str] | None = None) -> memoryview:
         """The index as a safetensors file."""
@@ -60,9 +69,9 @@ class SampleIndex:
     def from_buffer(cls, buffer: Array, what: str) -> tuple[Self, dict[str, str]]:
         """An index as views of ``buffer`` (the file's bytes), and its metadata; DataError naming ``what``."""
         tensors, metadata = decode_tensors(buffer, what)
-        if set(tensors) != set(FIELDS):
+        if set(tensors) != {*FIELDS, _RUN}:
             raise DataError(
-                f"{what}: expected the arrays {', '.join(FIELDS)}, found {', '.join(sorted(tensors))[:200]}: "
+                f"{what}: expected the arrays {', '.join((*FIELDS, _RUN))}, found {', '.join(sorted(tensors))[:200]}: "
                 "no index, or one of another version of Hapi; pack the data set again"
             )
         count = len(tensors["label"]) if tensors["label"].ndim == 1 else -1
@@ -71,11 +80,14 @@ class SampleIndex:
                 raise DataError(
                     f"{what}: array {name!r} has the wrong type or length; pack the data set again"
                 )
+        if tensors[_RUN].dtype != np.uint64 or tensors[_RUN].ndim != 1:
+            raise DataError(f"{what}: array {_RUN!r} has the wrong type or shape; pack the data set again")
         directory = SampleDirectory.from_words(tensors["place"])
-        return cls(directory=directory, label=tensors["label"], checksum=tensors["checksum"]), metadata
+        index = cls(directory, tensors["label"], tensors["checksum"], tensors[_RUN])
+        return index, metadata
 
     def part(self, first: int, stop: int) -> Self:
-        """The samples ``first..stop`` (stop excluded), as views."""
+        """The samples ``first..stop`` (stop excluded), as views, without runs."""
         return type(self)(
             directory=self.directory.part(first, stop),
             label=self.label[first:stop],

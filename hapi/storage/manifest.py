@@ -12,8 +12,9 @@ from hapi.errors import BadRequestError, DataError, NotFoundError
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import TransformSpec, check_digest, check_int, check_name, strict_fields
 
-FORMAT = 2
-"""Version of the layout in the store; any other is refused. 2: an index with 16-byte entries (directory.py)."""
+FORMAT = 3
+"""Version of the layout in the store; any other is refused. 2: an index with 16-byte entries (directory.py). 3: with
+the checksums of runs (runs.py)."""
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")

@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -23,6 +23,7 @@ from hapi.storage.manifest import Manifest, SampleLayout, Shard, dataset_prefix,
 from hapi.storage.objects import ObjectStore
 from hapi.storage.pack_options import PackOptions, Preprocess, select
 from hapi.storage.packing import LOCK_NAME, PackFolder, Packing, shard_name
+from hapi.storage.runs import Sums, run_sums
 from hapi.storage.sequence import IntArray
 from hapi.storage.sources import Source
 from hapi.storage.transform import check_image, decode_image, input_batch, input_shape, resize_and_crop
@@ -136,7 +137,8 @@ class _Packer:
 
     def run(self, folder: PackFolder, packing: Packing, on_start: Start, on_progress: Progress) -> Manifest:
         """Write what is missing of the shards, then the index; the manifest is returned, not written."""
-        index, shards, first = self._resume(folder)
+        index, shards, runs = self._resume(folder)
+        first = sum(shard.count for shard in shards)
         on_start(len(index), first, sum(shard.size for shard in shards))
         buffer = bytearray()
         sizes: list[int] = []
@@ -149,9 +151,12 @@ class _Packer:
             shard = Shard(key=shard_name(number), size=len(buffer), xxh3=digest(buffer), count=len(sizes))
             stop = first + len(sizes)
             lengths = np.array(sizes, dtype=np.int64)
-            index.directory.write(first, number, offsets_of(lengths)[:-1], lengths)
+            offsets = offsets_of(lengths)
+            index.directory.write(first, number, offsets[:-1], lengths)
             index.checksum[first:stop] = np.array(sums, dtype=np.uint64)
-            folder.write_shard(number, memoryview(buffer), shard, index.part(first, stop))
+            part = replace(index.part(first, stop), run=run_sums(buffer, offsets))
+            folder.write_shard(number, memoryview(buffer), shard, part)
+            runs.append(part.run)
             shards.append(shard)
             first = stop
             buffer = bytearray()
@@ -167,21 +172,23 @@ class _Packer:
             on_progress(1, len(data))
         if sizes:
             flush()
-        return self._finish(folder, packing, index, shards)
+        return self._finish(folder, packing, replace(index, run=np.concatenate(runs)), shards)
 
-    def _resume(self, folder: PackFolder) -> tuple[SampleIndex, list[Shard], int]:
-        """The index with the completed shards filled in, these shards, and the number of their samples."""
+    def _resume(self, folder: PackFolder) -> tuple[SampleIndex, list[Shard], list[Sums]]:
+        """The index with the completed shards filled in, these shards, and their runs' checksums."""
         index = SampleIndex.empty(len(self.chosen))
         index.label[:] = self.source.labels[self.chosen]
         shards: list[Shard] = []
+        runs: list[Sums] = []
         first = 0
         while (part := folder.read_part(len(shards))) is not None and first + part.shard.count <= len(index):
             stop = first + part.shard.count
             index.directory.entries[first:stop] = part.index.directory.entries
             index.checksum[first:stop] = part.index.checksum
             shards.append(part.shard)
+            runs.append(part.index.run)
             first = stop
-        return index, shards, first
+        return index, shards, runs
 
     def _finish(
         self, folder: PackFolder, packing: Packing, index: SampleIndex, shards: list[Shard]

@@ -21,6 +21,7 @@ from hapi.storage.index import SampleIndex
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.manifest import Shard, dataset_prefix, manifest_key
 from hapi.storage.objects import ObjectStore
+from hapi.storage.runs import runs_of
 from hapi.wire.references import check_digest, check_name, strict_fields
 
 LOCK_NAME = "pack.lock"
@@ -100,7 +101,7 @@ class PackFolder:
                 key=shard_name(number), size=int(metadata["size"]), xxh3=metadata["xxh3"], count=len(index)
             )
             index.directory.check([shard], key, first_shard=number)
-            if index.digest() != metadata["index"]:
+            if index.digest() != metadata["index"] or len(index.run) != runs_of(shard.size, shard.count):
                 return None
             if self.store.size(f"{self.prefix}/{shard.key}") != shard.size:
                 return None

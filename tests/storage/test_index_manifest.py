@@ -37,7 +37,7 @@ def test_index_round_trip_also_through_the_library(lengths: list[int]) -> None:
     again, metadata = SampleIndex.from_buffer(np.frombuffer(data, dtype=np.uint8), "index")
     assert metadata == {"k": "v"} and again.digest() == index.digest()
     library = safetensors.numpy.load(bytes(data))
-    assert set(library) == set(FIELDS)
+    assert set(library) == {*FIELDS, "run"}
     for name, array in again.arrays().items():
         assert np.array_equal(array, index.arrays()[name]) and np.array_equal(library[name], array)
 
@@ -63,11 +63,15 @@ def test_the_digest_is_of_every_bit(lengths: list[int], data: st.DataObject) -> 
         ({"place": np.zeros(3, np.uint64), "label": np.zeros(3, np.int64)}, "array 'place'"),
         ({"place": np.zeros((3, 2), np.int64), "label": np.zeros(3, np.int64)}, "array 'place'"),
         ({"place": np.zeros((3, 2), np.uint64), "label": np.int64(3).reshape(())}, "array 'place'"),
+        (
+            {"place": np.zeros((3, 2), np.uint64), "label": np.zeros(3, np.int64), "run": np.zeros(1)},
+            "array 'run'",
+        ),
     ],
 )
 def test_an_index_of_another_form(tensors: dict[str, np.ndarray], message: str) -> None:
     if "place" in tensors:
-        tensors = {**tensors, "checksum": np.zeros(3, np.uint64)}
+        tensors = {"checksum": np.zeros(3, np.uint64), "run": np.zeros(0, np.uint64), **tensors}
     with pytest.raises(DataError, match=f"^here: .*{message}.*; pack the data set again"):
         SampleIndex.from_buffer(np.frombuffer(encode_tensors(tensors), dtype=np.uint8), "here")
 
@@ -156,8 +160,8 @@ def test_every_wrong_field_of_a_manifest_is_a_data_error() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (1, "here: format 1 is of an older Hapi, this one reads 2; pack the data set again"),
-        (3, "here: format 3 is of a newer Hapi, this one reads 2; update Hapi"),
+        (2, "here: format 2 is of an older Hapi, this one reads 3; pack the data set again"),
+        (4, "here: format 4 is of a newer Hapi, this one reads 3; update Hapi"),
         (None, "here: manifest.format: expected an integer"),
         (True, "here: manifest.format: expected an integer"),
     ],

@@ -173,7 +173,7 @@ def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
     pack(ByteSource(20), store, "d", SMALL)
     document = {**json.loads(store.get("datasets/d/manifest.json")), "format": 1}
     store.put("datasets/d/manifest.json", json.dumps(document).encode())
-    advice = "format 1 is of an older Hapi, this one reads 2; pack the data set again"
+    advice = "format 1 is of an older Hapi, this one reads 3; pack the data set again"
     with pytest.raises(DataError, match=advice):
         open_dataset(store, "d")
     (listed,) = list_datasets(store)
