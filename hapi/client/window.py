@@ -340,7 +340,7 @@ class Window:
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
         rows = slice(piece.next, piece.next + count)
-        if not count or rows.stop > piece.stop or header.ids != tuple(piece.batch.ids[rows].tolist()):
+        if not count or rows.stop > piece.stop or not np.array_equal(header.ids, piece.batch.ids[rows]):
             raise WireError("the server sent other samples than were asked for, or in another order")
         if expected is None:
             total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
@@ -353,7 +353,7 @@ class Window:
             raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
         return rows
 
-    def _arrived(self, piece: _Piece, ids: Sequence[int]) -> None:
+    def _arrived(self, piece: _Piece, ids: messages.IdArray) -> None:
         rows = slice(piece.next, piece.next + len(ids))
         with self._changed:
             if piece.batch.arrived[rows].any():
