@@ -8,11 +8,7 @@ pages dropped from the system's memory, then several times with them there.
 from __future__ import annotations
 
 import gc
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from hapi.bench.conditions import Spread, conditions
-from hapi.errors import HapiError, UsageError
+from hapi.bench.processes import drop_pages, process_figure
+from hapi.errors import UsageError
 from hapi.storage.directory import ENTRY, SampleDirectory, offsets_of
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Manifest, SampleLayout, manifest_key
@@ -40,7 +37,6 @@ BATCHES = (256, 65536)
 _SHARD_BYTES = 64 << 20
 _CLASSES = 1000
 _SLACK_BYTES = 64 << 20
-_LIMIT_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +170,11 @@ def measure_directory(
             answers = []
             for number in range(settings.processes):
                 tell(f"opening it in process {number + 1} of {settings.processes}")
-                _drop_pages(index)
-                answers.append(_reader(folder))
+                drop_pages(index)
+                arguments = (folder, NAME, *map(str, BATCHES))
+                answers.append(
+                    process_figure("hapi.bench.directory_reader", *arguments, what="opening the index")
+                )
             manifest_bytes = Path(folder, manifest_key(NAME)).stat().st_size
     except OSError as error:
         raise UsageError(f"{settings.folder or tempfile.gettempdir()}: {error.strerror or error}") from error
@@ -241,21 +240,3 @@ def make_index(folder: str, settings: DirectorySettings) -> Manifest:
     store.put(manifest.index_key, encoded)
     store.put(manifest_key(NAME), manifest.to_bytes())
     return manifest
-
-
-def _drop_pages(path: Path) -> None:
-    """Let the system forget the file's pages; that it did shows in the bytes that are fetched next."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
-def _reader(folder: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "hapi.bench.directory_reader", folder, NAME, *map(str, BATCHES)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_SECONDS, check=False)
-    if done.returncode:
-        raise HapiError("a process that opens the index failed; its error stands above")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer

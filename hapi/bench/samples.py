@@ -6,11 +6,8 @@ cache, and with the quality of the order (:mod:`hapi.storage.shuffle_quality`) b
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,22 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from hapi.bench.conditions import conditions
+from hapi.bench.processes import process_figure
 from hapi.bench.samples_data import make_data
-from hapi.bench.tiers import last_line
-from hapi.errors import HapiError, UsageError
+from hapi.bench.samples_peers import LIBRARIES, missing
+from hapi.errors import UsageError
 
 SIZES = (512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 0)
 """Bytes of a sample; 0 is the mix."""
-READERS = ("hapi chunks", "hapi full", "files 1", "files 8", "raw 1", "raw 8", "tars")
-_TITLES = {"hapi chunks": "Hapi, chunk windows", "hapi full": "Hapi, full permutation", "tars": "WebDataset"} | {
+READERS = ("hapi chunks", "hapi full", "files 1", "files 8", "raw 1", "raw 8", *LIBRARIES)
+_TITLES = {"hapi chunks": "Hapi, chunk windows", "hapi full": "Hapi, full permutation"} | {
     "files 1": "a file each, 1 thread", "files 8": "a file each, 8 threads",
     "raw 1": "raw preads, 1 thread", "raw 8": "raw preads, 8 threads",
+    "tars": "WebDataset", "mds": "MosaicML Streaming", "litdata": "LitData",
 }  # fmt: skip
 LARGE = 128 << 10
-GOAL_FILES, GOAL_RAW, GOAL_LOOKUP = 30.0, 0.95, 0.01
+GOAL_FILES, GOAL_PEER, GOAL_RAW, GOAL_LOOKUP = 30.0, 50.0, 0.95, 0.01
 _COLD_MOST = 0.05
 """Share of pages in memory up to which a page cache counts as cold."""
-_TIMEOUT = 600.0
 _BATCH_BYTES = 8 << 20
 """A batch has fewer samples than wanted when they are larger than this together, but eight."""
 
@@ -101,7 +99,7 @@ class SamplesResult:
         lines = [f"{head}{'look-up':>9}"]
         for size in self.settings.sizes:
             for reader in READERS:
-                lines.append(f"{_name(size):>8}  {_TITLES[reader]:<24}{self._figures(size, reader)}")
+                lines.append(f"{size_name(size):>8}  {_TITLES[reader]:<24}{self._figures(size, reader)}")
         return [*lines, *self.goals()]
 
     def _figures(self, size: int, reader: str) -> str:
@@ -123,23 +121,38 @@ class SamplesResult:
         if 512 in self.settings.sizes:
             ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
             text = f"512 B cold over a file each with 8 threads: {ratio:.1f}"
-            lines.append(_verdict(text, ratio >= GOAL_FILES, "30"))
+            lines.append(verdict(text, ratio >= GOAL_FILES, "30"))
+            lines += self._beside_peers()
         for size in (s for s in self.settings.sizes if s == 0 or s >= LARGE):
             for cold, state in ((True, "cold"), (False, "warm")):
                 best = max(self.row(size, raw, cold).rate for raw in ("raw 1", "raw 8"))
                 ratio = self.row(size, "hapi full", cold).rate / best
-                text = f"{_name(size)} {state}, full permutation over the best raw reads: {ratio:.2f}"
-                lines.append(_verdict(text, ratio >= GOAL_RAW, "0.95"))
+                text = f"{size_name(size)} {state}, full permutation over the best raw reads: {ratio:.2f}"
+                lines.append(verdict(text, ratio >= GOAL_RAW, "0.95"))
         share = max(r.lookup_share or 0.0 for r in self.rows)
-        lines.append(_verdict(f"look-up, largest share of reading: {share:.2%}", share <= GOAL_LOOKUP, "1%"))
+        lines.append(verdict(f"look-up, largest share of reading: {share:.2%}", share <= GOAL_LOOKUP, "1%"))
         return lines
 
+    def _beside_peers(self) -> list[str]:
+        """The goal beside the fastest peer at 512 B, with the quality of both orders."""
+        peers = [self.row(512, form, True) for form in LIBRARIES if form not in self.missing]
+        if not peers:
+            return []
+        best, ours = max(peers, key=lambda row: row.rate), self.row(512, "hapi chunks", True)
+        known = f"{best.quality:.2f}" if best.quality is not None else "not known"
+        mine = f"{ours.quality:.2f}" if ours.quality is not None else "not known"
+        ratio = ours.rate / best.rate
+        text = f"512 B cold (quality {mine}) over {_TITLES[best.reader]} (quality {known}): {ratio:.1f}"
+        return [verdict(text, ratio >= GOAL_PEER, "50")]
 
-def _verdict(text: str, reached: bool, goal: str) -> str:
+
+def verdict(text: str, reached: bool, goal: str) -> str:
+    """A line about a goal."""
     return f"{text} (goal {goal}): {'reached' if reached else 'missed'}"
 
 
-def _name(size: int) -> str:
+def size_name(size: int) -> str:
+    """A sample size for a person."""
     if size == 0:
         return "mix"
     return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
@@ -149,35 +162,21 @@ def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> S
     """Measure every reader at every size; :class:`HapiError` when one of them fails."""
     if not hasattr(os, "posix_fadvise"):
         raise UsageError("hapi bench samples needs Linux: the page cache cannot be emptied here")
-    missing = () if importlib.util.find_spec("webdataset") else ("tars",)
+    absent = missing()
+    forms = [form for form in LIBRARIES if form not in absent]
     rows = []
     for size in settings.sizes:
         with tempfile.TemporaryDirectory(prefix="hapi-samples-", dir=settings.folder) as folder:
-            lengths = make_data(Path(folder), size, settings.total, tars=not missing)
+            lengths = make_data(Path(folder), size, settings.total, forms)
             batch = min(settings.batch, max(8, int(_BATCH_BYTES / lengths.mean())))
             spec = {"folder": folder, "seconds": settings.seconds, "batch": batch}
-            tell(f"{_name(size)}: {len(lengths)} samples, batches of {batch}")
-            for reader in (reader for reader in READERS if reader not in missing):
+            tell(f"{size_name(size)}: {len(lengths)} samples, batches of {batch}")
+            for reader in (reader for reader in READERS if reader not in absent):
                 for cold in (True, False):
-                    found = _figure(spec, reader, cold)
+                    asked = json.dumps(spec | {"reader": reader, "cold": cold})
+                    found = process_figure("hapi.bench.samples_read", asked, what=f"reader {reader!r}")
                     row = SamplesRow(size=size, reader=reader, cold=cold, **found)
                     rows.append(row)
                     state = "cold" if cold else "warm"
                     tell(f"  {_TITLES[reader]}, {state}: {row.rate:,.0f}/s, {row.cpu_us:.2f} us of CPU")
-    return SamplesResult(settings=settings, rows=tuple(rows), missing=missing, conditions=conditions())
-
-
-def _figure(spec: dict[str, Any], reader: str, cold: bool) -> dict[str, Any]:
-    spec = spec | {"reader": reader, "cold": cold}
-    done = subprocess.run(
-        [sys.executable, "-m", "hapi.bench.samples_read", json.dumps(spec)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(sys.path))},
-    )
-    if done.returncode != 0:
-        raise HapiError(f"reader {reader!r} failed: {last_line(done.stderr)}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return SamplesResult(settings=settings, rows=tuple(rows), missing=absent, conditions=conditions())

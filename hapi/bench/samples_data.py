@@ -1,25 +1,24 @@
-"""The data of ``hapi bench samples``: the same samples packed, as a file each, and as tar shards."""
+"""The data of ``hapi bench samples``: the same samples packed, as a file each, and in the formats of peers."""
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from hapi.bench.samples_peers import write_form
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.objects import open_store
 from hapi.storage.sources import Source
 
-NAME = "samples"
+NAME, LARGE = "samples", "large"
 MIX_MEDIAN, MIX_SIGMA, MIX_MOST = 110e3, 0.5, 1 << 20
 """Sizes like ImageNet's files: log-normal around 110 KB."""
 MOST_FILES = 10_000
 """A file each costs an inode; so many show the rate. The packed data set is not cut."""
-_TAR_SAMPLES = 2_000
 _FOLDER_FILES = 1_000
 
 
@@ -49,27 +48,26 @@ class RandomBytes(Source):
         return self.lengths.tobytes()
 
 
-def make_data(folder: Path, size: int, total: int, tars: bool) -> npt.NDArray[np.int64]:
-    """Write all forms below ``folder`` and onto the disk; the samples' lengths, int64 [n]."""
+def pack_data(store: str, size: int, total: int, name: str = NAME) -> RandomBytes:
+    """Pack the samples as data set ``name`` into ``store``; what they are made of."""
     from hapi.storage.pack import pack  # not for every reader: it imports torch
 
     source = RandomBytes(size, total)
-    pack(source, open_store(str(folder / "store")), NAME)
+    pack(source, open_store(store), name)
+    return source
+
+
+def make_data(folder: Path, size: int, total: int, forms: Iterable[str]) -> npt.NDArray[np.int64]:
+    """Write packed samples, files and the peers' ``forms`` onto the disk; the samples' lengths, int64 [n]."""
+    source = pack_data(str(folder / "store"), size, total)
     files = min(MOST_FILES, source.count)
     for first in range(0, files, _FOLDER_FILES):
         group = folder / "files" / str(first // _FOLDER_FILES)
         group.mkdir(parents=True)
         for number in range(first, min(first + _FOLDER_FILES, files)):
             (group / str(number)).write_bytes(source.sample(number))
-    if tars:
-        (folder / "tars").mkdir()
-        for first in range(0, files, _TAR_SAMPLES):
-            _write_tar(
-                folder / "tars" / f"{first // _TAR_SAMPLES:05}.tar",
-                source,
-                first,
-                min(first + _TAR_SAMPLES, files),
-            )
+    for form in forms:
+        write_form(form, folder, source, files)
     os.sync()  # pages that are not written yet cannot be dropped
     return source.lengths
 
@@ -77,12 +75,3 @@ def make_data(folder: Path, size: int, total: int, tars: bool) -> npt.NDArray[np
 def file_of(folder: Path, number: int) -> Path:
     """The file of one sample."""
     return folder / "files" / str(number // _FOLDER_FILES) / str(number)
-
-
-def _write_tar(path: Path, source: RandomBytes, first: int, stop: int) -> None:
-    with tarfile.open(path, "w") as tar:
-        for number in range(first, stop):
-            data = source.sample(number)
-            member = tarfile.TarInfo(f"{number}.bin")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))

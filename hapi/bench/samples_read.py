@@ -8,7 +8,6 @@ in memory, to the file readers' advantage.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import itertools
 import json
 import mmap
@@ -24,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from hapi.bench.processes import drop_pages
 from hapi.bench.samples_data import NAME, file_of
+from hapi.bench.samples_peers import LIBRARIES, read_form
 from hapi.storage.mount import mount
 from hapi.storage.sequence import IntArray, Shuffle, epoch_sequence
 from hapi.storage.shuffle_quality import quality
@@ -41,7 +42,7 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
     paths = sorted(path for path in (folder / place).rglob(pattern) if path.is_file())
     begin, figures = _READERS[kind](folder, variant, batch)
     for path in paths:
-        _drop(path) if spec["cold"] else path.read_bytes()
+        drop_pages(path) if spec["cold"] else path.read_bytes()
     resident = _resident(paths)
     seen: list[IntArray] = []
     samples, started, used = 0, time.perf_counter(), time.process_time()
@@ -166,43 +167,21 @@ def _ended(under_way: deque[tuple[IntArray, list[Future[None]]]]) -> IntArray:
     return ids
 
 
-def _webdataset(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
-    """One process, its own order: shards shuffled, and a buffer of 1000 samples (the library's default)."""
-    webdataset = importlib.import_module("webdataset")
-    tars = sorted(str(path) for path in (folder / "tars").iterdir())
-    source = webdataset.WebDataset(tars, shardshuffle=len(tars), empty_check=False).shuffle(1000)
+def _peer(form: str, folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     count = sum(len(files) for _, _, files in os.walk(folder / "files"))
-
-    def begin() -> Batches:
-        ids: list[int] = []
-        for sample in source:
-            if not len(sample["bin"]):
-                raise ValueError(f"sample {sample['__key__']} came empty")
-            ids.append(int(sample["__key__"]))
-            if len(ids) == batch:
-                yield np.array(ids, dtype=np.int64)
-                ids = []
-        if ids:
-            yield np.array(ids, dtype=np.int64)
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         whole = len(ids) == count
         return {"quality": _score(ids, batch) if whole else None}
 
-    return begin, figures
+    return partial(read_form, form, folder, batch), figures
 
 
-_READERS = {"hapi": _hapi, "raw": _raw, "files": _files, "tars": _webdataset}
+_READERS = {"hapi": _hapi, "raw": _raw, "files": _files} | {form: partial(_peer, form) for form in LIBRARIES}
 
 
 def _score(order: IntArray, batch: int) -> float | None:
     return quality(order, batch).score if len(order) >= 2 * batch else None
-
-
-def _drop(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
 
 
 def _resident(paths: list[Path]) -> float:

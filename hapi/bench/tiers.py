@@ -22,7 +22,7 @@ START_SECONDS = 120.0
 
 def start_server(
     bed: Bed,
-    store: Path,
+    store: Path | str,
     token: str,
     folder: Path,
     flags: Sequence[str] = (),
@@ -36,7 +36,7 @@ def start_server(
 
 def start_server_process(
     bed: Bed,
-    store: Path,
+    store: Path | str,
     token: str,
     folder: Path,
     flags: Sequence[str] = (),

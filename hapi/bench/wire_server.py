@@ -85,7 +85,7 @@ def _header(chunk: slice) -> FrameHeader:
     count = chunk.stop - chunk.start
     features = TensorSpec(messages.FEATURES, "float32", (count, *FEATURE_SHAPE))
     labels = TensorSpec(messages.LABELS, "int64", (count,))
-    return FrameHeader(tuple(range(chunk.start, chunk.stop)), (features, labels))
+    return FrameHeader(np.arange(chunk.start, chunk.stop, dtype=np.int64), (features, labels))
 
 
 def serve_socket(listening: socket.socket, payload: memoryview) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from hapi.errors import UsageError
+from hapi.cli.bench_flags import add_folder, within
 from hapi.units import parse_bytes, parse_count
 
 _MOST_SAMPLES = 1 << 30
@@ -24,7 +24,7 @@ def configure_directory(benchmarks: Any) -> None:
         "--sample-size", default="110kB", metavar="SIZE", help="mean bytes of a sample (default 110kB)"
     )
     p.add_argument("--processes", default="3", metavar="N", help="that open it, each once cold (default 3)")
-    p.add_argument("--folder", metavar="DIR", help="where the temporary file is made (default: the system's)")
+    add_folder(p)
     p.add_argument("--json", metavar="FILE", help="also write the figures there")
     p.set_defaults(measure=_measure)
 
@@ -33,17 +33,11 @@ def _measure(args: argparse.Namespace) -> Any:
     from hapi.bench.directory import DirectorySettings, measure_directory
 
     settings = DirectorySettings(
-        samples=_within(parse_count(args.samples, "--samples"), _MOST_SAMPLES, "--samples"),
-        sample_bytes=_within(
-            parse_bytes(args.sample_size, "--sample-size"), _MOST_SAMPLE_BYTES, "--sample-size"
+        samples=within(parse_count(args.samples, "--samples"), 1, _MOST_SAMPLES, "--samples"),
+        sample_bytes=within(
+            parse_bytes(args.sample_size, "--sample-size"), 1, _MOST_SAMPLE_BYTES, "--sample-size"
         ),
-        processes=_within(parse_count(args.processes, "--processes"), 100, "--processes"),
+        processes=within(parse_count(args.processes, "--processes"), 1, 100, "--processes"),
         folder=args.folder,
     )
     return measure_directory(settings, lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def _within(value: int, most: int, what: str) -> int:
-    if not 1 <= value <= most:
-        raise UsageError(f"{what}: expected 1 to {most}, got {value}")
-    return value

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from hapi.cli.bench_flags import add_folder, within
 from hapi.errors import UsageError
 from hapi.units import parse_bytes, parse_count, parse_duration
 
@@ -26,8 +27,12 @@ def configure_samples(benchmarks: Any) -> argparse.ArgumentParser:
     p.add_argument("--seconds", metavar="TIME", help="longest time of each figure (default 2s)")
     p.add_argument("--bs", default="256", metavar="N", help="samples of a batch (default 256)")
     p.add_argument(
-        "--folder", metavar="FOLDER", help="on the disk to be measured (default: the temporary folder)"
+        "--over",
+        choices=("http", "swift"),
+        help="through hapi-server, or from an OpenStack Swift on loopback, beside plain downloads of large ranges",
     )
+    p.add_argument("--rounds", metavar="N", help="with --over: turns of each reader (default 3)")
+    add_folder(p)
     p.add_argument("--quick", action="store_true", help="32MiB and half a second each, to try it out")
     p.set_defaults(measure=_samples)
     return p
@@ -35,28 +40,32 @@ def configure_samples(benchmarks: Any) -> argparse.ArgumentParser:
 
 def _samples(args: argparse.Namespace) -> Any:
     from hapi.bench.samples import SIZES, SamplesSettings, measure_samples
+    from hapi.bench.samples_over import OverSettings, measure_over
 
+    if args.rounds and not args.over:
+        raise UsageError("--rounds: only with --over, whose readers take turns")
     total, seconds = ("32MiB", "500ms") if args.quick else ("256MiB", "2s")
-    settings = SamplesSettings(
-        sizes=tuple(_size(text) for text in args.size) if args.size else SIZES,
-        total=_between(
+    shared: dict[str, Any] = {
+        "sizes": tuple(_size(text) for text in args.size) if args.size else SIZES,
+        "total": within(
             parse_bytes(args.total or total, "--total"), 1 << 20, 1 << 36, "--total", "1MiB to 64GiB"
         ),
-        seconds=parse_duration(args.seconds or seconds, "--seconds"),
-        batch=_between(parse_count(args.bs, "--bs"), 1, 1 << 16, "--bs", "1 to 65536"),
-        folder=args.folder,
-    )
-    return measure_samples(settings, lambda line: print(line, file=sys.stderr, flush=True))
+        "seconds": parse_duration(args.seconds or seconds, "--seconds"),
+        "batch": within(parse_count(args.bs, "--bs"), 1, 1 << 16, "--bs"),
+        "folder": args.folder,
+    }
+    if args.over:
+        rounds = within(parse_count(args.rounds or "3", "--rounds"), 1, 100, "--rounds")
+        return measure_over(OverSettings(over=args.over, rounds=rounds, **shared), _tell)
+    return measure_samples(SamplesSettings(**shared), _tell)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _size(text: str) -> int:
     """Bytes of a sample; 0 for the mix."""
     if text == "mix":
         return 0
-    return _between(parse_bytes(text, "--size"), 16, 1 << 26, "--size", "16 to 64MiB, or 'mix'")
-
-
-def _between(value: int, low: int, high: int, what: str, told: str) -> int:
-    if not low <= value <= high:
-        raise UsageError(f"{what}: expected {told}")
-    return value
+    return within(parse_bytes(text, "--size"), 16, 1 << 26, "--size", "16 to 64MiB, or 'mix'")

@@ -380,7 +380,7 @@ class Window:
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
         rows = self._next_rows(piece, count)
-        if not count or header.ids != tuple(piece.batch.ids[rows].tolist()):
+        if not count or not np.array_equal(header.ids, piece.batch.ids[rows]):
             raise WireError("the server sent other samples than were asked for, or in another order")
         if expected is None:
             total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1

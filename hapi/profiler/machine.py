@@ -236,7 +236,7 @@ def frame_seconds() -> tuple[float, float]:
 
     side = _PATTERN_BYTES // 4 // _FRAME_SAMPLES
     spec = frames.TensorSpec("features", "float32", (_FRAME_SAMPLES, side))
-    header = frames.FrameHeader(ids=tuple(range(_FRAME_SAMPLES)), tensors=(spec,))
+    header = frames.FrameHeader(ids=np.arange(_FRAME_SAMPLES), tensors=(spec,))
     payload = frames.byte_view(np.ones((_FRAME_SAMPLES, side), dtype=np.float32))
     target = memoryview(bytearray(len(payload)))
     sending, receiving = _connection()

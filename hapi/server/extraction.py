@@ -255,7 +255,7 @@ def _features_header(chunk: messages.IdArray, front: Front) -> FrameHeader:
         messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
     )
     labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
-    return FrameHeader(tuple(chunk.tolist()), (features, labels))
+    return FrameHeader(chunk, (features, labels))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -29,7 +29,7 @@ from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
-from hapi.server.orders import Orders
+from hapi.server.orders import Orders, Wanted
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
@@ -40,6 +40,7 @@ from hapi.storage.reader import chunk_cache
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
+    NO_IDS,
     Buffer,
     FrameHeader,
     StreamEnd,
@@ -221,10 +222,12 @@ class Service:
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset)
         begun = self.account.marks(request.job)
-        ids = request.ids
-        if isinstance(ids, SequenceRange):
+        if isinstance(request.ids, SequenceRange):
             with self.account.busy.running(), clock.stage("read"):
-                ids = self._orders.ids(dataset, ids)
+                wanted = self._orders.find(dataset, request.ids)
+        else:
+            wanted = Wanted(request.ids, near=False)
+        ids = wanted.ids
         lengths = dataset.lengths(ids)
         chunks = _by_bytes(ids, lengths, STORED_FRAME_BYTES)
         totals = [int(part.sum()) for part in np.split(lengths, np.cumsum([len(c) for c in chunks])[:-1])]
@@ -233,7 +236,7 @@ class Service:
 
         def load(chunk: messages.IdArray) -> Samples:
             with self.account.busy.running(), clock.stage("read"):
-                return dataset.read(chunk)
+                return dataset.read(chunk, wanted.near)
 
         with Ahead(self._loaders, load, chunks, cancelled) as loaded:
             for header, samples in zip(headers, loaded, strict=True):
@@ -252,7 +255,7 @@ class Service:
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
         begun = self.account.marks("")
-        headers = [FrameHeader((), (model.tensor_spec(name),)) for name in request.names]
+        headers = [FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in request.names]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
         def load(name: str) -> Buffer:
@@ -272,7 +275,7 @@ class Service:
 
 def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
     return FrameHeader(
-        tuple(chunk.tolist()),
+        chunk,
         (
             TensorSpec(messages.STORED, "uint8", (total,)),
             TensorSpec(messages.OFFSETS, "int64", (len(chunk) + 1,)),

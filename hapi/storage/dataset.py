@@ -25,6 +25,7 @@ from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Reader, chunk_cache
+from hapi.storage.runs import runs_of
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import ShardTable
 from hapi.storage.tensorfile import read_object
@@ -81,10 +82,10 @@ class Dataset:
         self.reader = Reader(
             store,
             self._key_of,
-            index.shards.firsts,
-            manifest.total_bytes,
+            index.shards,
             index.directory.locate,
             _Checks(manifest, index),
+            index.run,
             chunk_cache(store) if cache is None else cache,
         )
 
@@ -246,6 +247,11 @@ def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
     index.directory.check(index.shards, where, again)
     if (len(index.shards), index.shards.total_bytes) != (manifest.shards, manifest.total_bytes):
         raise DataError(f"{where}: its shards do not add up to what the manifest says; {again}")
+    runs = int(runs_of(index.shards.size, index.shards.count).sum())
+    if len(index.run) not in (0, runs):
+        raise DataError(
+            f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; {again}"
+        )
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
         wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
         raise DataError(

@@ -1,13 +1,13 @@
 """The index file of a data set: the sample directory, the labels and checksums of all samples, and the shards.
 
 Arrays (32 bytes a sample, 32 and its name a shard) in one safetensors file, mapped where the store is local. They are
-numpy arrays throughout, never Python objects.
+numpy arrays throughout, never Python objects. The checksums of runs (8 bytes for 64 KB, ``runs.py``) may be left away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +26,12 @@ _SAMPLE_FIELDS: Mapping[str, tuple[Any, tuple[int, ...]]] = {
     "checksum": (np.uint64, ()),
 }
 """Element type of each array, and its shape per sample."""
-FIELDS = (*_SAMPLE_FIELDS, *SHARD_FIELDS)
+_RUN = "run"
+FIELDS = (*_SAMPLE_FIELDS, *SHARD_FIELDS, _RUN)
+
+
+def _no_runs() -> npt.NDArray[np.uint64]:
+    return np.empty(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class SampleIndex:
     checksum: npt.NDArray[np.uint64]
     """xxh3_64 of the sample's bytes; [count]"""
     shards: ShardTable
+    run: npt.NDArray[np.uint64] = field(default_factory=_no_runs)
+    """xxh3_64 of runs of samples, shard by shard (``runs.py``), or none."""
 
     def __len__(self) -> int:
         return len(self.directory)
@@ -57,12 +64,13 @@ class SampleIndex:
             label=np.concatenate([part.label for part in parts]),
             checksum=np.concatenate([part.checksum for part in parts]),
             shards=ShardTable.joined([part.shards for part in parts]),
+            run=np.concatenate([part.run for part in parts]),
         )
 
     def arrays(self) -> dict[str, Array]:
         """The arrays of the file by name, as views."""
         samples = {"place": self.directory.words(), "label": self.label, "checksum": self.checksum}
-        return {**samples, **self.shards.arrays()}
+        return {**samples, **self.shards.arrays(), _RUN: self.run}
 
     def to_bytes(self, metadata: Mapping[str, str] | None = None) -> memoryview:
         """The index as a safetensors file."""
@@ -81,11 +89,14 @@ class SampleIndex:
         for name, (dtype, shape) in _SAMPLE_FIELDS.items():
             if tensors[name].dtype != dtype or tensors[name].shape != (count, *shape):
                 raise DataError(f"{what}: array {name!r} has the wrong type or length; {AGAIN}")
+        if tensors[_RUN].dtype != np.uint64 or tensors[_RUN].ndim != 1:
+            raise DataError(f"{what}: array {_RUN!r} has the wrong type or shape; {AGAIN}")
         index = cls(
             directory=SampleDirectory.from_words(tensors["place"]),
             label=tensors["label"],
             checksum=tensors["checksum"],
             shards=ShardTable.from_arrays(tensors, what, AGAIN),
+            run=tensors[_RUN],
         )
         return index, metadata
 

@@ -8,13 +8,13 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.locks import LockOwner
-from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
+from hapi.storage.objects import Names, ObjectInfo, ObjectStore, Range, ReadPart, check_key, check_prefix
 
 _TEMPORARY = ".tmp-"
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
@@ -55,6 +55,19 @@ class LocalStore(ObjectStore):
                     os.close(descriptor)
             except OSError as error:
                 raise self._mapped(error, key) from error
+
+    def announce(self, ranges: Sequence[Range]) -> None:
+        """Have the kernel fetch these bytes; whatever is wrong with them shows when they are read."""
+        if not hasattr(os, "posix_fadvise"):  # not on macOS
+            return
+        for key, group in groupby(sorted(ranges), key=lambda r: r[0]):
+            with suppress(OSError):
+                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    for _, start, stop in group:
+                        os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+                finally:
+                    os.close(descriptor)
 
     def _fill(self, descriptor: int, part: ReadPart) -> None:
         out = part.out.cast("B")

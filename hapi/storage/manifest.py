@@ -13,8 +13,8 @@ from hapi.storage.objects import ObjectStore, check_prefix
 from hapi.wire.references import TransformSpec, check_digest, check_int, check_name, strict_fields
 
 FORMAT = 3
-"""Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py),
-and the shards may be foreign objects."""
+"""Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
+beside checksums of runs of samples (runs.py), and the shards may be foreign objects."""
 
 AGAIN = "pack or index the data set again"
 

@@ -39,7 +39,7 @@ _STRETCHES = 4
 """Stretches that share the bound: one handed out, the others being read or ready."""
 _TWO_THREADS_FROM = 64 << 10
 """Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
-short steps that two threads mostly hand Python's lock to each other."""
+short steps that two threads mostly hand Python's lock to each other, but where they wait for a remote store."""
 _RAMP = 5
 """The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
 that the first batch does not wait for thousands of samples."""
@@ -106,7 +106,8 @@ class Mounted:
         self.sample_cache = sample_cache
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
-        threads = 2 if dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
+        waits = dataset.store.local_path("any") is None
+        threads = 2 if waits or dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = False

@@ -32,6 +32,10 @@ class ObjectInfo:
     size: int
 
 
+Range = tuple[str, int, int]
+"""Bytes ``start..stop`` (stop excluded) of an object."""
+
+
 @dataclass(frozen=True)
 class ReadPart:
     """One range to read: ``len(out)`` bytes of object ``key`` from byte ``start`` on, into ``out``."""
@@ -92,6 +96,10 @@ class ObjectStore(ABC):
     @abstractmethod
     def read_many(self, parts: Sequence[ReadPart]) -> None:
         """Fill every part, of any objects in any order; the way that is best for this store."""
+
+    def announce(self, ranges: Sequence[Range]) -> None:
+        """These will be read next: a store that can fetch them meanwhile begins to. Never an error."""
+        del ranges
 
     @abstractmethod
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:

@@ -21,6 +21,7 @@ from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore
 from hapi.storage.pack_options import PackOptions, Preprocess, select
 from hapi.storage.packing import PackFolder, Packing, shard_name, write_dataset
+from hapi.storage.runs import run_sums
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.sources import Source
@@ -133,7 +134,8 @@ class _Packer:
         """The index of the shard ``number`` that begins with the chosen sample ``first``."""
         lengths = np.array(sizes, dtype=np.int64)
         directory = SampleDirectory.empty(len(lengths))
-        directory.write(0, 0, offsets_of(lengths)[:-1], lengths)
+        offsets = offsets_of(lengths)
+        directory.write(0, 0, offsets[:-1], lengths)
         checksum = xxhash.xxh3_64_intdigest(data)
         shard = Shard(key=shard_name(number), size=len(data), checksum=checksum, count=len(lengths))
         return SampleIndex(
@@ -141,6 +143,7 @@ class _Packer:
             label=self.source.labels[self.chosen[first : first + len(lengths)]].astype(np.int64),
             checksum=np.array(sums, dtype=np.uint64),
             shards=ShardTable.of([shard]),
+            run=run_sums(data, offsets),
         )
 
     def _resume(self, folder: PackFolder) -> list[SampleIndex]:

@@ -34,6 +34,7 @@ from hapi.storage.manifest import (
     manifest_key,
 )
 from hapi.storage.objects import ObjectStore
+from hapi.storage.runs import runs_of
 from hapi.wire.references import TransformSpec, check_digest, check_name, strict_fields
 
 LOCK_NAME = "pack.lock"
@@ -103,7 +104,9 @@ class PackFolder:
             size = self.store.size(f"{self.prefix}/{shard_name(number)}")
         except NotFoundError:
             return None
-        return part[0] if size == part[0].shards[0].size else None
+        shard = part[0].shards[0]
+        whole = size == shard.size and len(part[0].run) == runs_of(shard.size, shard.count)
+        return part[0] if whole else None
 
     def write_part(self, part: str, index: SampleIndex, metadata: Mapping[str, str]) -> None:
         """A piece of the index to come, with what is to be known about it; its shards count from 0."""

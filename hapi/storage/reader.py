@@ -9,30 +9,32 @@ others are read directly into the caller's buffer. Which chunks are worth readin
   most twice the cost of who knows the future). A full permutation over a data set far larger than the cache comes
   back to a chunk too rarely, and buys next to none.
 
-Checksums are per sample. A chunk's samples are checked when it is first read, and the checksum of the whole is
-remembered for later reads of it. A chunk with a damaged sample is never cached, so its sound samples stay readable.
+Checksums are per sample, and in chunks per run of samples (``runs.py``): a chunk is a few runs, checked whenever it is
+read. Where a run does not fit, its samples are checked. A chunk with a damaged sample is never cached, so its sound
+samples stay readable.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from hapi.errors import DataError
 from hapi.storage.chunks import ABSENT, Area, ChunkCache, Flags
 from hapi.storage.directory import Located, offsets_of
 from hapi.storage.gather import Bytes, copy_pieces
 from hapi.storage.objects import ObjectStore, ReadPart
+from hapi.storage.read_cost import read_cost
+from hapi.storage.runs import Runs, Sums
 from hapi.storage.sequence import IntArray
+from hapi.storage.shards import ShardTable
 
-PIECE_SAMPLES = 4096
-"""Samples placed at a time: few enough that their chunks find slots, many enough for vectors to pay."""
 _FORGOTTEN_AFTER = 4
 """What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
 CACHE_BYTES = 64 << 20
@@ -41,44 +43,6 @@ CACHE_BYTES = 64 << 20
 
 Check = Callable[[IntArray, Bytes, IntArray, IntArray], None]
 """``check(ids, buffer, starts, stops)``; see :class:`Reader`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadCost:
-    """What reading from a kind of store costs, and what follows from it."""
-
-    request_seconds: float
-    """Of one range read among many, without its bytes."""
-    bytes_per_second: float
-    chunk_bytes: int
-    """Bytes of a chunk, in the mean."""
-    small_bytes: int
-    """Up to this mean length a data set is read in chunks."""
-
-    @property
-    def slot_bytes(self) -> int:
-        """Room for one chunk: samples of different lengths make some chunks longer than the mean."""
-        return self.chunk_bytes + self.chunk_bytes // 4
-
-    def rent(self, length: float) -> float:
-        """Samples of ``length`` bytes whose direct reads cost as much as one chunk."""
-        return (self.request_seconds + self.chunk_bytes / self.bytes_per_second) / (
-            self.request_seconds + length / self.bytes_per_second
-        )
-
-
-LOCAL_COST = ReadCost(
-    request_seconds=16e-6, bytes_per_second=1e9, chunk_bytes=256 << 10, small_bytes=32 << 10
-)
-"""A virtual disk with cold page cache and ranges announced (``local.py``): 51,000 reads/s of 4 KB, 1 GB/s of 256 KB.
-From 64 KB on, direct reads reach what chunks reach, and save the copy."""
-REMOTE_COST = ReadCost(request_seconds=3e-3, bytes_per_second=5e8, chunk_bytes=1 << 20, small_bytes=256 << 10)
-"""OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects."""
-
-
-def read_cost(store: ObjectStore) -> ReadCost:
-    """The costs of this kind of store."""
-    return REMOTE_COST if store.local_path("any") is None else LOCAL_COST
 
 
 def chunk_cache(store: ObjectStore, budget: int = CACHE_BYTES) -> ChunkCache:
@@ -96,10 +60,24 @@ class _Piece:
     lengths: IntArray
     out: IntArray
 
-    def of(self, chosen: Flags) -> _Piece:
+    def of(self, chosen: Flags | slice) -> _Piece:
         return _Piece(
             self.ids[chosen], self.shards[chosen], self.starts[chosen], self.lengths[chosen], self.out[chosen]
         )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Chunks that a piece needs."""
+
+    chunks: IntArray
+    """Distinct, [chunks]"""
+    which: IntArray
+    """Each sample's place in ``chunks``; [n]"""
+    worth: Flags
+    """To be read whole if not cached; [chunks]"""
+    spans: dict[int, _Span]
+    """Of those that were not cached."""
 
 
 class Reader:
@@ -109,32 +87,35 @@ class Reader:
         self,
         store: ObjectStore,
         key_of: Callable[[int], str],
-        firsts: IntArray,
-        total_bytes: int,
+        shards: ShardTable,
         locate: Callable[[IntArray], Located],
         check: Check,
+        sums: Sums,
         cache: ChunkCache,
     ) -> None:
-        """``key_of(shard)``: its object; it has the samples ``firsts[shard]..firsts[shard + 1]``.
+        """``key_of(shard)``: the object of one of ``shards``.
 
         ``locate(ids)`` tells where samples lie; ``check(ids, buffer, starts, stops)`` raises :class:`DataError` when
-        one of them is not ``buffer[starts[i]:stops[i]]``.
+        one of them is not ``buffer[starts[i]:stops[i]]``. ``sums``: the checksums of the runs, or none.
         """
         self._store, self._locate, self._check, self._cache = store, locate, check, cache
-        self._key_of, self._firsts = key_of, firsts
-        counts = firsts[1:] - firsts[:-1]
-        cost, mean = read_cost(store), max(1.0, total_bytes / int(self._firsts[-1]))
-        self._run = max(1, int(cost.chunk_bytes / mean))
+        self._key_of, self._firsts = key_of, shards.firsts
+        sizes, counts = shards.size.astype(np.int64), shards.count
+        self.cost = cost = read_cost(store)
+        mean = max(1.0, shards.total_bytes / int(self._firsts[-1]))
         self._rent = cost.rent(mean)
-        self._bases = offsets_of(-(-counts // self._run))
-        several = 2 * int(self._bases[-1]) <= int(firsts[-1])
+        self._runs = Runs(sizes, counts, sums)
+        run_bytes = self._runs.samples * np.maximum(1.0, sizes / counts)
+        self._held = self._runs.samples * np.maximum(1, (cost.chunk_bytes / run_bytes).astype(np.int64))
+        self._bases = offsets_of(-(-counts // self._held))
+        self._mean_held = max(1, int(cost.chunk_bytes / mean))
+        several = 2 * int(self._bases[-1]) <= int(self._firsts[-1])
         self.chunked = mean <= cost.small_bytes and cache.slots > 0 and several
         """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
         total = int(self._bases[-1]) if self.chunked else 0
         self._area = Area(total)
         self._fits = total <= cache.slots
         self._begins = np.zeros(total, dtype=np.int64)
-        self._sums = np.zeros(total, dtype=np.uint64)
         self._refused = np.zeros(total, dtype=np.bool_)
         self._spent = np.zeros(total, dtype=np.float32)
         self._seen = np.zeros(total, dtype=np.int64)
@@ -147,34 +128,54 @@ class Reader:
         ``near`` says that the reads to come stay among the same chunks (:meth:`is_near`). Raises what the store
         raises, and :class:`DataError` for a damaged sample.
         """
-        for low in range(0, len(ids), PIECE_SAMPLES):
-            part = slice(low, min(low + PIECE_SAMPLES, len(ids)))
-            piece = _Piece(
-                ids[part], places.shard[part], places.offset[part], places.length[part], offsets[:-1][part]
-            )
-            self._direct(self._from_chunks(piece, out, near) if self.chunked else piece, out)
+        whole = _Piece(ids, places.shard, places.offset, places.length, offsets[:-1])
+        size = self.cost.piece_samples
+        pieces = [whole.of(slice(low, low + size)) for low in range(0, len(ids), size)]
+        if not self.chunked:
+            for piece in pieces:
+                self._direct(piece, out)
+            return
+        # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
+        ahead = deque(self._wanted(piece, near) for piece in pieces[:1])
+        for at, piece in enumerate(pieces):
+            if at + 1 < len(pieces):
+                ahead.append(self._wanted(pieces[at + 1], near))
+            self._direct(self._from_chunks(piece, ahead.popleft(), out), out)
 
-    def is_near(self, order: IntArray) -> bool:
-        """Whether ``order`` uses a chunk, while the cache holds it, often enough for it to be read whole at once."""
-        if not self.chunked or len(order) == 0:
+    def is_near(self, order: npt.NDArray[Any], sharers: int = 1) -> bool:
+        """Whether ``order`` uses a chunk, while the cache holds it, often enough for it to be read whole at once.
+
+        The cache serves ``sharers`` such orders at a time, and each has its part of it.
+        """
+        slots = self._cache.slots // sharers
+        if not self.chunked or len(order) == 0 or not slots:
             return False
-        span = order[: self._cache.slots * self._run // 2]
+        span = order[: slots * self._mean_held // 2].astype(np.int64)
         shards = np.searchsorted(self._firsts, span, side="right") - 1
         chunks = np.unique(self._chunks(span, shards))
-        return len(chunks) <= self._cache.slots and len(span) >= self._rent * len(chunks)
+        return len(chunks) <= slots and len(span) >= self._rent * len(chunks)
 
     def _chunks(self, ids: IntArray, shards: npt.NDArray[Any]) -> IntArray:
-        found: IntArray = self._bases[shards] + (ids - self._firsts[shards]) // self._run
+        found: IntArray = self._bases[shards] + (ids - self._firsts[shards]) // self._held[shards]
         return found
 
-    def _from_chunks(self, piece: _Piece, out: Bytes, near: bool) -> _Piece:
-        """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
+    def _wanted(self, piece: _Piece, near: bool) -> _Wanted:
+        """The chunks of ``piece``; the store is told of those that will be read."""
         chunks, which, counts = np.unique(
             self._chunks(piece.ids, piece.shards), return_inverse=True, return_counts=True
         )
-        claim = self._cache.claim(self._area, chunks, self._worth(chunks, counts, near))
+        worth = self._worth(chunks, counts, near)
+        missing = chunks[worth & (self._area.slot_of[chunks] == ABSENT)]
+        spans = {chunk: self._span(chunk) for chunk in missing.tolist()}
+        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans.values()])
+        return _Wanted(chunks, which, worth, spans)
+
+    def _from_chunks(self, piece: _Piece, wanted: _Wanted, out: Bytes) -> _Piece:
+        """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
+        chunks, which = wanted.chunks, wanted.which
+        claim = self._cache.claim(self._area, chunks, wanted.worth)
         try:
-            self._load(chunks[claim.mine], claim.slots[claim.mine])
+            self._load(chunks[claim.mine], claim.slots[claim.mine], wanted.spans)
             slots = self._cache.wait(claim)
             begins = slots * self._cache.slot_bytes - self._begins[chunks]
             held = (slots != ABSENT)[which]
@@ -203,11 +204,14 @@ class Reader:
         worth: Flags = sound & (spent >= self._rent)
         return worth
 
-    def _load(self, chunks: IntArray, slots: IntArray) -> None:
-        """Fill and publish ``slots``. A chunk that is too long or damaged is refused from now on."""
+    def _load(self, chunks: IntArray, slots: IntArray, known: Mapping[int, _Span]) -> None:
+        """Fill and publish ``slots``; ``known`` may have their spans.
+
+        A chunk that is too long or damaged is refused from now on.
+        """
         sound = np.zeros(len(chunks), dtype=np.bool_)
         try:
-            spans = [self._span(chunk) for chunk in chunks.tolist()]
+            spans = [known.get(chunk) or self._span(chunk) for chunk in chunks.tolist()]
             fits = [span.stop - span.start <= self._cache.slot_bytes for span in spans]
             buffers = [
                 self._cache.slot(slot)[: s.stop - s.start]
@@ -229,24 +233,22 @@ class Reader:
 
     def _span(self, chunk: int) -> _Span:
         shard = int(np.searchsorted(self._bases, chunk, side="right")) - 1
-        first = int(self._firsts[shard]) + (chunk - int(self._bases[shard])) * self._run
-        ids = np.arange(first, min(first + self._run, int(self._firsts[shard + 1])), dtype=np.int64)
+        held = int(self._held[shard])
+        first = int(self._firsts[shard]) + (chunk - int(self._bases[shard])) * held
+        ids = np.arange(first, min(first + held, int(self._firsts[shard + 1])), dtype=np.int64)
         places = self._locate(ids)
         stops = places.offset + places.length
         return _Span(chunk, shard, int(places.offset.min()), int(stops.max()), ids, places.offset, stops)
 
     def _is_sound(self, span: _Span, buffer: memoryview) -> bool:
-        known = int(self._sums[span.chunk])
-        found = xxhash.xxh3_64_intdigest(buffer)
-        if known:
-            return found == known
+        data = np.frombuffer(buffer, np.uint8)
+        starts, stops = span.starts - span.start, span.stops - span.start
+        if self._runs.fit(span.shard, int(span.ids[0] - self._firsts[span.shard]), data, starts, stops):
+            return True
         try:
-            self._check(
-                span.ids, np.frombuffer(buffer, np.uint8), span.starts - span.start, span.stops - span.start
-            )
+            self._check(span.ids, data, starts, stops)
         except DataError:
             return False
-        self._sums[span.chunk] = found
         return True
 
     def _direct(self, piece: _Piece, out: Bytes) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import BadRequestError, TooLargeError
+from hapi.wire.frames import MAX_ID
 from hapi.wire.references import (
     DatasetReference,
     ModelReference,
@@ -87,7 +88,7 @@ def _ids(value: Any) -> IdArray:
         raise TooLargeError(
             f"ids: {len(value)} samples in one request, at most {MAX_SAMPLES}; send several requests"
         )
-    if not all(type(i) is int and 0 <= i < 1 << 62 for i in value):
+    if set(map(type, value)) != {int} or not 0 <= min(value) <= max(value) <= MAX_ID:
         raise BadRequestError("ids: expected non-negative integers")
     return np.array(value, dtype=np.int64)
 

@@ -9,17 +9,18 @@ import pytest
 
 from hapi.bench.samples import READERS, SamplesResult, SamplesRow, SamplesSettings
 from hapi.bench.samples_data import RandomBytes, file_of, make_data
+from hapi.bench.samples_peers import LIBRARIES
 from hapi.bench.samples_read import read_figure
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("samples")
-    assert make_data(folder, 512, 1 << 18, tars=True).tolist() == [512] * 512
+    assert make_data(folder, 512, 1 << 18, ["tars"]).tolist() == [512] * 512
     return folder
 
 
-@pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "tars"])
+@pytest.mark.parametrize("reader", [reader for reader in READERS if reader not in LIBRARIES])
 @pytest.mark.parametrize("cold", [True, False])
 def test_every_reader_reads_the_epoch(folder: Path, reader: str, cold: bool) -> None:
     spec = {"folder": str(folder), "reader": reader, "cold": cold, "seconds": 30, "batch": 50}
@@ -55,10 +56,12 @@ def result(resident: float) -> SamplesResult:
             lookup_share=0.02 if reader.startswith("hapi") else None,
         )
         for reader in READERS
-        if reader != "tars"
+        if reader not in LIBRARIES
         for cold in (True, False)
     )
-    return SamplesResult(settings=SamplesSettings(sizes=(512,)), rows=rows, missing=("tars",), conditions={})
+    return SamplesResult(
+        settings=SamplesSettings(sizes=(512,)), rows=rows, missing=tuple(LIBRARIES), conditions={}
+    )
 
 
 def test_table_tells_what_is_missing_and_missed() -> None:
@@ -67,4 +70,4 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     assert "512 B cold over a file each with 8 threads: 30.0 (goal 30): reached" in text
     assert "look-up, largest share of reading: 2.00% (goal 1%): missed" in text
     assert "not cold" in "\n".join(result(0.5).table())
-    assert result(0.0).to_json()["not_installed"] == ["tars"]
+    assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)

@@ -76,7 +76,7 @@ def test_verdicts() -> None:
 
 def test_an_answer_counts_when_it_is_whole() -> None:
     features = np.ones((3, 2), np.float32)
-    header = FrameHeader((1, 2, 3), (TensorSpec("features", "float32", (3, 2)),))
+    header = FrameHeader(np.arange(1, 4), (TensorSpec("features", "float32", (3, 2)),))
     end = end_frame(StreamEnd(1, 3, {}))
     body = b"".join([*map(bytes, data_frame(header, [byte_view(features)])), end])
     assert samples_of(body) == 3

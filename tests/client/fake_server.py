@@ -76,7 +76,7 @@ class FakeServer:
                     yield error_frame(fault)
                     return
                 header = FrameHeader(
-                    tuple(chunk.tolist()),
+                    chunk,
                     (
                         TensorSpec("features", "float32", (len(chunk), *SHAPE)),
                         TensorSpec("labels", "int64", (len(chunk),)),

@@ -134,7 +134,7 @@ def received(body: bytes, tensors: int) -> tuple[list[int], list[np.ndarray]]:
         return [a.data for a in arrays]
 
     while not isinstance(header := reader.next(sink), StreamEnd):
-        ids += header.ids
+        ids += header.ids.tolist()
     return ids, [np.concatenate(p) for p in parts]
 
 

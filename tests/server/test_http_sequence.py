@@ -22,7 +22,7 @@ from http_tools import (
 )
 
 from hapi.errors import BadRequestError, NotFoundError
-from hapi.server.orders import Orders
+from hapi.server.orders import READ_SECONDS, Orders
 from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.wire.sequences import SequenceRange
 
@@ -77,14 +77,14 @@ def wanted(seed: int = 0, start: int = 0, stop: int = 10, shuffle: Shuffle = Shu
     )
 
 
-def dataset(count: int) -> Any:
-    return SimpleNamespace(name="d", count=count)
+def dataset(count: int, near: Any = lambda order, sharers: False) -> Any:
+    return SimpleNamespace(name="d", count=count, version="1", reader=SimpleNamespace(is_near=near))
 
 
 def test_an_order_is_computed_once_for_many_requests() -> None:
     orders = Orders()
     threads = [
-        threading.Thread(target=orders.ids, args=(dataset(200_000), wanted(start=k, stop=k + 5)))
+        threading.Thread(target=orders.find, args=(dataset(200_000), wanted(start=k, stop=k + 5)))
         for k in range(8)
     ]
     for thread in threads:
@@ -92,22 +92,22 @@ def test_an_order_is_computed_once_for_many_requests() -> None:
     for thread in threads:
         thread.join()
     assert orders.computed == 1
-    orders.ids(dataset(200_000), wanted(shuffle=Shuffle(10, 2)))
+    orders.find(dataset(200_000), wanted(shuffle=Shuffle(10, 2)))
     assert orders.computed == 2
-    assert orders.ids(dataset(50), wanted()).tolist() == epoch_sequence(0, 0, 50)[:10].tolist()
+    assert orders.find(dataset(50), wanted()).ids.tolist() == epoch_sequence(0, 0, 50)[:10].tolist()
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     orders = Orders(kept_bytes=3 * 4 * 1000)
     for seed in (0, 1, 2, 0, 3):  # 3 takes the place of 1
-        orders.ids(dataset(1000), wanted(seed))
+        orders.find(dataset(1000), wanted(seed))
     assert orders.computed == 4
-    orders.ids(dataset(1000), wanted(0))
+    orders.find(dataset(1000), wanted(0))
     assert orders.computed == 4
-    orders.ids(dataset(1000), wanted(1))
+    orders.find(dataset(1000), wanted(1))
     assert orders.computed == 5
-    orders.ids(dataset(50_000), wanted(7))
-    orders.ids(
+    orders.find(dataset(50_000), wanted(7))
+    orders.find(
         dataset(50_000), wanted(7)
     )  # larger than what may be kept, and yet not computed for each request
     assert orders.computed == 6
@@ -115,14 +115,34 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
 
 def test_a_place_that_is_not_there() -> None:
     with pytest.raises(NotFoundError, match="no place 10"):
-        Orders().ids(dataset(10), wanted(stop=11))
+        Orders().find(dataset(10), wanted(stop=11))
 
 
 def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
     shuffle = {"group": MOST, "window": MOST}
     document = {"sequence": {"seed": 0, "epoch": 0, "shuffle": shuffle}, "start": 0, "stop": 5}
-    found = Orders().ids(dataset(5), SequenceRange.from_json(document, 5))
+    found = Orders().find(dataset(5), SequenceRange.from_json(document, 5)).ids
     assert sorted(found.tolist()) == list(range(5))
     with pytest.raises(BadRequestError, match=r"sequence\.shuffle\.group"):
         shuffle["group"] += 1
         SequenceRange.from_json(document, 5)
+
+
+def test_sequences_that_are_read_share_the_chunk_cache() -> None:
+    now, asked_with = [0.0], []
+
+    def near(order: Any, sharers: int) -> bool:
+        asked_with.append(sharers)
+        return sharers < 3
+
+    orders, one = Orders(clock=lambda: now[0]), dataset(100, near)
+    assert [orders.find(one, wanted(seed)).near for seed in (0, 0, 1, 2, 0)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert asked_with == [1, 2, 3, 3]  # each question once
+    now[0] += READ_SECONDS + 1
+    assert orders.find(one, wanted(2)).near, "the others are not read any more"

@@ -19,7 +19,7 @@ from hapi.storage.manifest import SampleLayout
 from hapi.storage.objects import ReadPart
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
-from hapi.storage.reader import LOCAL_COST
+from hapi.storage.read_cost import LOCAL_COST
 from hapi.storage.sequence import Shuffle
 from hapi.storage.sources import Source
 

@@ -17,7 +17,9 @@ from hapi.wire.frames import (
     ALIGNMENT,
     DTYPE_BYTES,
     END_BYTES,
+    NO_IDS,
     SMALL_BYTES,
+    WIRE_VERSION,
     BufferSource,
     FrameHeader,
     FrameLimits,
@@ -64,7 +66,7 @@ tensors = st.builds(
 )
 headers = st.builds(
     FrameHeader,
-    st.lists(st.integers(0, 2**62 - 1), max_size=20).map(tuple),
+    st.lists(st.integers(0, 2**62 - 1), max_size=20).map(lambda ids: np.array(ids, np.int64)),
     st.lists(tensors, min_size=1, max_size=4).map(tuple),
 )
 
@@ -78,20 +80,20 @@ def test_round_trip_and_exact_length(frames: list[FrameHeader], rng: object) -> 
     end = end_frame(StreamEnd(len(frames), sum(len(h.ids) for h in frames), {"seconds": {"forward": 0.5}}))
     assert len(end) == END_BYTES
     got_headers, got, got_end = read(b"".join(encoded) + end)
-    assert got_headers == frames
+    assert [(h.ids.tolist(), h.tensors) for h in got_headers] == [(h.ids.tolist(), h.tensors) for h in frames]
     assert got == buffers
     assert got_end.report == {"seconds": {"forward": 0.5}}
 
 
 def test_payload_starts_aligned() -> None:
-    header = FrameHeader((1, 2, 3), (TensorSpec("features", "float32", (3, 5)),))
+    header = FrameHeader(np.arange(1, 4), (TensorSpec("features", "float32", (3, 5)),))
     payload = np.arange(15, dtype=np.float32)
     frame = encode(header, [payload.tobytes()])
     assert frame.index(payload.tobytes()) % ALIGNMENT == 0
 
 
 STREAM_HEADER = FrameHeader(
-    (4, 9), (TensorSpec("features", "float32", (2, 33)), TensorSpec("labels", "int64", (2,)))
+    np.array([4, 9]), (TensorSpec("features", "float32", (2, 33)), TensorSpec("labels", "int64", (2,)))
 )
 
 
@@ -142,7 +144,7 @@ def test_any_json_header_with_a_good_checksum_is_an_error_or_consistent(
     document: object, kind: int, payload: int
 ) -> None:
     text = json.dumps(document).encode()
-    head = struct.pack("<4sBBHIQ", b"HAPF", 1, kind, 0, len(text), payload) + text
+    head = struct.pack("<4sBBHIQ", b"HAPF", WIRE_VERSION, kind, 0, len(text), payload) + text
     stream = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
     with pytest.raises(HapiError):
         read(stream)
@@ -151,14 +153,22 @@ def test_any_json_header_with_a_good_checksum_is_an_error_or_consistent(
 def test_sizes_are_checked_before_anything_is_allocated() -> None:
     allocated = []
     limits = FrameLimits(header=1 << 12, payload=1 << 10)
-    header = FrameHeader((), (TensorSpec("x", "uint8", (2000,)),))
+    header = FrameHeader(NO_IDS, (TensorSpec("x", "uint8", (2000,)),))
     reader = FrameReader(io.BytesIO(encode(header, [bytes(2000)])), limits)
     with pytest.raises(WireError, match="exceeds the limit"):
         reader.next(lambda h: allocated.append(h) or [])
     assert not allocated
-    huge_header = struct.pack("<4sBBHIQ", b"HAPF", 1, 1, 0, 0xFFFFFFFF, 0)
+    huge_header = struct.pack("<4sBBHIQ", b"HAPF", WIRE_VERSION, 1, 0, 0xFFFFFFFF, 0)
     with pytest.raises(WireError, match="exceeds the limit"):
         FrameReader(io.BytesIO(huge_header)).next(lambda h: [])
+
+
+def test_ids_are_checked_before_anything_else_is_received() -> None:
+    frame = encode(FrameHeader(np.array([3, -1]), (TensorSpec("x", "uint8", (5,)),)), [bytes(5)])
+    received: list[FrameHeader] = []
+    with pytest.raises(WireError, match="something else than sample ids"):
+        FrameReader(io.BytesIO(frame)).next(lambda h: received.append(h) or [])
+    assert not received
 
 
 def test_error_frame_carries_the_error() -> None:

@@ -1,0 +1,148 @@
+"""The serving side of ``hapi bench samples --over``: hapi-server, and beside it what a plain download comes from.
+
+Over HTTP that is a server of files (aiohttp's, by ``sendfile``) in a process of its own on the same cores, over Swift
+it is the object store itself, which ``scripts/swift-loopback`` starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from hapi.bench.loose import LooseBed
+from hapi.bench.testbed import stop_all
+from hapi.bench.tiers import environment, last_line, read_line, start_server_process
+from hapi.errors import HapiError, UsageError
+
+OVER = ("http", "swift")
+_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "swift-loopback"
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """Where the data set is, for the client's processes."""
+
+    server: str
+    """URL of hapi-server."""
+    token: str
+    plain: str
+    """URL below which the shards' keys are, or the object store's URL."""
+    pids: tuple[int, ...]
+    """Processes of the serving side that work for hapi-server's answers, whose CPU time counts."""
+    plain_pids: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def served_over_http(bed: LooseBed, folder: Path, flags: Sequence[str]) -> Iterator[Served]:
+    """The store ``folder/store`` by hapi-server and by a plain server of files."""
+    token = secrets.token_hex(16)
+    process, url = start_server_process(bed, folder / "store", token, folder, flags)
+    files = bed.start(
+        "server",
+        [sys.executable, "-m", "hapi.bench.samples_served", str(folder / "store")],
+        env=environment(token),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    line = read_line(files, _START_SECONDS).strip()
+    if not line:
+        raise HapiError("the plain server of files did not start; its error stands above")
+    try:
+        yield Served(server=url, token=token, plain=line, pids=(process.pid,), plain_pids=(files.pid,))
+    finally:
+        stop_all([process, files])
+
+
+class LoopbackSwift:
+    """An OpenStack Swift of one node, for the length of a ``with`` block; its S3 settings are in ``os.environ``."""
+
+    url = "s3://hapi/bench"
+
+    def __init__(self, bed: LooseBed, folder: Path) -> None:
+        """``UsageError`` saying how, when it is not installed."""
+        venv = Path(os.environ.get("HAPI_SWIFT_VENV") or _SCRIPT.parents[1] / ".venv-swift")
+        if not _SCRIPT.is_file() or not (venv / "bin" / "swift-proxy-server").is_file():
+            raise UsageError(
+                f"OpenStack Swift is not installed in {venv}: run scripts/swift-loopback install in a checkout of "
+                "Hapi, or set HAPI_SWIFT_VENV to where it is"
+            )
+        self._bed, self._folder = bed, folder
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> LoopbackSwift:
+        self._run("start")
+        for name, value in re.findall(r"(AWS_\w+)=(\S+)", self._run("env")):
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        self._run("stop")
+
+    def pids(self) -> tuple[int, ...]:
+        """All of its processes."""
+        return tuple(int(pid) for pid in re.findall(r"up (\d+)", self._run("status")))
+
+    def _run(self, command: str) -> str:
+        # Started on the server's cores, which what it starts inherits.
+        process = self._bed.start(
+            "server",
+            [str(_SCRIPT), command, str(self._folder)],
+            env=dict(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        said, complaint = process.communicate(timeout=_START_SECONDS)
+        if process.returncode:
+            raise HapiError(f"swift-loopback {command} failed: {last_line(complaint)}")
+        return said
+
+
+@contextlib.contextmanager
+def served_over_swift(
+    bed: LooseBed, folder: Path, swift: LoopbackSwift, flags: Sequence[str]
+) -> Iterator[Served]:
+    """What ``swift`` holds, by hapi-server beside it and by itself."""
+    token = secrets.token_hex(16)
+    process, url = start_server_process(bed, swift.url, token, folder, flags)
+    pids = swift.pids()
+    try:
+        yield Served(server=url, token=token, plain=swift.url, pids=(process.pid, *pids), plain_pids=pids)
+    finally:
+        stop_all([process])
+
+
+def serve_files(root: Path) -> None:
+    """The files below ``root`` on a free port of loopback, whose URL is printed, until standard input closes."""
+
+    async def main() -> None:
+        application = web.Application()
+        application.router.add_static("/", root)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        await runner.cleanup()
+
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    serve_files(Path(sys.argv[1]))
