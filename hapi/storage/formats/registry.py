@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hapi.errors import UsageError
-from hapi.storage.formats import objects, webdataset
+from hapi.storage.formats import mds, objects, tfrecord, webdataset
 from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.storage.objects import ObjectInfo, ObjectStore
 
@@ -25,7 +25,7 @@ class Format(Protocol):
     def scan(self, shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]: ...
 
 
-_ALL: tuple[Format, ...] = (webdataset, objects)
+_ALL: tuple[Format, ...] = (webdataset, mds, tfrecord, objects)
 FORMATS: Mapping[str, Format] = {module.NAME: module for module in _ALL}
 
 
