@@ -9,17 +9,20 @@ from pathlib import Path
 from hapi.cli.pack import class_names, configure_transform, transform_of
 from hapi.cli.progress import TransferBar
 from hapi.errors import UsageError
+from hapi.storage.foreign_folder import Folder, find_folder, left_out_note
 from hapi.storage.formats.registry import FORMATS
 from hapi.storage.formats.shard import Fields
 from hapi.storage.index_runs import LISTED_BAD
-from hapi.storage.indexing import Folder, Indexed, IndexOptions, find_folder, index_folder, left_out_note
+from hapi.storage.indexing import Indexed, IndexOptions, index_folder
 from hapi.storage.objects import open_store, split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "folder", metavar="FOLDER", help="key prefix of the shards or images inside STORE; '.' for all of it"
+        "folder",
+        metavar="FOLDER",
+        help="key prefix of the shards or images inside STORE, also with a pattern ('wds/train-*'); '.' for all of it",
     )
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
@@ -36,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                        help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
     configure_transform(parser)
     parser.add_argument(
-        "--workers", type=int, default=8, metavar="N", help="threads that read shards (default 8)"
+        "--workers", type=int, metavar="N", help="threads that read shards (default: 2 of a folder, else 8)"
     )
     parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
     parser.add_argument(
@@ -49,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index, and say what is there now."""
-    if not 1 <= args.workers <= 256:
+    if args.workers is not None and not 1 <= args.workers <= 256:
         raise UsageError(f"workers {args.workers}: expected 1 to 256")
     options = IndexOptions(
         fields=Fields(image=args.image, label=args.label),
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     url, name = split_address(args.address)
     store = open_store(url)
     folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)
-    _tell(f"{folder.prefix or store.url} is {folder.module.NAME}: {len(folder.shards)} shards, "
+    _tell(f"{folder.title} is {folder.module.NAME}: {len(folder.shards)} shards, "
           f"{sum(info.size for info in folder.shards) / 1e6:.1f} MB")  # fmt: skip
     note = left_out_note(folder)
     if note is not None:

@@ -123,10 +123,13 @@ class LocalStore(ObjectStore):
         try:
             for folder, folders, files in os.walk(top, onerror=_unless_missing):
                 folders[:] = [name for name in folders if not name.startswith(".")]
+                # Texts, not paths: a million of those take a quarter of a minute.
+                above = (
+                    "" if Path(folder) == self.root else f"{Path(folder).relative_to(self.root).as_posix()}/"
+                )
                 for name in files:
                     if not name.startswith("."):
-                        path = Path(folder, name)
-                        found.append(ObjectInfo(path.relative_to(self.root).as_posix(), path.stat().st_size))
+                        found.append(ObjectInfo(f"{above}{name}", os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
         except OSError as error:
             raise self._mapped(error, prefix) from error
         return sorted(found, key=lambda info: info.key)

@@ -13,9 +13,10 @@ from formats_tools import image, memory_store, samples, tar
 from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, UsageError
 from hapi.storage import index_runs
 from hapi.storage.dataset import open_dataset
+from hapi.storage.foreign_folder import find_folder, left_out_note
 from hapi.storage.formats import objects as objects_format
 from hapi.storage.formats.shard import Fields
-from hapi.storage.indexing import Indexed, IndexOptions, find_folder, index_folder, left_out_note
+from hapi.storage.indexing import Indexed, IndexOptions, index_folder
 from hapi.storage.listing import describe
 from hapi.storage.manifest import InPlace
 from hapi.storage.objects import ObjectStore, open_store
@@ -33,7 +34,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 
 def index(store: ObjectStore, folder: str = "wds", name: str = "d", **options: Any) -> Indexed:
-    flags = {key: options.pop(key) for key in ("replace", "restart", "on_start") if key in options}
+    flags = {
+        key: options.pop(key) for key in ("replace", "restart", "on_start", "on_progress") if key in options
+    }
     found = find_folder(store, folder, options.pop("format", None))
     return index_folder(store, name, found, replace_options(options), **flags)
 
@@ -60,7 +63,12 @@ def flip(store: ObjectStore, key: str, position: int) -> None:
 def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
     three_shards(store)
     before = everything(store)
-    manifest = index(store, transform=TransformSpec.for_image_size(8)).manifest
+    told: list[tuple[int, int]] = []
+    indexed = index(
+        store, transform=TransformSpec.for_image_size(8), on_progress=lambda *numbers: told.append(numbers)
+    )
+    manifest = indexed.manifest
+    assert np.sum(told, axis=0).tolist() == [30, sum(len(data) for data in before.values())]
     assert manifest.in_place == InPlace(format="webdataset", folder="wds", skipped=0)
     assert (manifest.count, manifest.classes, manifest.shards) == (30, ("0", "1", "2"), 3)
     dataset = open_dataset(store, "d", manifest.version)
@@ -141,6 +149,27 @@ def test_nothing_or_a_mixture_is_one_clear_line(store: ObjectStore) -> None:
         index(store, "z")
     with pytest.raises(HapiError, match="is refused"):
         index(store, "../x")
+
+
+def test_training_and_validation_are_not_mixed(store: ObjectStore) -> None:
+    for part, first in (("train", 0), ("val", 50)):
+        for shard in range(2):
+            numbers = range(first + 10 * shard, first + 10 * shard + 10)
+            store.put(f"wds/net-{part}-{shard:03d}.tar", tar(samples(numbers)))
+        store.put(f"p/{part}/cat/1.png", image(1))
+    with pytest.raises(
+        UsageError, match=r"training data \(net-train-000.tar\) and other data \(net-val-000.tar\)"
+    ):
+        index(store)
+    with pytest.raises(UsageError, match=r"training data \(train/cat/1.png\) and other data"):
+        index(store, "p")
+    manifest = index(store, "wds/net-train-*").manifest
+    assert manifest.count == 20 and manifest.in_place is not None and manifest.in_place.folder == "wds"
+    assert open_dataset(store, "d").read([19]).data.tobytes() == image(19)
+    assert index(store, "*-val-00?.tar", "e").manifest.count == 20 and verify_dataset(store, "e").sound
+    assert index(store, "p/val", "f").manifest.classes == ("cat",)
+    with pytest.raises(NotFoundError, match=r"nothing below .*wds/test-\*; give"):
+        index(store, "wds/test-*", "g")
 
 
 def test_too_many_single_objects_are_sent_to_pack(monkeypatch: pytest.MonkeyPatch) -> None:

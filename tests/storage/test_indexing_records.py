@@ -12,8 +12,9 @@ from formats_tools import image, memory_store
 
 from hapi.errors import DataError, UsageError
 from hapi.storage.dataset import open_dataset
+from hapi.storage.foreign_folder import find_folder
 from hapi.storage.formats.shard import Fields
-from hapi.storage.indexing import Indexed, IndexOptions, find_folder, index_folder
+from hapi.storage.indexing import Indexed, IndexOptions, index_folder
 from hapi.storage.manifest import InPlace
 from hapi.storage.objects import ObjectStore
 from hapi.storage.verify import verify_dataset
