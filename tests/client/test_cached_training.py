@@ -27,7 +27,7 @@ from hapi.wire.references import DatasetReference
 
 CASES: dict[str, dict[str, Any]] = {
     "tensors": {"dataset": "blobs", "validation": 0.2},
-    "pictures": {"dataset": "pictures", "image_size": 32, "augment": ("crop-flip",), "validation": "blobs"},
+    "pictures": {"dataset": "pictures", "image_size": 32, "augment": ("crop-flip",), "validation": "held"},
     "auto": {"dataset": "pictures", "image_size": 32, "split": "auto", "epochs": 3},
 }
 
@@ -36,14 +36,15 @@ CASES: dict[str, dict[str, Any]] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     store = tmp_path_factory.mktemp("cached") / "store"
     pack_blobs(store)
-    folder = store.parent / "pictures"
     random = np.random.default_rng(1)
-    for number in range(COUNT):
-        path = folder / f"c{number % 4}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 255, (36 + number % 5, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(path)
-    pack(open_source(str(folder)), open_store(str(store)), "pictures")
+    for name, count in (("pictures", COUNT), ("held", 9)):
+        folder = store.parent / name
+        for number in range(count):
+            path = folder / f"c{number % 4}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 255, (36 + number % 5, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+        pack(open_source(str(folder)), open_store(str(store)), name)
     with service_of(store) as running:
         yield running
 

@@ -84,8 +84,8 @@ def test_the_decision_is_that_of_the_true_costs(ahead: int) -> None:
 
 
 def test_a_sample_cache_that_fills_brings_the_split_to_zero() -> None:
-    """At 20 Mbit/s stored samples are slower than features; they are not once they need not cross."""
-    world, part = World(truth(20e6, here=0.0005)), [0.0]
+    """At 10 Mbit/s stored samples are slower than features; they are not once they need not cross."""
+    world, part = World(truth(10e6, here=0.0005)), [0.0]
     planning = planning_in(world, cached=lambda epoch: (part[0], part[0]))
     run_epoch(planning, world)
     deep = planning.split
@@ -104,7 +104,7 @@ def test_a_sample_cache_that_fills_brings_the_split_to_zero() -> None:
 
 def test_what_later_epochs_gain_counts() -> None:
     """None of the samples is here yet; the first epoch at split 0 is dearer, and pays for those that follow."""
-    world = World(truth(20e6, here=0.0005))
+    world = World(truth(10e6, here=0.0005))
     for left, split in ((1.0, 0), (0.0, best_of(world))):
         planning = planning_in(world, cached=lambda epoch, left=left: (0.0, left), profile=world.true)  # type: ignore[misc]
         assert planning.split == split
