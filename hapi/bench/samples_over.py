@@ -58,7 +58,7 @@ CONNECTIONS = {"http": 2, "swift": 8}
 CACHE_BYTES = {"http": LOCAL_BYTES, "swift": 2 * LOCAL_BYTES}
 """Of the chunk caches, in ``mount`` and in hapi-server: a remote store's chunks are larger."""
 GOAL = 0.8
-_TIMEOUT = 300.0
+_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
