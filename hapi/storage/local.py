@@ -6,10 +6,9 @@ import errno
 import fcntl
 import os
 import secrets
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -20,8 +19,6 @@ from hapi.storage.objects import Names, ObjectInfo, ObjectStore, Range, ReadPart
 _TEMPORARY = ".tmp-"
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
-_MANY, _SMALL_BYTES = 64, 64 << 10
-"""Reads of this mean size are done by one thread at a time when they are so many."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -31,7 +28,6 @@ class LocalStore(ObjectStore):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).expanduser().absolute()
         self.url = str(self.root)
-        self._many_small = threading.Lock()
 
     def ping(self) -> None:
         if not self.root.is_dir():
@@ -49,20 +45,16 @@ class LocalStore(ObjectStore):
         """See :meth:`hapi.storage.objects.ObjectStore.read_many`; files of one name are opened once."""
         # In the disk's order, every object opened once.
         ordered = sorted(parts, key=lambda part: (part.key, part.start))
-        with self._many_small if _are_many_small(parts) else nullcontext():
-            for key, group in groupby(ordered, key=lambda part: part.key):
-                self._read(key, list(group))
-
-    def _read(self, key: str, parts: Sequence[ReadPart]) -> None:
-        try:
-            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        for key, group in groupby(ordered, key=lambda part: part.key):
             try:
-                for part in _announced(descriptor, parts):
-                    self._fill(descriptor, part)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise self._mapped(error, key) from error
+                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    for part in _announced(descriptor, list(group)):
+                        self._fill(descriptor, part)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise self._mapped(error, key) from error
 
     def announce(self, ranges: Sequence[Range]) -> None:
         """Have the kernel fetch these bytes; whatever is wrong with them shows when they are read."""
@@ -234,11 +226,6 @@ class LocalStore(ObjectStore):
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
             )
         return StoreError(f"{where}: {error.strerror or error}")
-
-
-def _are_many_small(parts: Sequence[ReadPart]) -> bool:
-    """Whether reading them is mostly Python: threads that do so at a time hand its lock to each other at every read."""
-    return len(parts) >= _MANY and sum(part.out.nbytes for part in parts) < _SMALL_BYTES * len(parts)
 
 
 def _announced(descriptor: int, parts: Sequence[ReadPart]) -> Iterator[ReadPart]:
