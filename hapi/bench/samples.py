@@ -32,7 +32,7 @@ LARGE = 128 << 10
 GOAL_FILES, GOAL_PEER, GOAL_RAW, GOAL_LOOKUP = 30.0, 50.0, 0.95, 0.01
 _COLD_MOST = 0.05
 """Share of pages in memory up to which a page cache counts as cold."""
-_BATCH_BYTES = 8 << 20
+BATCH_BYTES = 8 << 20
 """A batch has fewer samples than wanted when they are larger than this together, but eight."""
 
 
@@ -158,6 +158,11 @@ def size_name(size: int) -> str:
     return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
 
 
+def batch_of(wanted: int, mean: float) -> int:
+    """Samples of a batch: as many as wanted, but fewer of large ones."""
+    return min(wanted, max(8, int(BATCH_BYTES / mean)))
+
+
 def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> SamplesResult:
     """Measure every reader at every size; :class:`HapiError` when one of them fails."""
     if not hasattr(os, "posix_fadvise"):
@@ -168,7 +173,7 @@ def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> S
     for size in settings.sizes:
         with tempfile.TemporaryDirectory(prefix="hapi-samples-", dir=settings.folder) as folder:
             lengths = make_data(Path(folder), size, settings.total, forms)
-            batch = min(settings.batch, max(8, int(_BATCH_BYTES / lengths.mean())))
+            batch = batch_of(settings.batch, lengths.mean())
             spec = {"folder": folder, "seconds": settings.seconds, "batch": batch}
             tell(f"{size_name(size)}: {len(lengths)} samples, batches of {batch}")
             for reader in (reader for reader in READERS if reader not in absent):

@@ -35,6 +35,8 @@ RANGE_BYTES = 16 << 20
 REQUEST_BYTES = 8 << 20
 """Stored bytes of a request for samples, like a stretch that ``mount`` reads ahead; at most 65536 samples."""
 SEED = 1
+_PATIENCE = 600.0
+"""Seconds: a fully shuffled request for small samples reads a whole data set from a remote store."""
 Task = Callable[[int], int]
 """Fetches something as the worker of that number; the samples (or bytes) that came."""
 
@@ -120,7 +122,7 @@ def _store_range(spec: dict[str, Any]) -> Callable[[int, str, int, int], int]:
 
 def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     """Ranges of a sequence from hapi-server; ``large``: of as many bytes in large samples, counted in mean lengths."""
-    transport = HttpTransport(spec["server"], token=spec["token"])
+    transport = HttpTransport(spec["server"], token=spec["token"], timeout=_PATIENCE)
     found = transport.call("GET", f"{messages.DATASETS_PATH}/{LARGE if variant == 'large' else NAME}")
     description = messages.DatasetDescription.from_json(found)
     mean = description.total_bytes / description.count

@@ -25,7 +25,7 @@ from typing import Any
 
 from hapi.bench.conditions import conditions
 from hapi.bench.loose import LooseBed
-from hapi.bench.samples import SIZES, size_name, verdict
+from hapi.bench.samples import SIZES, batch_of, size_name, verdict
 from hapi.bench.samples_data import LARGE, NAME, pack_data
 from hapi.bench.samples_fetch import SEED
 from hapi.bench.samples_served import LoopbackSwift, Served, served_over_http, served_over_swift
@@ -58,7 +58,7 @@ CONNECTIONS = {"http": 2, "swift": 8}
 CACHE_BYTES = {"http": LOCAL_BYTES, "swift": 2 * LOCAL_BYTES}
 """Of the chunk caches, in ``mount`` and in hapi-server: a remote store's chunks are larger."""
 GOAL = 0.8
-_TIMEOUT = 300.0
+_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def _served(
         "shuffles": {"chunks": str(_windows(settings.over, mean)), "full": "full", "large": "full"},
         "cache_bytes": CACHE_BYTES[settings.over],
         "seconds": settings.seconds,
-        "batch": settings.batch,
+        "batch": batch_of(settings.batch, mean),
         "connections": CONNECTIONS[settings.over],
     }
     with contextlib.ExitStack() as stack:
@@ -216,7 +216,8 @@ def _windows(over: str, mean: float) -> Shuffle:
     if over == "http":
         return Shuffle.parse("chunks", mean)
     group = max(1, round(REMOTE_COST.chunk_bytes / mean))
-    return Shuffle(group, CACHE_BYTES[over] // REMOTE_COST.slot_bytes // 2)
+    # The reader wants room for as many again that open while these are read, and for parts of some at the edges.
+    return Shuffle(group, CACHE_BYTES[over] // REMOTE_COST.slot_bytes // 2 - 2)
 
 
 def _rounds(
@@ -234,9 +235,8 @@ def _rounds(
             pids = served.pids if reader.startswith("server") else served.plain_pids
             asked = {"reader": reader, "server": served.server, "plain": served.plain, "pids": pids}
             figures[reader].append(_figure(bed, spec | asked | {"token": served.token}))
-    batch = min(settings.batch, spec["count"] // 4)
     qualities = {
-        variant: quality(Shuffle.parse(text, 1).sequence(SEED, 0, spec["count"]), batch).score
+        variant: quality(Shuffle.parse(text, 1).sequence(SEED, 0, spec["count"]), spec["batch"]).score
         for variant, text in spec["shuffles"].items()
     }
     for reader, found in figures.items():

@@ -1,6 +1,7 @@
 """Other loaders in ``hapi bench samples``, where installed: the same samples in their formats, and how to read them.
 
-Each in one process with its own shuffle at its own defaults; the quality of the order that came stands beside the rate.
+Each in one process with its own shuffle at its own defaults; the quality of the order that came stands beside the
+rate. Imports and all that happens before the first sample is there are outside of the clock.
 """
 
 from __future__ import annotations
@@ -39,9 +40,14 @@ def write_form(form: str, folder: Path, source: Source, count: int) -> None:
     {"tars": _write_tars, "mds": _write_mds, "litdata": _write_litdata}[form](place, source, count)
 
 
-def read_form(form: str, folder: Path, batch: int) -> Iterator[IntArray]:
-    """One epoch of a peer, shuffled: ids of batches, each once its samples' bytes are there."""
+def open_form(form: str, folder: Path, batch: int) -> Iterator[int]:
+    """One epoch of a peer, shuffled: ids of samples whose bytes are there. The first of them is there already."""
     ids = {"tars": _read_tars, "mds": _read_mds, "litdata": _read_litdata}[form](folder / form, batch)
+    return itertools.chain([next(ids)], ids)
+
+
+def batches_of(ids: Iterator[int], batch: int) -> Iterator[IntArray]:
+    """The same in arrays of ``batch`` ids."""
     while group := tuple(itertools.islice(ids, batch)):
         yield np.array(group, dtype=np.int64)
 

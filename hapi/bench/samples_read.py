@@ -25,7 +25,7 @@ import numpy as np
 
 from hapi.bench.processes import drop_pages
 from hapi.bench.samples_data import NAME, file_of
-from hapi.bench.samples_peers import LIBRARIES, read_form
+from hapi.bench.samples_peers import LIBRARIES, batches_of, open_form
 from hapi.storage.mount import mount
 from hapi.storage.sequence import IntArray, Shuffle, epoch_sequence
 from hapi.storage.shuffle_quality import quality
@@ -174,7 +174,8 @@ def _peer(form: str, folder: Path, variant: str, batch: int) -> tuple[Begin, Fig
         whole = len(ids) == count
         return {"quality": _score(ids, batch) if whole else None}
 
-    return partial(read_form, form, folder, batch), figures
+    ids = open_form(form, folder, batch)
+    return partial(batches_of, ids, batch), figures
 
 
 _READERS = {"hapi": _hapi, "raw": _raw, "files": _files} | {form: partial(_peer, form) for form in LIBRARIES}

@@ -177,12 +177,13 @@ class Dataset:
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise UnprocessableError("sample ids: expected a list of integers")
-        if array.size and (array.min() < 0 or array.max() >= self.count):
+        wanted: IntArray = array.astype(np.int64, copy=False)
+        if array.size and int(wanted.view(np.uint64).max()) >= self.count:  # a negative id is a huge one
             wrong = array[(array < 0) | (array >= self.count)][0]
             raise NotFoundError(
                 f"data set {self.name!r} has no sample {wrong}; it has {self.count}, 0 to {self.count - 1}"
             )
-        return array.astype(np.int64)
+        return wanted
 
 
 @dataclass(frozen=True)

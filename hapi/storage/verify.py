@@ -1,4 +1,7 @@
-"""``hapi verify``: every byte of a data set is read and held against every checksum there is."""
+"""``hapi verify``: every byte of a data set is read and held against the checksums of shards and samples.
+
+Those of runs are left out: a wrong one makes a reader look at its samples, and costs nothing but that.
+"""
 
 from __future__ import annotations
 

@@ -66,6 +66,12 @@ def test_short_ranges_and_missing_objects_raise(store: ObjectStore) -> None:
             call("nothing-here")
 
 
+def test_announcing_is_never_an_error(store: ObjectStore) -> None:
+    store.put("x", b"12345")
+    store.announce([("nothing-here", 0, 5), ("x", 1, 3), ("x", 0, 1 << 40)])
+    assert [bytes(r) for r in store.read_ranges("x", [1], [3])] == [b"23"]
+
+
 def test_listing(store: ObjectStore) -> None:
     assert store.list("datasets") == [] and store.list_names("datasets") == []
     for key in (

@@ -159,6 +159,21 @@ def test_two_readers_load_a_chunk_once(tmp_path: Path) -> None:
     assert store.ranges == [(store.ranges[0][0], 0, 400 * 512)]
 
 
+def test_chunks_are_announced_a_piece_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 60)
+    told: list[tuple[int, list[tuple[str, int, int]]]] = []
+    monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
+    dataset.read(np.arange(20_000), near=True)
+    announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
+    assert announced == store.ranges and len(announced) == 40
+    assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
+    dataset.read(np.arange(20_000), near=True)
+    assert not any(ranges for _, ranges in told[5:]), "what is cached is not announced"
+
+
 def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source, store = packed(tmp_path, [512] * 400)
     dataset = opened(store, 1)
