@@ -28,11 +28,6 @@ from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
 from hapi.storage.cache_folder import CacheFolder
 from hapi.storage.manifest import SampleLayout
-<<<<<<< HEAD
-from hapi.storage.cache_folder import CacheFolder
-=======
-from hapi.storage.manifest import SampleLayout
->>>>>>> k6/i6-cache
 from hapi.storage.sequence import Order, Shuffle, epoch_sequence
 from hapi.storage.transform import input_shape
 from hapi.wire import messages
