@@ -6,6 +6,7 @@ import gzip
 import struct
 import zlib
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from foreign_shards import example, feature, field, masked_crc32c, tfrecord, varint
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import DataError, UsageError
+from hapi.storage.formats import example as messages
 from hapi.storage.formats import shard
 from hapi.storage.formats import tfrecord as module
 from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
@@ -235,6 +237,27 @@ def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
         assert "shard a.tfrecord" in str(error) and "\n" not in str(error)
     else:
         assert len(found) == 8 and any(isinstance(one, Bad) for one in found)
+
+
+def _entries(record: bytes) -> list[tuple[bytes, tuple[int, int]]] | str:
+    try:
+        return list(messages.entries(record))
+    except messages.MalformedError as error:
+        return str(error)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_finds_what_the_long_one_finds(data: st.DataObject) -> None:
+    whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at : at + 1] = data.draw(
+            st.sampled_from([b"\x0a", b"\x12", b"\0", b"\1", b"\x80", b"", b"\x0a\1"])
+        )
+    short = _entries(bytes(whole))
+    with patch.object(messages, "_plain_entry", return_value=None):
+        assert _entries(bytes(whole)) == short
 
 
 @given(st.binary(max_size=200))

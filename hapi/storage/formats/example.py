@@ -11,7 +11,7 @@ of other numbers are passed over. What no encoder writes (one feature with two k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 """Wire types; 3 and 4 (groups) are not used by these messages."""
@@ -101,14 +101,18 @@ def _plain_entry(record: bytes, at: int, stop: int) -> tuple[bytes, Span] | None
     """
     if record[at] != _ENTRY:
         return None
-    length, start = varint(record, at + 1, stop)
+    start = at + 2
+    if start > stop or (length := record[at + 1]) >= 0x80:
+        length, start = varint(record, at + 1, stop)
     end = start + length
     if length < 4 or end > stop or record[start] != _NAME:
         return None
     value = start + 2 + record[start + 1]
     if record[start + 1] >= 0x80 or value >= end or record[value] != _VALUE:
         return None
-    size, first = varint(record, value + 1, end)
+    first = value + 2
+    if first > end or (size := record[value + 1]) >= 0x80:
+        size, first = varint(record, value + 1, end)
     return (record[start + 2 : value], (first, end)) if first + size == end else None
 
 
@@ -126,13 +130,13 @@ def _entry(record: bytes, start: int, end: int) -> tuple[bytes, Span]:
     return name, value
 
 
-def find(record: bytes, names: Collection[bytes]) -> dict[bytes, Feature]:
+def find(record: bytes, names: Set[bytes]) -> dict[bytes, Span]:
     """Those of the features ``names`` that the Example ``record`` has; :class:`MalformedError` if it is none."""
-    found = {name: span for name, span in entries(record) if name in names}
-    return {name: _feature(record, span) for name, span in found.items()}
+    return {name: span for name, span in entries(record) if name in names}
 
 
-def _feature(record: bytes, span: Span) -> Feature:
+def feature(record: bytes, span: Span) -> Feature:
+    """The Feature at ``span`` of the record."""
     kind, values = "none", (span[0], span[0])
     for number, wire, start, end in message(record, *span):
         if wire == _LENGTH and number in KINDS:

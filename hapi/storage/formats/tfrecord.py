@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Self
 
 from hapi.errors import DataError, UsageError
-from hapi.storage.formats.example import Feature, MalformedError, bytes_values, entries, find, int_values
+from hapi.storage.formats.example import (
+    MalformedError,
+    Span,
+    bytes_values,
+    entries,
+    feature,
+    find,
+    int_values,
+)
 from hapi.storage.formats.shard import Bad, Fields, Found, Label, ShardBytes, label_of
 from hapi.storage.objects import ObjectInfo, ObjectStore
 
@@ -44,14 +52,15 @@ class _Wanted:
 
     images: tuple[bytes, ...]
     labels: tuple[bytes, ...]
+    all: frozenset[bytes]
     label_needed: bool
     """The user named it."""
 
     @classmethod
     def of(cls, fields: Fields) -> Self:
-        images = IMAGES if fields.image is None else (fields.image,)
-        labels = LABELS if fields.label is None else (fields.label,)
-        return cls(_encoded(images), _encoded(labels), fields.label is not None)
+        images = _encoded(IMAGES if fields.image is None else (fields.image,))
+        labels = _encoded(LABELS if fields.label is None else (fields.label,))
+        return cls(images, labels, frozenset((*images, *labels)), fields.label is not None)
 
 
 def _encoded(names: Sequence[str]) -> tuple[bytes, ...]:
@@ -155,13 +164,20 @@ def _sample(shard: ShardBytes, at: int, length: int, name: str, crc: Crc, wanted
     if _masked(crc(record)) != int.from_bytes(body[length:], "little"):
         return Bad(name, "it fails its checksum; it is damaged")
     try:
-        found = find(record, (*wanted.images, *wanted.labels))
+        found = find(record, wanted.all)
         start, stop = _image(record, found, wanted)
         return Found(at + start, stop - start, _label(record, found, wanted), name)
     except MalformedError as error:
         return Bad(name, f"it is no tf.train.Example ({error}); other records cannot be read in place")
     except _WrongError as error:
         return Bad(name, str(error))
+
+
+def _first(names: Sequence[bytes], found: Mapping[bytes, Span]) -> bytes | None:
+    for name in names:
+        if name in found:
+            return name
+    return None
 
 
 def _missing(record: bytes, names: Sequence[bytes]) -> _WrongError:
@@ -173,11 +189,11 @@ def _told(names: Sequence[bytes]) -> str:
     return told + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _image(record: bytes, found: Mapping[bytes, Feature], wanted: _Wanted) -> tuple[int, int]:
-    name = next((name for name in wanted.images if name in found), None)
+def _image(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> tuple[int, int]:
+    name = _first(wanted.images, found)
     if name is None:
         raise _missing(record, wanted.images)
-    kind, list_ = found[name]
+    kind, list_ = feature(record, found[name])
     values = bytes_values(record, list_) if kind == "bytes" else []
     if len(values) != 1:
         what = "several values" if values else f"no value of bytes (its kind is {kind!r})"
@@ -185,13 +201,13 @@ def _image(record: bytes, found: Mapping[bytes, Feature], wanted: _Wanted) -> tu
     return values[0]
 
 
-def _label(record: bytes, found: Mapping[bytes, Feature], wanted: _Wanted) -> Label:
-    name = next((name for name in wanted.labels if name in found), None)
+def _label(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> Label:
+    name = _first(wanted.labels, found)
     if name is None:
         if wanted.label_needed:
             raise _missing(record, wanted.labels)
         return None
-    kind, list_ = found[name]
+    kind, list_ = feature(record, found[name])
     numbers = int_values(record, list_) if kind == "int" else []
     texts = bytes_values(record, list_) if kind == "bytes" else []
     if len(numbers) + len(texts) != 1:
