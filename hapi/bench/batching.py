@@ -1,9 +1,10 @@
 """``hapi bench batching``: seconds per sample over the COS batch, and what each batch adaptation policy chooses.
 
-HAPI (later text, section 4.4) found no gain beyond a certain COS batch and fixes it at 16. Here the front of each model
-runs as the server's device runs it, in COS batches of 1 to 256, in rounds that go to and fro so that a slower moment of
-the machine meets all sizes. ``auto`` is not computed from that: it looks for its batch by itself
-(:mod:`hapi.profiler.curves`), in passes of its own, and its choice is then compared with the rounds.
+HAPI (later text, section 4.4) found no gain beyond a certain COS batch and fixes it at 16. Here the front of each
+model runs as the server's device runs it, in COS batches of 1 to 256, in rounds that go to and fro so that a slower
+moment of the machine meets all sizes. ``auto`` is not computed from that: after every other round it looks for its
+batch by itself (:mod:`hapi.profiler.curves`), in passes of its own. What it settles on most often is compared with
+the rounds, and as what disturbs a pass only ever makes it slower, the faster half of the rounds counts.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class BatchingRow:
     model: str
     split: int
     seconds: Mapping[int, float]
-    """Median seconds per sample by COS batch."""
+    """Seconds per sample by COS batch, median of the faster half of the rounds."""
     chosen: Mapping[str, int]
     """By policy."""
+    looks: Sequence[int]
+    """What ``auto`` settled on, look by look."""
     looked: int
-    """Samples until ``auto`` had settled."""
+    """Samples until it had settled, in the median."""
 
     @property
     def best(self) -> int:
@@ -94,13 +97,15 @@ def _measure(name: str, settings: BatchingSettings, device: torch.device) -> dic
     model.to(device)
     front = _Front(model.segment(0, split, frozen=True), device, (3, side, side), tuple(shape), dtype)
     times: dict[int, list[float]] = {batch: [] for batch in BATCHES}
+    looks = []
     for number in range(settings.repeats + 1):
         for batch in BATCHES if number % 2 else reversed(BATCHES):
             passes = [front.seconds(batch) / batch for _ in range(max(1, _SAMPLES // batch))]
             if number:  # the first prepares kernels and memory
                 times[batch].append(statistics.median(passes))
-    auto, looked = _look(front, settings.request_size)
-    return {"split": split, "seconds": times, "auto": auto, "looked": looked}
+        if number % 2:
+            looks.append(_look(front, settings.request_size))
+    return {"split": split, "seconds": times, "looks": looks}
 
 
 def _which(split: str) -> int | str:
@@ -163,14 +168,20 @@ def batching_rows(records: Sequence[Mapping[str, Any]], request_size: int) -> li
             continue
         request = Request(id="", samples=request_size, sample_bytes=1, largest=request_size)
         chosen = {name: POLICIES[name](request)[1] for name in ("fixed", "adaptive")}
+        looks = [choice for choice, _ in r["looks"]]
         rows[r["model"]] = BatchingRow(
             model=r["model"],
             split=r["split"],
-            seconds={int(batch): statistics.median(times) for batch, times in r["seconds"].items()},
-            chosen={**chosen, "auto": r["auto"]},
-            looked=r["looked"],
+            seconds={int(batch): _undisturbed(times) for batch, times in r["seconds"].items()},
+            chosen={**chosen, "auto": statistics.mode(looks)},
+            looks=looks,
+            looked=int(statistics.median(samples for _, samples in r["looks"])),
         )
     return list(rows.values())
+
+
+def _undisturbed(times: Sequence[float]) -> float:
+    return statistics.median(sorted(times)[: (len(times) + 1) // 2])
 
 
 def batching_table(rows: Sequence[BatchingRow], settings: BatchingSettings) -> list[str]:
@@ -188,14 +199,16 @@ def batching_table(rows: Sequence[BatchingRow], settings: BatchingSettings) -> l
     lines += [
         "",
         f"choice and what it takes over the best, requests of {settings.request_size}, memory not binding",
-        f"{'model':<13}{'best':>6}" + "".join(f"{name:>16}" for name in policies) + f"{'looked at':>12}",
+        f"{'model':<13}{'best':>6}"
+        + "".join(f"{name:>16}" for name in policies)
+        + f"{'looked at':>12}  looks",
     ]
     for row in rows:
         told = "".join(
             f"{batch:>8} {row.over_best(batch) - 1:>+6.1%} "
             for batch in map(row.chosen.__getitem__, policies)
         )
-        lines.append(f"{row.model:<13}{row.best:>6}{told}{row.looked:>10} samples")
+        lines.append(f"{row.model:<13}{row.best:>6}{told}{row.looked:>12}  {' '.join(map(str, row.looks))}")
     for name in policies:
         over = [row.over_best(row.chosen[name]) for row in rows]
         within = sum(each <= GOAL for each in over)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hapi.storage.transform import SampleLayout
+from hapi.storage.manifest import SampleLayout
 from hapi.wire import messages
 from hapi.wire.frames import TensorSpec
 from hapi.wire.references import DatasetReference, ModelReference, TransformSpec

@@ -27,8 +27,9 @@ from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
 from hapi.profiler.decide import STRATEGIES, choose_split
 from hapi.storage.cache_folder import CacheFolder
+from hapi.storage.manifest import SampleLayout
 from hapi.storage.sequence import Order, Shuffle, epoch_sequence
-from hapi.storage.transform import SampleLayout, input_shape
+from hapi.storage.transform import input_shape
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription, IdArray
 from hapi.wire.references import TransformSpec, check_name

@@ -79,6 +79,16 @@ class Admission:
         with self._lock:
             self._queue.sent(tenant, nbytes)
 
+    def check_place(self, tenant: Tenant) -> None:
+        """:class:`BusyError` when a request of ``tenant`` would be sent away, whatever it is: before it is read, as
+        that costs more than all the rest of sending it away."""
+        with self._lock:
+            if not self._queue.has_no_place_for(tenant):
+                return
+            error = self._full(tenant, self._queue.usual_cost(tenant), time.monotonic())
+        self._shed(tenant, FULL)
+        raise error
+
     @asynccontextmanager
     async def slot(
         self, tenant: Tenant, cost: float, patience: float, deadline: float | None = None
@@ -154,7 +164,8 @@ class Admission:
             while (ticket := self._queue.next(now)) is not None:
                 self._tell(ticket, None)
             while (ticket := self._queue.surplus()) is not None:
-                self._shed_full(ticket, now)
+                self._shed(ticket.tenant, FULL)
+                self._tell(ticket, self._full(ticket.tenant, ticket.cost, now))
             wake = self._queue.wake_at(now)
         if self._alarm is not None:
             self._alarm.cancel()
@@ -173,16 +184,14 @@ class Admission:
         else:
             turn.set_exception(error)
 
-    def _shed_full(self, ticket: Ticket, now: float) -> None:
-        queue, tenant = self._queue, ticket.tenant
-        pause = queue.retry_after(tenant, ticket.cost, now)
-        error = BusyError(
+    def _full(self, tenant: Tenant, cost: float, now: float) -> BusyError:
+        queue = self._queue
+        pause = queue.retry_after(tenant, cost, now)
+        return BusyError(
             f"{queue.running} requests run and {queue.queued} wait; come back in {pause:.0f} s",
             retry_after=pause,
             expected_wait=queue.expected_wait(tenant, now),
         )
-        self._shed(tenant, FULL)
-        self._tell(ticket, error)
 
     def _sent_away(
         self, tenant: Tenant, cost: float, reason: str, error: type[BusyError | DeadlineError], text: str

@@ -210,6 +210,7 @@ class Application:
         if self.draining:
             raise DrainingError("the server is shutting down; ask another one")
         arrived, deadline, tenant = time.monotonic(), _deadline(request), request[TENANT]
+        self.admission.check_place(tenant)
         body = await self._body(request)
         reading = self._parser.submit(self.service.request, request.path, body)
         asked = await finished(reading, lambda request: None)

@@ -233,6 +233,22 @@ class FairQueue:
         self.leave(ticket)
         return ticket
 
+    def has_no_place_for(self, tenant: Tenant) -> bool:
+        """Whether a request of ``tenant``, whatever it is, would be the surplus if it came now.
+
+        Not of a tenant that has nothing in the queue: its request might begin at once.
+        """
+        line = self._waiting.get(tenant)
+        if line is None or self.queued < self._max_queued:
+            return False
+        length = (len(line.waiting) + 1) / tenant.weight
+        return all(len(other.waiting) / other.tenant.weight <= length for other in self._waiting.values())
+
+    def usual_cost(self, tenant: Tenant) -> float:
+        """Mean estimated cost of the tenant's requests that wait; 0 when none does."""
+        line = self._line(tenant)
+        return line.work / len(line.waiting) if line.waiting else 0.0
+
     def sent(self, tenant: Tenant, nbytes: int) -> None:
         """``nbytes`` of an answer are on their way; less than 0: they did not go after all."""
         if tenant.bytes_per_second is not None:
@@ -267,11 +283,7 @@ class FairQueue:
         line = self._line(tenant)
         own = line.work - (last.cost if last is not None else 0.0)
         mine = max(line.tag, self._virtual) + own / tenant.weight
-        others = sum(
-            _work_before(other, mine)
-            for other in self._waiting.values()
-            if other is not line and not other.held_back
-        )
+        others = self._work_before(mine, line)
         half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
         running, own_running = self.running - leaving, line.running - leaving
         wait = 0.0
@@ -307,6 +319,19 @@ class FairQueue:
             line = self._lines[tenant] = _Line(tenant, float(tenant.bytes_per_second or 0))
         return line
 
+    def _work_before(self, tag: float, own: _Line) -> float:
+        """Estimated cost of what waits in other lines than ``own`` with a start tag below ``tag``, to within one
+        request of each. A plain loop: it is done for each request that is sent away, over all tenants."""
+        total = 0.0
+        for line in self._waiting.values():
+            first = line.floor if line.floor > line.finish else line.finish  # its tag
+            if first > tag or line is own or line.held_back:
+                continue
+            work = line.work
+            before = (tag - first) * line.tenant.weight + work / len(line.waiting)
+            total += before if before < work else work
+        return total
+
     def _remove(self, line: _Line, ticket: Ticket) -> None:
         del line.waiting[ticket]
         self.queued -= 1
@@ -315,14 +340,6 @@ class FairQueue:
             line.work = 0.0  # no dust from adding and subtracting
             line.held_back = False
             del self._waiting[line.tenant]
-
-
-def _work_before(line: _Line, tag: float) -> float:
-    """Estimated cost of what waits in ``line`` with a start tag below ``tag``, to within one request."""
-    if line.tag > tag:
-        return 0.0
-    mean = line.work / len(line.waiting)
-    return min(line.work, (tag - line.tag) * line.tenant.weight + mean)
 
 
 def _seconds_owed(line: _Line) -> float:

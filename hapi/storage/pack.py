@@ -16,6 +16,7 @@ import xxhash
 
 from hapi.errors import ConflictError, DataError, UsageError
 from hapi.storage.dataset import Samples
+from hapi.storage.decode import check_image, decode_image
 from hapi.storage.directory import MAX_SAMPLE_BYTES, offsets_of
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
@@ -25,7 +26,7 @@ from hapi.storage.pack_options import PackOptions, Preprocess, select
 from hapi.storage.packing import LOCK_NAME, PackFolder, Packing, shard_name
 from hapi.storage.sequence import IntArray
 from hapi.storage.sources import Source
-from hapi.storage.transform import check_image, decode_image, input_batch, input_shape, resize_and_crop
+from hapi.storage.transform import input_batch, input_shape, resize_and_crop
 from hapi.wire.references import TransformSpec
 
 Progress = Callable[[int, int], None]

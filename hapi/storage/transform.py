@@ -11,7 +11,6 @@ What differs from it by a rounding: ``v2.ToDtype(scale=True)`` (multiplies by 1/
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,33 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 
 from hapi.errors import DataError, UnprocessableError
 from hapi.storage.colour import jittered
 from hapi.storage.dataset import Samples
+from hapi.storage.decode import MAX_PIXELS, decode_image
 from hapi.storage.draws import Floats, flips, jitter, padded_crop, resized_crop, uniforms
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.vision import vision
 from hapi.wire.references import Augmentation, TransformSpec
 
 F = vision("torchvision.transforms.v2.functional")
-
-__all__ = [
-    "SampleLayout",
-    "TransformSpec",
-    "check_image",
-    "decode_image",
-    "input_batch",
-    "input_shape",
-    "resize_and_crop",
-]
-
-MAX_PIXELS = 89_478_485
-"""Largest image that is decoded, and largest result of a resize: Pillow's own limit, 256 MiB of RGB."""
-
-FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
-"""What is decoded. Pillow knows more, some of which start other programs (EPS)."""
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -228,38 +211,6 @@ def _resized(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
         image, [transform.resize], interpolation=F.InterpolationMode.BILINEAR, antialias=True
     )
     return resized
-
-
-def check_image(data: bytes | memoryview) -> None:
-    """:class:`DataError` when the bytes do not begin like an image; cheap, the pixels are not decoded."""
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    # As in decode_image: Pillow raises nearly anything on a damaged file.
-    except Exception as error:
-        raise DataError(f"cannot be decoded as an image: {str(error)[:200]}") from error
-    _check_size(image)
-
-
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise DataError(
-            f"an image of {image.width} x {image.height} is too large (limit {MAX_PIXELS} pixels)"
-        )
-
-
-def decode_image(data: bytes | _Bytes) -> torch.Tensor:
-    """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none or too large."""
-    try:
-        image = Image.open(io.BytesIO(bytes(data)), formats=FORMATS)
-        _check_size(image)
-        rgb = image.convert("RGB")
-    except DataError:
-        raise
-    # A damaged file makes Pillow raise nearly anything (SyntaxError, struct.error, IndexError ...).
-    except Exception as error:
-        raise DataError(f"cannot be decoded as an image: {str(error)[:200]}") from error
-    tensor: torch.Tensor = F.pil_to_tensor(rgb)
-    return tensor
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

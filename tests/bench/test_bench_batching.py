@@ -35,12 +35,13 @@ def test_auto_looks_by_itself() -> None:
 
 
 def test_rows_and_table(tmp_path: Path) -> None:
-    seconds = {str(batch): [9.0, 1.0 + 4.0 / batch, 0.5] for batch in BATCHES}
-    record = {
-        "kind": "batching", "model": "alexnet", "split": 17, "seconds": seconds, "auto": 128, "looked": 512,
-    }  # fmt: skip
+    # Of five rounds two were disturbed.
+    seconds = {str(b): [9.0, 1.0 + 4.0 / b, 0.5, 7.0, 1.0 + 4.0 / b] for b in BATCHES}
+    looks = [[128, 512], [64, 256], [128, 512]]
+    record = {"kind": "batching", "model": "alexnet", "split": 17, "seconds": seconds, "looks": looks}
     rows = batching_rows([{"kind": "conditions"}, record], 256)
     (row,) = rows
+    assert (row.looks, row.looked) == ([128, 64, 128], 512)
     assert row.best == 256 and row.chosen == {"fixed": 16, "adaptive": 256, "auto": 128}
     assert row.over_best(16) == pytest.approx(1.25 / (1 + 4 / 256))
     table = "\n".join(batching_table(rows, batching.BatchingSettings()))

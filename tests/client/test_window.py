@@ -18,7 +18,7 @@ from hapi.client.servers import ServerPool
 from hapi.client.transport import LoopbackTransport
 from hapi.client.window import Window
 from hapi.errors import BusyError, DataError, HapiError, StoreError, TransportError, WireError
-from hapi.storage.transform import SampleLayout
+from hapi.storage.manifest import SampleLayout
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference, ModelReference
 

@@ -175,6 +175,27 @@ def test_whoever_fills_the_queue_makes_room() -> None:
     asyncio.run(scenario())
 
 
+def test_who_has_no_place_is_told_before_it_is_read() -> None:
+    async def scenario() -> None:
+        told: list[tuple[str, str]] = []
+        admission = Admission(1, 3, lambda tenant, reason: told.append((tenant.name, reason)))
+        crowd = Crowd(admission)
+        for n in range(4):
+            admission.check_place(A)
+            crowd.ask(f"a{n}", A)
+            await soon()
+        pauses = []
+        for _ in range(2):
+            with pytest.raises(BusyError) as refused:
+                admission.check_place(A)
+            pauses.append(refused.value.retry_after or 0)
+        assert told == [("a", "full")] * 2 and pauses[1] > pauses[0] >= 1, "one after the other"
+        admission.check_place(B)  # one of the others makes room
+        await crowd.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_deadline_in_the_queue() -> None:
     async def scenario() -> None:
         told: list[tuple[str, str]] = []
