@@ -32,6 +32,8 @@ LARGE = 128 << 10
 GOAL_FILES, GOAL_PEER, GOAL_RAW, GOAL_LOOKUP = 30.0, 50.0, 0.95, 0.01
 _COLD_MOST = 0.05
 """Share of pages in memory up to which a page cache counts as cold."""
+_EQUAL = 0.05
+"""Difference of shuffle qualities up to which they count as equal."""
 BATCH_BYTES = 8 << 20
 """A batch has fewer samples than wanted when they are larger than this together, but eight."""
 
@@ -134,15 +136,22 @@ class SamplesResult:
         return lines
 
     def _beside_peers(self) -> list[str]:
-        """The goal beside the fastest peer at 512 B, with the quality of both orders."""
-        peers = [self.row(512, form, True) for form in LIBRARIES if form not in self.missing]
+        """The goal beside the fastest peer at 512 B that shuffles as well, as far as that is known, and was cold."""
+        ours = self.row(512, "hapi chunks", True)
+        rows = [self.row(512, form, True) for form in LIBRARIES if form not in self.missing]
+        peers = [
+            row
+            for row in rows
+            if row.resident <= _COLD_MOST and (row.quality or 1.0) >= (ours.quality or 0.0) - _EQUAL
+        ]
         if not peers:
             return []
-        best, ours = max(peers, key=lambda row: row.rate), self.row(512, "hapi chunks", True)
-        known = f"{best.quality:.2f}" if best.quality is not None else "not known"
-        mine = f"{ours.quality:.2f}" if ours.quality is not None else "not known"
+        best = max(peers, key=lambda row: row.rate)
+        known = [f"{row.quality:.2f}" if row.quality is not None else "not known" for row in (ours, best)]
         ratio = ours.rate / best.rate
-        text = f"512 B cold (quality {mine}) over {_TITLES[best.reader]} (quality {known}): {ratio:.1f}"
+        text = (
+            f"512 B cold (quality {known[0]}) over {_TITLES[best.reader]} (quality {known[1]}): {ratio:.1f}"
+        )
         return [verdict(text, ratio >= GOAL_PEER, "50")]
 
 

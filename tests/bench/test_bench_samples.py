@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,31 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     assert "look-up, largest share of reading: 2.00% (goal 1%): missed" in text
     assert "not cold" in "\n".join(result(0.5).table())
     assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)
+
+
+def test_only_peers_that_shuffle_as_well_and_were_cold_count() -> None:
+    def peer(reader: str, rate: float, quality: float | None, resident: float = 0.0) -> SamplesRow:
+        return replace(
+            result(0.0).row(512, "hapi chunks", True),
+            reader=reader,
+            rate=rate,
+            quality=quality,
+            resident=resident,
+        )
+
+    known = tuple(replace(row, quality=0.8) for row in result(0.0).rows)
+    cases = {
+        "(quality 0.80) over MosaicML Streaming (quality 0.76): 50.0 (goal 50): reached": [
+            peer("tars", 500.0, 0.5), peer("mds", 60.0, 0.76), peer("litdata", 900.0, None, 0.5),
+        ],
+        "over WebDataset (quality not known): 6.0 (goal 50): missed": [
+            peer("tars", 500.0, None), peer("mds", 60.0, 0.9), peer("litdata", 900.0, 0.1),
+        ],
+    }  # fmt: skip
+    for told, rows in cases.items():
+        found = replace(result(0.0), rows=(*known, *rows), missing=())
+        assert any(told in line for line in found.goals())
+    none = [peer(form, 900.0, 0.1) for form in LIBRARIES]
+    assert not any(
+        "WebDataset" in line for line in replace(result(0.0), rows=(*known, *none), missing=()).goals()
+    )
