@@ -7,6 +7,7 @@ on to the processes it starts. The tests send such signals and expect them to ar
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import shutil
@@ -25,6 +26,12 @@ _cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("TORCH_HOME", str(_cache_home / "torch"))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def test_wrong_flags_get_one_line(
 
 
 @pytest.mark.slow
-def test_a_small_real_run(tmp_path: Path) -> None:
+def test_a_small_real_run(forked_tiers: None, tmp_path: Path) -> None:
     """Every job is finished, memory stays within the budget, and a shared backbone is told."""
     settings = TenantsSettings(
         models=("resnet18",), modes=("auto", "store"), counts=(2,), samples=32, request_size=32

@@ -215,7 +215,7 @@ def test_a_small_sweep_without_a_test_bed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_small_studies_without_a_test_bed(tmp_path: Path) -> None:
+def test_small_studies_without_a_test_bed(forked_tiers: None, tmp_path: Path) -> None:
     kept = Results(tmp_path / "reuse.jsonl", {})
     settings = ReuseSettings(models=("resnet18",), bs=16, epoch_batches=2, repeats=1)
     measure_reuse(LooseBed("a test"), settings, kept, lambda line: None)

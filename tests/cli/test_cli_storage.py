@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import ForkedProcess, environment
 
 from hapi.cli.main import main
 from hapi.storage.dataset import open_dataset
@@ -39,18 +39,13 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hapi.cli.main", *arguments]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+def start(*arguments: str) -> ForkedProcess:
+    return ForkedProcess(
+        ["hapi.cli.main", *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 
-def environment() -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-
-
-def wait_for(condition: Path, process: subprocess.Popen[str], pattern: str) -> None:
+def wait_for(condition: Path, process: ForkedProcess, pattern: str) -> None:
     deadline = time.monotonic() + 60
     while not list(condition.glob(pattern)):
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()

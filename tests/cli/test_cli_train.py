@@ -27,6 +27,7 @@ from harness import (
     report_of,
     run,
     server,
+    start_new_train,
     start_train,
     train,
     wait_for,
@@ -336,9 +337,9 @@ def alive(pid: int) -> bool:
 def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
     """During the imports, while the embedded server starts, while the model is built."""
     began = time.monotonic()
-    assert "hapi" in start_train("--version").communicate(timeout=60)[0]
+    assert "hapi" in start_new_train("--version").communicate(timeout=60)[0]
     delay += time.monotonic() - began  # before that Python itself starts, and nothing of ours can answer
-    job = start_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")
+    job = start_new_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")
     time.sleep(delay)
     children = children_of(job.pid)
     job.send_signal(signal.SIGINT)

@@ -16,7 +16,7 @@ from hapi.client.passes import PassReport
 from hapi.client.prepare import prepare
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.client.transport import LoopbackTransport
+from hapi.client.transport import Handler, LoopbackTransport
 from hapi.models.layers import LayeredModel
 from hapi.models.zoo import ModelSpec, build
 from hapi.server.loopback import loopback_handler
@@ -26,6 +26,7 @@ from hapi.storage.manifest import Manifest
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
 from hapi.storage.sources import SourceOptions, open_source
+from hapi.wire.frames import Buffer
 
 COUNT = 46
 SETTINGS: dict[str, Any] = {
@@ -59,17 +60,37 @@ def service_of(store: Path) -> Iterator[Service]:
         service.close()
 
 
-def open_session(service: Service, **changes: Any) -> Session:
+def remembering(service: Service) -> Handler:
+    """Answers as ``service`` does, and gives the same bytes when it is asked the same again.
+
+    For tests of what is done with features, which are computed once for all of them.
+    """
+    handle = loopback_handler(service)
+    answers: dict[tuple[str, str, bytes], tuple[int, Mapping[str, str], list[bytes]]] = {}
+
+    def remembered(method: str, path: str, body: bytes) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
+        asked = method, path, body
+        if asked not in answers:
+            status, headers, buffers = handle(method, path, body)
+            answers[asked] = status, headers, [bytes(buffer) for buffer in buffers]
+        status, headers, kept = answers[asked]
+        return status, headers, iter(kept)
+
+    return remembered
+
+
+def open_session(service: Service | Handler, **changes: Any) -> Session:
+    """Of this service, or of what answers for it."""
     settings = TrainSettings(**{**SETTINGS, **changes})
-    transport = LoopbackTransport(loopback_handler(service))
-    with mock.patch("hapi.client.models.build", _built):
+    transport = LoopbackTransport(loopback_handler(service) if isinstance(service, Service) else service)
+    with mock.patch("hapi.client.models.build", built):
         return Session(settings, prepare(settings, transports=[transport]))
 
 
 _built_once = lru_cache(maxsize=2)(build)
 
 
-def _built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
+def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
     """Traced and initialised once, then copied: most of the time of a session's start."""
     kept = _built_once(spec, allow_import=allow_import)
     return kept.over(copy.deepcopy(kept.module))

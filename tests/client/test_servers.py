@@ -56,6 +56,12 @@ def until(number: int, error: HapiError) -> Attempts:
     return Attempts(lambda url, n: error if n < number else None)
 
 
+def pauses(monkeypatch: pytest.MonkeyPatch, first: float, fault: float = 0.5) -> None:
+    """Shorter ones than a person would want, where only their course matters."""
+    monkeypatch.setattr(servers_module, "FIRST_PAUSE", first)
+    monkeypatch.setattr(servers_module, "FAULT_PAUSE", fault)
+
+
 def test_a_pool_needs_a_server() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ServerPool([])
@@ -110,12 +116,13 @@ def test_another_server_is_tried_before_the_same_again() -> None:
     assert time.monotonic() - started < 0.5
 
 
-def test_pauses_grow() -> None:
+def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses(monkeypatch, 0.04)
     pool = make_pool(1)
     attempts = until(5, TransportError("gone"))
     pool.run(attempts)
     gaps = [b - a for a, b in zip(attempts.times, attempts.times[1:], strict=False)]
-    assert all(0.07 * 2**i < gap < 0.3 * 2**i + 0.2 for i, gap in enumerate(gaps))
+    assert all(0.028 * 2**i < gap < 0.12 * 2**i + 0.2 for i, gap in enumerate(gaps))
 
 
 def test_retry_after_is_kept() -> None:
@@ -147,21 +154,23 @@ def test_patience_bounds_the_wait(count: int, patience: float, error: HapiError)
     assert len(set(attempts.asked)) == count
 
 
-def test_patience_counts_from_the_first_failure() -> None:
+def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that took long and broke has its whole patience before it."""
-    pool = make_pool(1, patience=0.4)
+    pauses(monkeypatch, 0.02)
+    pool = make_pool(1, patience=0.2)
 
     def plan(url: str, number: int) -> HapiError | None:
         if number == 1:
-            time.sleep(0.6)
+            time.sleep(0.3)
         return TransportError("broke") if number < 3 else None
 
     assert pool.run(Attempts(plan)) == "0"
 
 
-def test_progress_begins_patience_and_faults_anew() -> None:
-    pool = make_pool(1, patience=0.3)
-    attempts = until(9, TransportError("broke"))
+def test_progress_begins_patience_and_faults_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses(monkeypatch, 0.03, 0.05)
+    pool = make_pool(1, patience=0.15)
+    attempts = until(11, TransportError("broke"))
     pool._servers[0].failures = 0
 
     def attempt(transport: Transport) -> str:
@@ -173,7 +182,8 @@ def test_progress_begins_patience_and_faults_anew() -> None:
     assert make_pool(1).run(faulty, progress=lambda: len(faulty.asked)) == "0"
 
 
-def test_damaged_answers_end_after_some() -> None:
+def test_damaged_answers_end_after_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses(monkeypatch, 0.02, 0.05)
     attempts = until(99, WireError("flipped"))
     with pytest.raises(WireError):
         make_pool(1).run(attempts)
@@ -224,7 +234,8 @@ def test_errors_after_close_are_not_the_callers() -> None:
 def test_a_long_outage_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.2)
+    pauses(monkeypatch, 0.03)
+    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.06)
     pool = make_pool(1, patience=300)
     with caplog.at_level(logging.WARNING, "hapi.client"):
         pool.run(until(5, TransportError("refused by http://x")))
@@ -240,11 +251,12 @@ def test_being_sent_away_for_long_is_told_once_a_minute(
     kind: type[HapiError], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crowded server takes some requests and refuses others: answers in between are no end of it."""
-    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.05)
+    pauses(monkeypatch, 0.04)
+    monkeypatch.setattr(servers_module, "OUTAGE_SECONDS", 0.02)
     pool = make_pool(1, patience=300)
     with caplog.at_level(logging.WARNING, "hapi.client"):
         for _ in range(4):
-            pool.run(until(3, kind("4 requests run and 128 wait", retry_after=0.1)))
+            pool.run(until(3, kind("4 requests run and 128 wait", retry_after=0.04)))
         assert [r.getMessage() for r in caplog.records] == [
             (
                 "the server is too busy and sends requests away (4 requests run and 128 wait); next try in 0 s, "
@@ -252,7 +264,7 @@ def test_being_sent_away_for_long_is_told_once_a_minute(
             )
         ]
         monkeypatch.setattr(servers_module, "BUSY_SECONDS", 0.0)
-        pool.run(until(3, kind("still", retry_after=0.1)))
+        pool.run(until(3, kind("still", retry_after=0.04)))
         assert len(caplog.records) > 1
 
 

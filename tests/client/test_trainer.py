@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from harness import environment
-from local_job import COUNT, Silent, open_session, pack_blobs, service_of
+from local_job import COUNT, Silent, open_session, pack_blobs, remembering, service_of
 from torch import nn
 
 from hapi.client import checkpoint
@@ -26,19 +26,19 @@ from hapi.client.interrupts import Interrupts
 from hapi.client.report import write_report
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import Trainer, make_optimizer, step_seed
+from hapi.client.transport import Handler
 from hapi.errors import ConflictError, HapiError, UsageError
-from hapi.server.service import Service
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
     store = tmp_path_factory.mktemp("trainer") / "store"
     pack_blobs(store)
     with service_of(store) as running:
-        yield running
+        yield remembering(running)
 
 
-def train(service: Service, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
+def train(service: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
         return Trainer(session, watcher or Silent()).run()
 
@@ -52,7 +52,7 @@ def losses(report: dict[str, Any]) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(service: Service) -> dict[str, Any]:
+def undisturbed(service: Handler) -> dict[str, Any]:
     return train(service, validation=0.2)
 
 
@@ -85,7 +85,7 @@ def test_step_seeds_differ_and_fit_torch() -> None:
     assert all(0 <= s < 2**63 for s in seeds)
 
 
-def test_the_report(service: Service, undisturbed: dict[str, Any]) -> None:
+def test_the_report(service: Handler, undisturbed: dict[str, Any]) -> None:
     report = json.loads(json.dumps(undisturbed))
     held_out = round(COUNT * 0.2)
     assert [e["epoch"] for e in report["epochs"]] == [0, 1]
@@ -100,7 +100,7 @@ def test_the_report(service: Service, undisturbed: dict[str, Any]) -> None:
     assert report["settings"]["bs"] == 10 and report["retries"] == 0
 
 
-def test_a_diverged_training_has_a_report_that_is_json(service: Service, tmp_path: Path) -> None:
+def test_a_diverged_training_has_a_report_that_is_json(service: Handler, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     write_report(str(path), train(service, lr=1e6, epochs=3))
     document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -112,7 +112,7 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
         write_report(str(tmp_path / "no" / "report.json"), {})
 
 
-def test_one_sample_is_too_few_for_batch_norm(service: Service) -> None:
+def test_one_sample_is_too_few_for_batch_norm(service: Handler) -> None:
     with pytest.raises(HapiError, match=r"batch 1 has 1 sample.*--drop-last"):
         train(service, bs=COUNT - 1, freeze="layer4.0")
 
@@ -170,10 +170,12 @@ class Interrupting(Silent):
             raise self.what
 
 
-@pytest.mark.parametrize("at", [1, 3, 4, 5, 8])
-@pytest.mark.parametrize("what", [KeyboardInterrupt(), BrokenPipeError()], ids=["Ctrl-C", "pipe"])
+CTRL_C, PIPE = KeyboardInterrupt(), BrokenPipeError()
+
+
+@pytest.mark.parametrize(("at", "what"), [*((at, CTRL_C) for at in (1, 3, 4, 5, 8)), (3, PIPE), (8, PIPE)])
 def test_interrupted_after_any_step(
-    service: Service, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException
+    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException
 ) -> None:
     path = str(tmp_path / "training.pt")
     with pytest.raises(type(what)):
@@ -191,7 +193,7 @@ def test_interrupted_after_any_step(
 
 
 def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
-    service: Service, tmp_path: Path
+    service: Handler, tmp_path: Path
 ) -> None:
     """46 samples of two trainers with batches of 6 are 3 whole rounds and 5 samples each at the end."""
     order = {"shuffle": "chunks:4:3", "trainers": 2, "trainer": 1, "bs": 6}
@@ -209,7 +211,7 @@ def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
 
 
 def test_interrupted_in_validation(
-    service: Service, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes effect at once, and the resumed run validates without training the epoch again."""
     path = str(tmp_path / "training.pt")
@@ -231,7 +233,7 @@ def test_interrupted_in_validation(
     assert first["bytes_received"] == reference["bytes_received"]
 
 
-def test_a_torn_step_is_not_saved(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C inside a step leaves the checkpoint of before it."""
     path = tmp_path / "training.pt"
     with open_session(service, checkpoint=str(path), checkpoint_every=2) as session:
@@ -249,7 +251,7 @@ def test_a_torn_step_is_not_saved(service: Service, tmp_path: Path, monkeypatch:
     assert torch.load(path, weights_only=True)["progress"]["batch"] == 2
 
 
-def test_the_server_fails_for_good(service: Service, tmp_path: Path) -> None:
+def test_the_server_fails_for_good(service: Handler, tmp_path: Path) -> None:
     """Whatever the error, the steps that were done are kept."""
     path = tmp_path / "training.pt"
     with open_session(service, checkpoint=str(path), prefetch_bytes=0) as session:
@@ -262,7 +264,7 @@ def test_the_server_fails_for_good(service: Service, tmp_path: Path) -> None:
     assert trainer.has_checkpoint
 
 
-def test_nothing_done_is_not_saved(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_done_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(service, checkpoint=str(tmp_path / "training.pt")) as session:
         trainer = Trainer(session, Silent())
         session.close()
@@ -272,7 +274,7 @@ def test_nothing_done_is_not_saved(service: Service, tmp_path: Path, monkeypatch
     assert not trainer.has_checkpoint
 
 
-def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> None:
+def test_a_finished_job_has_nothing_to_do(service: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
     first = train(service, checkpoint=path)
     watcher = Silent()
@@ -280,6 +282,15 @@ def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> N
     assert watcher.steps == 0 and again["epochs"] == first["epochs"]
     more = train(service, watcher, checkpoint=path, resume=True, epochs=3)
     assert watcher.steps == 5 and len(more["epochs"]) == 3
+
+
+@pytest.fixture(scope="module")
+def begun(service: Handler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a job that was stopped after its first step. It stays as it is."""
+    path = tmp_path_factory.mktemp("begun") / "training.pt"
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(1, KeyboardInterrupt()), checkpoint=str(path))
+    return path
 
 
 @pytest.mark.parametrize(
@@ -292,19 +303,15 @@ def test_a_finished_job_has_nothing_to_do(service: Service, tmp_path: Path) -> N
         ({"trainers": 2}, "its trainers is 1"),
     ],
 )  # fmt: skip
-def test_another_job_is_refused(
-    service: Service, tmp_path: Path, changes: dict[str, Any], match: str
-) -> None:
-    path = str(tmp_path / "training.pt")
-    with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(1, KeyboardInterrupt()), checkpoint=path)
+def test_another_job_is_refused(service: Handler, begun: Path, changes: dict[str, Any], match: str) -> None:
+    path = str(begun)
     before = Path(path).read_bytes()
     with pytest.raises(ConflictError, match=match):
         train(service, checkpoint=path, resume=True, **changes)
     assert Path(path).read_bytes() == before
 
 
-def test_two_jobs_on_one_checkpoint(service: Service, tmp_path: Path) -> None:
+def test_two_jobs_on_one_checkpoint(service: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
     with checkpoint.claimed(path), pytest.raises(ConflictError, match=r"--checkpoint .*another hapi-train"):
         train(service, checkpoint=path)

@@ -12,6 +12,7 @@ from fake_server import SHAPE, FakeServer, features_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hapi.client import servers
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
 from hapi.client.servers import ServerPool
@@ -161,7 +162,8 @@ def test_flipped_bit_is_asked_for_again() -> None:
     window.close()
 
 
-def test_damage_that_stays_is_reported_not_retried_for_ever() -> None:
+def test_damage_that_stays_is_reported_not_retried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "FAULT_PAUSE", 0.05)
     server = FakeServer()
     server.tamper = lambda stream: stream[:-20] + bytes([stream[-20] ^ 1]) + stream[-19:]
     window, _ = make_window([server], batches_of(16, 16))
@@ -202,7 +204,9 @@ def test_patience_ends() -> None:
     window.close()
 
 
-def test_other_samples_than_asked_for_are_refused() -> None:
+def test_other_samples_than_asked_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "FAULT_PAUSE", 0.05)
+
     class Liar(FakeServer):
         def _frames(self, number: int, ids: np.ndarray):  # type: ignore[no-untyped-def]
             return super()._frames(number, ids[::-1])

@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,31 @@ from report_tools import KEPT
 
 from hapi.cli.main import main
 from hapi.errors import ConfigError, UsageError
+from hapi.figures import html
 from hapi.figures.html import page
 from hapi.figures.reading import Run, load_run
 from hapi.profiler.profile import PROFILE_VERSION
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """A page has five figures, and most tests change what one of them shows: the same data is drawn once."""
+
+    def once(draw: Callable[..., str]) -> Callable[..., str]:
+        drawn: dict[str, str] = {}
+
+        def remembered(*data: Any) -> str:
+            if (key := repr(data)) not in drawn:
+                drawn[key] = draw(*data)
+            return drawn[key]
+
+        return remembered
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("epochs_svg", "layers_svg", "learning_svg", "stages_svg", "timeline_svg"):
+            patch.setattr(html, name, once(getattr(html, name)))
+        yield
+
 
 VOID = {"meta", "link", "br"}
 
@@ -49,9 +71,8 @@ class Balanced(HTMLParser):
 
 
 def parsed(document: dict[str, Any]) -> tuple[Balanced, str]:
-    html = page(Run.from_json(document))
     reader = Balanced()
-    reader.feed(html)
+    reader.feed(page(Run.from_json(document)))
     reader.close()
     assert reader.open == []
     return reader, " ".join(" ".join(reader.words).split())

@@ -15,33 +15,47 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """This environment without HAPI_ variables, with the checkout importable and one thread per process."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("HAPI_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
-    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+from forked import ROOT as ROOT
+from forked import ForkedProcess, environment
 
 
 class ServerProcess:
-    """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same."""
+    """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same.
+
+    ``fresh``: a new interpreter, where what it holds in memory or how it begins is the point.
+    """
 
     def __init__(
-        self, store: Path | str, *arguments: str, port: int = 0, log: Path | None = None, **env: str
+        self,
+        store: Path | str,
+        *arguments: str,
+        port: int = 0,
+        log: Path | None = None,
+        fresh: bool = False,
+        **env: str,
     ) -> None:
-        self.store, self.arguments, self.env, self.log = store, arguments, env, log
+        self.store, self.arguments, self.env, self.log, self.fresh = store, arguments, env, log, fresh
         command = [
-            sys.executable, "-m", "hapi.cli.server", "--store", str(store), "--port", str(port),
-            "--threads", "1", *arguments,
-        ]  # fmt: skip
+            "hapi.cli.server",
+            "--store",
+            str(store),
+            "--port",
+            str(port),
+            "--threads",
+            "1",
+            *arguments,
+        ]
         self._stderr = (log or Path(os.devnull)).open("ab")
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=environment(**env)
-        )
+        self.process: Any = (
+            subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+                env=environment(**env),
+            )
+            if fresh
+            else ForkedProcess(command, env=environment(**env), stdout=subprocess.PIPE, stderr=self._stderr)
+        )  # fmt: skip
         lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=lambda: lines.put(self.process.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
+        threading.Thread(target=lambda: lines.put(self.process.stdout.readline()), daemon=True).start()
         try:
             line = lines.get(timeout=90)
         except queue.Empty:
@@ -68,7 +82,9 @@ class ServerProcess:
 
     def restarted(self) -> ServerProcess:
         """A new process on the same port."""
-        return ServerProcess(self.store, *self.arguments, port=self.port, log=self.log, **self.env)
+        return ServerProcess(
+            self.store, *self.arguments, port=self.port, log=self.log, fresh=self.fresh, **self.env
+        )
 
     def _close(self) -> None:
         if self.process.stdout is not None:
@@ -91,32 +107,63 @@ def hapi(
     *arguments: str, code: int | None = 0, seconds: float = 120, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hapi ...`` and check its exit code."""
-    return run([sys.executable, "-m", "hapi.cli.main", *arguments], code, seconds, env)
+    return _forked(["hapi.cli.main", *arguments], code, seconds, env)
 
 
 def train(
     *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``hapi-train ...`` and check its exit code."""
+    return _forked(["hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
+
+
+def new_train(
+    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """As :func:`train`, in a new interpreter: where what it holds in memory is the point."""
     return run([sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
 
 
-def start_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
-    """Start ``hapi-train ...`` and leave it running."""
+def start_train(*arguments: str, **env: str) -> ForkedProcess:
+    """Start ``hapi-train ...`` and leave it running; its errors come with its output."""
+    return ForkedProcess(
+        ["hapi.cli.train", "--threads", "1", *arguments],
+        env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def start_new_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    """As :func:`start_train`, in a new interpreter: where how it begins is the point."""
     return subprocess.Popen(
         [sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**env),
     )  # fmt: skip
 
 
+def _forked(
+    command: Sequence[str], code: int | None, seconds: float, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    process = ForkedProcess(command, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(seconds)
+    finally:
+        process.kill()
+    return _checked(subprocess.CompletedProcess(command, process.wait(), output, errors), code)
+
+
 def run(
     command: Sequence[str], code: int | None, seconds: float, env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
+    """Run any command in this environment and check its exit code."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
     )
+    return _checked(done, code)
+
+
+def _checked(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
     if code is not None and done.returncode != code:
-        raise AssertionError(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        raise AssertionError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
     return done
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from harness import hapi
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
+from hapi.cli.main import main
 from hapi.client.prepare import prepare
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
@@ -173,7 +173,7 @@ def packed_digits(folder: Path) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         picture = (digits.images[i] * 255 / 16).round().astype(np.uint8)
         Image.fromarray(picture).save(target / f"{i:05d}.png")
-    hapi("pack", str(source), f"{folder}/digits", "--image-size", "32")
+    assert main(["pack", str(source), f"{folder}/digits", "--image-size", "32", "--quiet"]) == 0
     return folder
 
 
@@ -228,15 +228,17 @@ def check_equal(
     return largest
 
 
-def check_features(session: Session, plain: Result, what: str) -> None:
+def check_features(session: Session, plain: Result, what: str, split: int | None = None) -> None:
     """The first epoch's features equal the plain model's at the freeze, within rounding.
 
+    ``split``: where it is cut, in a session whose split is chosen.
     The session's are those after the layers without parameters that follow the freeze, if any do.
     """
     model, freeze = session.prepared.model, session.prepared.freeze
     following = model.segment(freeze, session.boundary, frozen=True)
     shape = model.output_shapes()[freeze]
-    delivered = [features for features, _ in session.epoch(0)]
+    split_of = None if split is None else (lambda n: split)
+    delivered = [features for features, _ in session.epoch(0, split_of=split_of)]
     assert len(delivered) == len(plain.features)
     for mine, at_freeze in zip(delivered, plain.features, strict=True):
         theirs = following(at_freeze.reshape(len(at_freeze), *shape).to(mine.device))

@@ -20,7 +20,7 @@ from chaos_tools import (
     trickling,
     vanishing,
 )
-from harness import losses, report_of, server, start_train, train
+from harness import hapi, losses, report_of, server, start_train, train
 from http_tools import Known, ServedApplication, make_store, metric, served
 from test_hostile_faults import Proxy
 
@@ -37,6 +37,9 @@ differently."""
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    hapi(
+        "--version"
+    )  # the process that trainers are forked from takes descriptors of this one, which are counted
     return make_store(tmp_path_factory.mktemp("store"))
 
 

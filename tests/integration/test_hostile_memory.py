@@ -42,7 +42,7 @@ def known(folder: Path) -> Known:
 
 @pytest.fixture(scope="module")
 def running(folder: Path, known: Known) -> Iterator[ServerProcess]:
-    with server(folder, "--max-running", "2", "--max-queued", "16") as process:
+    with server(folder, "--max-running", "2", "--max-queued", "16", fresh=True) as process:
         known.check_features(exchange(process.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
         yield process
         known.check_features(exchange(process.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])

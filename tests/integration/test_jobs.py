@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import hapi, losses, report_of, run, server, start_train, train, wait_for
+from harness import ServerProcess, hapi, losses, report_of, run, server, start_train, train, wait_for
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
@@ -26,11 +27,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def running(store: Path) -> Iterator[ServerProcess]:
+    """A server that nothing happens to."""
+    with server(store) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The report of a run that nothing happens to."""
     path = tmp_path_factory.mktemp("report") / "report.json"
-    with server(store) as running:
-        train(*COMMON, "--server", running.url, "--epochs", "3", "--report", str(path))
+    train(*COMMON, "--server", running.url, "--epochs", "3", "--report", str(path))
     return report_of(path)
 
 
@@ -112,9 +119,11 @@ def test_three_servers_and_other_batches(store: Path, undisturbed: dict[str, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["none", "min", "layer2.1", "3"])
-def test_every_kind_of_split(store: Path, undisturbed: dict[str, Any], tmp_path: Path, split: str) -> None:
+def test_every_kind_of_split(
+    running: ServerProcess, undisturbed: dict[str, Any], tmp_path: Path, split: str
+) -> None:
     report = tmp_path / "report.json"
-    train(*COMMON, "--store", str(store), "--split", split, "--epochs", "1", "--report", str(report))
+    train(*COMMON, "--server", running.url, "--split", split, "--epochs", "1", "--report", str(report))
     assert losses(report_of(report))[0] == pytest.approx(losses(undisturbed)[0], rel=1e-4)
 
 
@@ -163,25 +172,14 @@ def test_sigkill_and_resume(store: Path, undisturbed: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.slow
-def test_resume_refuses_another_job(store: Path, tmp_path: Path) -> None:
+def test_resume_refuses_another_job(running: ServerProcess, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "training.pt")
-    train(*COMMON, "--store", str(store), "--epochs", "1", "--checkpoint", checkpoint)
-    failed = train(
-        *COMMON,
-        "--store",
-        str(store),
-        "--bs",
-        "32",
-        "--epochs",
-        "1",
-        "--checkpoint",
-        checkpoint,
-        "--resume",
-        code=1,
-    )
+    job = (*COMMON, "--server", running.url, "--checkpoint", checkpoint)
+    train(*job, "--epochs", "1")
+    failed = train(*job, "--bs", "32", "--epochs", "1", "--resume", code=1)
     assert "its bs is 64, this one's 32" in failed.stderr
     Path(checkpoint).write_bytes(b"garbage")
-    failed = train(*COMMON, "--store", str(store), "--checkpoint", checkpoint, "--resume", code=2)
+    failed = train(*job, "--resume", code=2)
     assert "is not a checkpoint" in failed.stderr
 
 
@@ -228,7 +226,7 @@ def test_sigterm_drains(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pushed_models_and_checkpoints(store: Path, tmp_path: Path) -> None:
+def test_pushed_models_and_checkpoints(store: Path, running: ServerProcess, tmp_path: Path) -> None:
     """The same weights by three ways give the same training: random by seed, pushed, and from a local file."""
     import torch
     import torchvision
@@ -240,11 +238,10 @@ def test_pushed_models_and_checkpoints(store: Path, tmp_path: Path) -> None:
     first: list[float] = []
     for ways in (["--weights", "random"], ["--model", "store:backbone"], ["--weights", str(path)]):
         report = tmp_path / "report.json"
-        with server(store) as running:
-            train(
-                *COMMON, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5", *ways,
-                "--report", str(report),
-            )  # fmt: skip
+        train(
+            *COMMON, "--server", running.url, "--store", str(store), "--epochs", "1", "--split", "5", *ways,
+            "--report", str(report),
+        )  # fmt: skip
         first = first or losses(report_of(report))
         assert losses(report_of(report)) == pytest.approx(first, rel=1e-6)
     listed = hapi("ls", str(store)).stdout
@@ -252,10 +249,10 @@ def test_pushed_models_and_checkpoints(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_validation_and_trace(store: Path, tmp_path: Path) -> None:
+def test_validation_and_trace(running: ServerProcess, tmp_path: Path) -> None:
     report, trace = tmp_path / "report.json", tmp_path / "trace.json"
     train(
-        *COMMON, "--store", str(store), "--epochs", "1", "--validation", "0.25", "--report", str(report),
+        *COMMON, "--server", running.url, "--epochs", "1", "--validation", "0.25", "--report", str(report),
         "--trace", str(trace),
     )  # fmt: skip
     epoch = report_of(report)["epochs"][0]

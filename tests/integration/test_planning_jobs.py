@@ -16,6 +16,7 @@ from harness import (
     environment,
     hapi,
     losses,
+    new_train,
     report_of,
     server,
     start_train,
@@ -49,7 +50,9 @@ def running(store: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-def job(running: ServerProcess, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+def job(
+    running: ServerProcess, folder: Path, *arguments: str, code: int = 0, train: Any = train
+) -> dict[str, Any]:
     """The report of a job with these arguments besides the common ones."""
     path = folder / "report.json"
     done = train(*COMMON, "--server", running.url, "--report", str(path), *arguments, code=code)
@@ -71,11 +74,12 @@ def check_same(report: dict[str, Any], reference: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def auto(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """A run under ``auto`` that is profiled in epoch 0, and where its profile was kept."""
+    """A run under ``auto`` that is profiled in epoch 0, in a process whose memory is its own from the start; and where
+    its profile was kept."""
     folder = tmp_path_factory.mktemp("auto")
     profile = folder / "kept" / "profile.json"
-    report = job(running, folder, "--split", "auto", "--epochs", "3", "--save-profile", str(profile))
-    return report, profile
+    arguments = ("--split", "auto", "--epochs", "3", "--save-profile", str(profile))
+    return job(running, folder, *arguments, train=new_train), profile
 
 
 def test_auto(auto: tuple[dict[str, Any], Path], undisturbed: dict[str, Any]) -> None:

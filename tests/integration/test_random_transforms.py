@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from harness import report_of
 from harness import train as hapi_train
-from local_job import Silent
+from local_job import Silent, built
 from plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from sklearn.datasets import load_digits
 from torchvision.transforms.v2 import functional as F
@@ -60,7 +61,9 @@ def settings_of(**changes: Any) -> TrainSettings:
 
 def open_session(service: Service, **changes: Any) -> Session:
     settings = settings_of(**changes)
-    return Session(settings, prepare(settings, transports=[LoopbackTransport(loopback_handler(service))]))
+    transport = LoopbackTransport(loopback_handler(service))
+    with mock.patch("hapi.client.models.build", built):
+        return Session(settings, prepare(settings, transports=[transport]))
 
 
 def train(service: Service, watcher: Silent | None = None, **changes: Any) -> list[float]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from harness import server
 from hostile_tools import resident_bytes
-from http_tools import EXTRACT, SAMPLES, TENSORS, Known, make_store
+from http_tools import EXTRACT, SAMPLES, TENSORS, Known, make_store, request_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 REQUESTS, WARM, AT_ONCE = 20_000, 1_000, 6
@@ -22,8 +22,8 @@ PER_CONNECTION = 500
 TENANTS = {"vision": "0f7c1d9e4b6a8253", "audio": "1a7c1d9e4b6a8254", "students": "2b7c1d9e4b6a8255"}
 
 
-def mixture(known: Known) -> list[tuple[str, str, bytes | None, int]]:
-    """(method, path, body, status) of small requests of every kind, good and bad."""
+def mixture(known: Known) -> list[list[tuple[bytes, int]]]:
+    """For each tenant (request, status) of small requests of every kind, good and bad."""
     posts: list[tuple[str, dict[str, Any], int]] = [
         (EXTRACT, known.extract([7], split=1), 200),
         (EXTRACT, known.extract([3, 39, 0, 17], split=4), 200),
@@ -36,38 +36,55 @@ def mixture(known: Known) -> list[tuple[str, str, bytes | None, int]]:
         (SAMPLES, {"ids": [1]}, 400),
     ]
     gets = [("/v1", 200), ("/v1/datasets/digits", 200), ("/v1/datasets/none", 404), ("/v1/models", 200)]
-    return [
-        *(("POST", path, json.dumps(document).encode(), status) for path, document, status in posts),
-        *(("GET", path, None, status) for path, status in gets),
+    plain = [
+        *((path, json.dumps(document).encode(), "POST", status) for path, document, status in posts),
+        *((path, b"", "GET", status) for path, status in gets),
     ]
+    return [
+        [
+            (request_bytes(path, body, method, Authorization=f"Bearer {token}"), status)
+            for path, body, method, status in plain
+        ]
+        for token in TENANTS.values()
+    ]
+
+
+def answer_of(reader: BinaryIO) -> tuple[int, bytes]:
+    """Status and body of the next answer, with as little work as will do: it is the server that is to be busy."""
+    status = int(reader.readline().split()[1])
+    length = 0
+    while line := reader.readline().strip():
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    return status, reader.read(length)
 
 
 def test_memory_after_twenty_thousand_requests(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "store")
     requests = mixture(Known(folder))
+    kinds = len(requests[0])
     tenants = tmp_path / "tenants.yaml"
     tenants.write_text("".join(f"{name}: {{token: {token}}}\n" for name, token in TENANTS.items()))
     numbers, lock = itertools.count(), threading.Lock()
-    with server(folder, "--tenants", str(tenants), "--log-level", "warning") as running:
+    with server(folder, "--tenants", str(tenants), "--log-level", "warning", fresh=True) as running:
 
         def ask(until: int) -> None:
             """One keep-alive connection after the other, until this many were asked for in all."""
-            tokens = list(TENANTS.values())
             while True:
-                connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=60)
-                for _ in range(PER_CONNECTION):
-                    with lock:
-                        number = next(numbers)
-                    if number >= until:
-                        connection.close()
-                        return
-                    method, path, body, status = requests[number % len(requests)]
-                    token = tokens[number // len(requests) % len(tokens)]
-                    connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
-                    response = connection.getresponse()
-                    answer = response.read()
-                    assert response.status == status, (path, answer[:300])
-                connection.close()
+                with (
+                    socket.create_connection(("127.0.0.1", running.port), timeout=60) as sock,
+                    sock.makefile("rb") as reader,
+                ):
+                    for _ in range(PER_CONNECTION):
+                        with lock:
+                            number = next(numbers)
+                        if number >= until:
+                            return
+                        of_tenant = requests[number // kinds % len(requests)]
+                        request, status = of_tenant[number % kinds]
+                        sock.sendall(request)
+                        assert (got := answer_of(reader))[0] == status, (request[:60], got[1][:300])
 
         def resident_after(count: int) -> int:
             with ThreadPoolExecutor(AT_ONCE) as clients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from hapi.errors import (
     UnprocessableError,
 )
 from hapi.models.built import front_bytes
-from hapi.models.layers import layered
+from hapi.models.layers import LayeredModel, layered
 from hapi.models.manifest import ModelManifest
 from hapi.models.pushed import PushedModel
 from hapi.models.repository import (
@@ -79,10 +80,16 @@ class CountingStore(LocalStore):
         return sum(stop - start for start, stop in self.ranges)
 
 
+@cache
+def net() -> LayeredModel:
+    """The model of ``SPEC``, built once. It stays as it is."""
+    return build(SPEC)
+
+
 @pytest.fixture(scope="module")
 def pushed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store")
-    push(LocalStore(str(folder)), "net", build(SPEC), SPEC)
+    push(LocalStore(str(folder)), "net", net(), SPEC)
     return folder
 
 
@@ -96,7 +103,7 @@ def weights_file(folder: Path, name: str = "net") -> Path:
 
 
 def test_the_file_is_safetensors_in_layer_order(store: CountingStore, pushed_folder: Path) -> None:
-    model = build(SPEC)
+    model = net()
     by_library = load_file(weights_file(pushed_folder))
     assert all(torch.equal(by_library[n], model.tensors.get(n)) for n in model.tensor_names(0, len(model)))
     stored = open_model(store, "net")
@@ -110,7 +117,7 @@ def test_the_file_is_safetensors_in_layer_order(store: CountingStore, pushed_fol
 
 @pytest.mark.parametrize("split", [1, 4, 7, 11, 13])
 def test_server_and_trainer_read_their_layers_and_no_others(store: CountingStore, split: int) -> None:
-    original = build(SPEC)
+    original = net()
     stored = open_model(store, "net")
     client = stored.layered()
     reference = store_reference(stored, client, split)
@@ -169,7 +176,7 @@ def test_a_description_from_a_server_is_enough_for_the_trainer(store: CountingSt
             yield entry.name, stored.read_tensor(entry.name)
 
     remote.load_from(fetch, client, 11, 14)  # type: ignore[arg-type]
-    assert torch.equal(client.tensors.get("fc.weight"), build(SPEC).tensors.get("fc.weight"))
+    assert torch.equal(client.tensors.get("fc.weight"), net().tensors.get("fc.weight"))
     entry = stored.tensor_spec("fc.weight")
     assert (entry.dtype, entry.shape) == ("float32", (10, 512))
     with pytest.raises(NotFoundError, match=r"no tensor 'fc\.nothing'"):
@@ -184,7 +191,7 @@ def test_a_description_from_a_server_is_enough_for_the_trainer(store: CountingSt
 
 def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
-    stored = push(store, "net", build(SPEC), SPEC)
+    stored = push(store, "net", net(), SPEC)
     entry = stored.manifest.tensors["layer1.0.conv2.weight"]
     path = weights_file(tmp_path)
     data = bytearray(path.read_bytes())
@@ -221,9 +228,9 @@ def test_other_documents_are_refused(document: object) -> None:
 
 def test_replacing_needs_to_be_said_and_leaves_one_push(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
-    first = push(store, "net", build(SPEC), SPEC)
+    first = push(store, "net", net(), SPEC)
     with pytest.raises(ConflictError, match=r"'net' is already in .*--replace"):
-        push(store, "net", build(SPEC), SPEC)
+        push(store, "net", net(), SPEC)
     other = ModelSpec(**{**SPEC.__dict__, "weights": "random:5"})
     second = push(store, "net", build(other), other, replace_existing=True)
     assert len(store.list_names("models/net")) == 1
@@ -242,12 +249,12 @@ def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
             super().put(key, data)
 
     with pytest.raises(KeyboardInterrupt):
-        push(Dying(str(tmp_path)), "net", build(SPEC), SPEC)
+        push(Dying(str(tmp_path)), "net", net(), SPEC)
     store = LocalStore(str(tmp_path))
     with pytest.raises(NotFoundError, match="has no model 'net'"):
         open_model(store, "net")
     assert [m.problem for m in list_models(store)] == ["incomplete: push it again"]
-    push(store, "net", build(SPEC), SPEC)
+    push(store, "net", net(), SPEC)
     assert len(store.list_names("models/net")) == 1  # what the killed one left is gone
     (summary,) = list_models(store)
     assert (summary.name, summary.architecture, summary.layers) == ("net", "resnet18", 14)
@@ -325,7 +332,7 @@ def test_blocks_of_an_untraceable_model_are_kept(tmp_path: Path, monkeypatch: py
 
 def test_zoo_references(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
-    model = build(SPEC)
+    model = net()
     reference = ModelReference.from_json(zoo_reference(SPEC, model, 11).to_json())
     front = materialise(reference, 11, store)
     assert front.resident_bytes() == front_bytes(front, 11) == front_bytes(model, 11)

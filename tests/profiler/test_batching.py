@@ -85,7 +85,7 @@ def bounds_of(policy: str, request: Request, budget: int) -> tuple[int, int]:
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_never_above_the_budget_and_within_the_bounds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -102,7 +102,7 @@ def test_never_above_the_budget_and_within_the_bounds(
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_everyone_has_one_place_and_nobody_is_overtaken(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -163,7 +163,7 @@ def test_the_memory_used_is_the_most_that_a_milp_solver_finds(
 
 
 @given(policies, devices(), queues(), st.integers(0, 5000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_larger_budget_admits_no_fewer_and_uses_no_less(
     policy: str, device: DeviceState, queue: list[Request], more: int
 ) -> None:

@@ -49,12 +49,18 @@ def resnet() -> Any:
     return build(SPEC)
 
 
+@cache
+def pushed_model() -> Any:
+    """The model in every store, built once."""
+    return build(PUSHED_SPEC)
+
+
 def make_store(folder: Path) -> Path:
     """A store with 40 real digits and a small pushed model."""
     store = open_store(str(folder))
     options = PackOptions(limit=COUNT, transform=TRANSFORM, shard_bytes=2000)
     pack(open_source("sklearn:digits"), store, "digits", options)
-    push(store, "pushed", build(PUSHED_SPEC), PUSHED_SPEC)
+    push(store, "pushed", pushed_model(), PUSHED_SPEC)
     return folder
 
 
@@ -76,6 +82,7 @@ class Known:
     def __init__(self, folder: Path) -> None:
         self.store = open_store(str(folder))
         self.dataset = open_dataset(self.store, "digits")
+        self._features: dict[tuple[int, ...], torch.Tensor] = {}
 
     def extract(self, ids: list[int] | None = None, split: int = SPLIT, **changes: Any) -> dict[str, Any]:
         """A good request for features."""
@@ -101,15 +108,17 @@ class Known:
 
     def tensors(self) -> dict[str, Any]:
         """A good request for two tensors of the pushed model."""
-        pushed = build(PUSHED_SPEC)
+        pushed = pushed_model()
         digest = pushed.front_digest(len(pushed.layers))
         return {"name": "pushed", "digest": digest, "names": pushed.tensor_names(0, 1)}
 
     def features(self, ids: list[int], split: int = SPLIT) -> torch.Tensor:
-        """What a right answer to :meth:`extract` holds."""
-        inputs = input_batch(self.dataset.read(np.array(ids)), self.dataset.layout, TRANSFORM)
-        with torch.inference_mode():
-            return resnet().segment(0, split, frozen=True)(inputs)
+        """What a right answer to :meth:`extract` holds; computed once."""
+        if (found := self._features.get((split, *ids))) is None:
+            inputs = input_batch(self.dataset.read(np.array(ids)), self.dataset.layout, TRANSFORM)
+            with torch.inference_mode():
+                found = self._features[split, *ids] = resnet().segment(0, split, frozen=True)(inputs)
+        return found
 
     def check_features(self, body: bytes, ids: list[int], split: int = SPLIT) -> None:
         """``body`` is a whole answer with the right features, labels and ids."""

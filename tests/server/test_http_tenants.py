@@ -92,8 +92,8 @@ def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants)
     """Its requests go next, and none of them is sent away, although the queue is full all the time."""
     with served(folder, tenants=tenants, max_running=1, max_queued=8, cos_batch=8, threads=1) as server:
         exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
-        with crowded(server, known, 24) as statuses:
-            until(lambda: statuses.count(429) >= 10 and statuses.count(200) >= 10, 30, "a full queue")
+        with crowded(server, known, 14) as statuses:
+            until(lambda: statuses.count(429) >= 10 and statuses.count(200) >= 4, 30, "a full queue")
             before, waits, ahead = len(statuses), [], []
             for _ in range(6):
                 served_before = statuses.count(200)
@@ -118,8 +118,8 @@ def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants)
 
 def test_what_is_said_about_waiting_comes_true(folder: Path, known: Known, tenants: Tenants) -> None:
     with served(folder, tenants=tenants, max_running=2, max_queued=64, cos_batch=8, threads=1) as server:
-        with crowded(server, known, 20):
-            time.sleep(1.5)
+        with crowded(server, known, 8):
+            time.sleep(1.0)
             pairs = []
             for _ in range(3):
                 expected = by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="heavy")
@@ -141,7 +141,7 @@ def test_deadlines(folder: Path, known: Known, tenants: Tenants) -> None:
 
         assert ask("heavy", [1, 2], "30").status == 200
         with ThreadPoolExecutor(1) as background:
-            long = background.submit(ask, "heavy", [n % 40 for n in range(2000)], "86400")
+            long = background.submit(ask, "heavy", [n % 40 for n in range(500)], "86400")
             until(
                 lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
             )
@@ -189,7 +189,7 @@ def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None
 def test_what_is_malformed_does_not_wait(folder: Path, known: Known, tenants: Tenants) -> None:
     with served(folder, tenants=tenants, max_running=1, max_queued=0, cos_batch=1, threads=1) as server:
         with ThreadPoolExecutor(1) as background:
-            document = known.extract([n % 40 for n in range(1500)])
+            document = known.extract([n % 40 for n in range(500)])
             long = background.submit(exchange, server.port, "POST", EXTRACT, document, as_tenant("heavy"))
             until(
                 lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
