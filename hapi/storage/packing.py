@@ -107,7 +107,7 @@ class PackFolder:
 
     def write_part(self, part: str, index: SampleIndex, metadata: Mapping[str, str]) -> None:
         """A piece of the index to come, with what is to be known about it; its shards count from 0."""
-        self.store.put(self._part_key(part), index.to_bytes({**metadata, "index": index.digest()}))
+        self.store.put(self._part_key(part), index.to_bytes({**metadata, "seal": _seal(index, metadata)}))
 
     def read_part(self, part: str) -> tuple[SampleIndex, dict[str, str]] | None:
         """What :meth:`write_part` wrote; None when it is not there or not whole."""
@@ -115,7 +115,8 @@ class PackFolder:
         try:
             index, metadata = SampleIndex.from_buffer(np.frombuffer(self.store.get(key), dtype=np.uint8), key)
             index.directory.check(index.shards, key, AGAIN)
-            return None if metadata.get("index") != index.digest() else (index, metadata)
+            sealed = metadata.pop("seal", "") == _seal(index, metadata)
+            return (index, metadata) if sealed else None
         except (NotFoundError, DataError):
             return None
 
@@ -167,6 +168,11 @@ class PackFolder:
             self.store.delete(info.key)
         self.store.clean_temporary(prefix)
         self.store.delete(last)
+
+
+def _seal(index: SampleIndex, metadata: Mapping[str, str]) -> str:
+    """Digest over all of a part of the index."""
+    return digest(json.dumps([index.digest(), dict(metadata)], sort_keys=True).encode())
 
 
 def write_dataset(

@@ -365,6 +365,21 @@ def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.Monke
     assert deaths > 5
 
 
+def test_a_damaged_part_of_an_unfinished_indexing_is_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
+    store = memory_store()
+    three_shards(store)
+    wanted = index(store, name="other").manifest.version
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        with pytest.raises(_Killed):
+            index(KilledStore(store, 3), replace=True, workers=1)  # type: ignore[arg-type]
+        parts = [info.key for info in store.list("datasets/d") if info.key.endswith(".part.safetensors")]
+        assert len(parts) == 2
+        flip(store, parts[0], int(rng.integers(len(store.get(parts[0])))))
+        assert index(store, replace=True).manifest.version == wanted
+
+
 def test_what_was_kept_of_shards_that_changed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
     store = memory_store()
