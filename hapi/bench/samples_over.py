@@ -28,6 +28,7 @@ from hapi.bench.loose import LooseBed
 from hapi.bench.samples import SIZES, batch_of, size_name, verdict
 from hapi.bench.samples_data import LARGE, NAME, pack_data
 from hapi.bench.samples_fetch import SEED
+from hapi.bench.samples_read import order_score
 from hapi.bench.samples_served import LoopbackSwift, Served, served_over_http, served_over_swift
 from hapi.bench.tiers import environment, last_line
 from hapi.errors import HapiError
@@ -36,7 +37,6 @@ from hapi.storage.objects import open_store
 from hapi.storage.read_cost import REMOTE_COST
 from hapi.storage.reader import CACHE_BYTES as LOCAL_BYTES
 from hapi.storage.sequence import Shuffle
-from hapi.storage.shuffle_quality import quality
 
 PLAIN, BODIES = "plain ranges", "server large"
 BASES = {"http": BODIES, "swift": PLAIN}
@@ -88,7 +88,7 @@ class OverRow:
     lowest: float
     highest: float
     quality: float | None
-    """Of the order's shuffle; None for the plain download, which has none."""
+    """Of the order's shuffle; None for the plain download, which has none, and where there are too few samples."""
     megabytes: float
     """Million bytes of samples per second."""
     cpu_us: float
@@ -236,7 +236,7 @@ def _rounds(
             asked = {"reader": reader, "server": served.server, "plain": served.plain, "pids": pids}
             figures[reader].append(_figure(bed, spec | asked | {"token": served.token}))
     qualities = {
-        variant: quality(Shuffle.parse(text, 1).sequence(SEED, 0, spec["count"]), spec["batch"]).score
+        variant: order_score(Shuffle.parse(text, 1).sequence(SEED, 0, spec["count"]), spec["batch"])
         for variant, text in spec["shuffles"].items()
     }
     for reader, found in figures.items():

@@ -89,7 +89,7 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
             dataset.lengths(ids[first : first + _LOCATED])
             dataset.locate(ids[first : first + _LOCATED])
         lookup = time.perf_counter() - started
-        return {"lookup_share": lookup / seconds, "quality": _score(order, batch)}
+        return {"lookup_share": lookup / seconds, "quality": order_score(order, batch)}
 
     return begin, figures
 
@@ -118,7 +118,7 @@ def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
         return [partial(read, part) for part in np.array_split(table, int(variant)) if len(part)]
 
     return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
-        "quality": _score(order, batch)
+        "quality": order_score(order, batch)
     }
 
 
@@ -137,7 +137,7 @@ def _files(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
         return [partial(read, part) for part in np.array_split(ids, int(variant)) if len(part)]
 
     return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
-        "quality": _score(order, batch)
+        "quality": order_score(order, batch)
     }
 
 
@@ -172,7 +172,7 @@ def _peer(form: str, folder: Path, variant: str, batch: int) -> tuple[Begin, Fig
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         whole = len(ids) == count
-        return {"quality": _score(ids, batch) if whole else None}
+        return {"quality": order_score(ids, batch) if whole else None}
 
     ids = open_form(form, folder, batch)
     return partial(batches_of, ids, batch), figures
@@ -181,7 +181,8 @@ def _peer(form: str, folder: Path, variant: str, batch: int) -> tuple[Begin, Fig
 _READERS = {"hapi": _hapi, "raw": _raw, "files": _files} | {form: partial(_peer, form) for form in LIBRARIES}
 
 
-def _score(order: IntArray, batch: int) -> float | None:
+def order_score(order: IntArray, batch: int) -> float | None:
+    """The quality of an order to batches; None where it is too short to tell."""
     return quality(order, batch).score if len(order) >= 2 * batch else None
 
 
