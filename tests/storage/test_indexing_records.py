@@ -158,6 +158,7 @@ def test_train_and_validation_files_in_one_folder_are_not_mixed(store: ObjectSto
     store.put("set/validation-00000-of-00001", tfrecord([example({"image": image(1), "label": 1})]))
     with pytest.raises(UsageError, match=r"2 sets of TFRecord files \(set/train-\?\?\?\?\?-of-00003"):
         index(store)
+    assert index(store, "set/train-*").manifest.count == 30
 
 
 def test_labels_that_count_from_one_stay_as_they_are(store: ObjectStore) -> None:

@@ -90,7 +90,7 @@ def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) ->
         names = ", ".join(sorted(sets)[:5])
         raise UsageError(
             f"{store.url}/{folder} has {len(sets)} sets of TFRecord files ({names}); they are not mixed: give the "
-            "folder of one, or move each into a folder of its own"
+            "folder of one, or a pattern of its names, as in 'set/train-*'"
         )
     return found
 
