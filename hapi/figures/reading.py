@@ -198,13 +198,6 @@ def _span(f: Fields) -> Span:
     return span
 
 
-def _job(f: Fields) -> Job:
-    """The job that was planned; reports from before there was a sample cache do not say that none was used."""
-    found = f.inner("job").raw("cached") if f.inner("job").has("cached") else 0.0
-    job: Job = read_strictly(Job, {**f.raw("job"), "cached": found}, f"{f.where}.job")
-    return job
-
-
 def _plan(f: Fields) -> PlanPart:
     memory = f.inner("memory") if f.has("memory") else None
     version = f.inner("profile").whole("version") if f.has("profile") else None
@@ -226,7 +219,7 @@ def _plan(f: Fields) -> PlanPart:
     return PlanPart(
         strategy=f.text("strategy"),
         split=split,
-        job=_job(f),
+        job=read_strictly(Job, f.raw("job"), f"{f.where}.job"),
         profile=profile,
         other_version=version,
         candidates=candidates,
