@@ -339,7 +339,7 @@ def test_another_tenant_and_slower_tiers_move_the_split() -> None:
 pace = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pace, st.sampled_from([0.1, 0.3]), st.integers(0, 3))
 def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> None:
     """A link that goes to and fro, staying for as long as ``times`` says: the split follows ever more rarely."""
@@ -415,7 +415,7 @@ def test_a_link_that_shows_itself_or_does_not_matter_is_not_looked_at() -> None:
     assert planning.split == 4 and planning.looks == 0, "no link makes it better to compute here"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1 << 32), st.sampled_from([0.08, 0.2]))
 def test_noise_never_moves_the_split(seed: int, noise: float) -> None:
     source = Random(seed)
@@ -455,7 +455,7 @@ def test_the_budget_decides_the_earliest_split() -> None:
                 assert memory(truth(), job, split).peak <= nbytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 40 * MB), st.sampled_from(["auto", "hapi", "nsg"]), st.floats(1e6, 1e10))
 def test_no_split_that_does_not_fit_is_ever_run(nbytes: int, strategy: str, bits: float) -> None:
     """But for the freeze, if something after it fits and the strategy has no say yet."""

@@ -139,7 +139,7 @@ def test_odd_retry_after_does_no_harm(retry_after: float) -> None:
         pool.run(until(99, BusyError("full", retry_after=retry_after)))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.integers(1, 3),
     st.floats(0, 0.3),

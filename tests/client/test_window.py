@@ -74,7 +74,7 @@ def check_all(window: Window, batches: list[np.ndarray]) -> None:
     assert count == len(batches)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 70),
     st.integers(1, 40),

@@ -208,7 +208,7 @@ def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) ->
         stored.load(stored.layered(), 0, 11)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: float, bit: int) -> None:
     data = bytearray((pushed_folder / "models/net/model.json").read_bytes())

@@ -118,7 +118,7 @@ def test_operations_along_dimensions(x: torch.Tensor) -> None:
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_two_tensors_of_any_strides(data: st.DataObject) -> None:
     sides = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     order = data.draw(st.permutations(range(len(sides))))
@@ -149,7 +149,7 @@ def test_two_tensors_of_any_strides(data: st.DataObject) -> None:
     groups=st.sampled_from([1, 2, 4]),
     bias=st.booleans(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_convolutions(
     side: tuple[int, int], last: bool, kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any, groups: int,
     bias: bool,
@@ -176,7 +176,7 @@ def test_convolutions(
     dilation=st.sampled_from([[1], [2, 2]]),
     ceil=st.booleans(),
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_poolings(
     side: tuple[int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> None:

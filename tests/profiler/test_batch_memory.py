@@ -60,7 +60,7 @@ observations = st.lists(
 
 
 @given(forwards, observations)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_remembered_peak_is_above_the_correction(
     forward: ForwardMemory, seen: list[tuple[int, float, int]]
 ) -> None:

@@ -85,7 +85,7 @@ def bounds_of(policy: str, request: Request, budget: int) -> tuple[int, int]:
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_never_above_the_budget_and_within_the_bounds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -102,7 +102,7 @@ def test_never_above_the_budget_and_within_the_bounds(
 
 
 @given(policies, devices(), queues())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_everyone_has_one_place_and_nobody_is_overtaken(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -122,7 +122,7 @@ def test_everyone_has_one_place_and_nobody_is_overtaken(
 
 
 @given(policies, st.integers(0, 40_000), queues())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_oldest_that_fits_an_empty_device_is_admitted_first(
     policy: str, budget: int, queue: list[Request]
 ) -> None:
@@ -137,7 +137,7 @@ def test_the_oldest_that_fits_an_empty_device_is_admitted_first(
 
 
 @given(st.sampled_from(["adaptive", "auto"]), devices(), queues())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_memory_used_is_the_most_that_a_milp_solver_finds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
@@ -163,7 +163,7 @@ def test_the_memory_used_is_the_most_that_a_milp_solver_finds(
 
 
 @given(policies, devices(), queues(), st.integers(0, 5000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_larger_budget_admits_no_fewer_and_uses_no_less(
     policy: str, device: DeviceState, queue: list[Request], more: int
 ) -> None:

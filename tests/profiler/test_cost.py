@@ -129,7 +129,7 @@ def test_samples_at_hand_cost_neither_network_nor_server() -> None:
         assert estimate(profile, replace(job, cached=1.0), split, sent) == estimate(profile, job, split, sent)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(profiles(), jobs, st.floats(0, 1), st.floats(0, 1))
 def test_more_at_hand_is_never_slower(profile: Profile, job: Job, one: float, other: float) -> None:
     less, more = (estimate(profile, replace(job, cached=part), 0) for part in sorted((one, other)))
@@ -235,7 +235,7 @@ def test_largest_batch_is_the_last_that_fits() -> None:
     assert largest_batch(profile, replace(job, memory_bytes=10), 1) == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(profiles(), jobs, st.floats(1.0, 1e3))
 def test_more_bandwidth_is_never_slower(profile: Profile, job: Job, factor: float) -> None:
     link = replace(profile.link, bits_per_second=profile.link.bits_per_second * factor)
@@ -248,7 +248,7 @@ def test_more_bandwidth_is_never_slower(profile: Profile, job: Job, factor: floa
         assert before.epoch_seconds <= before.epoch_range[1] * (1 + 1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(profiles(), jobs, st.integers(0, 10**9))
 def test_what_does_not_fit_is_never_chosen(profile: Profile, job: Job, budget: int) -> None:
     job = replace(job, memory_bytes=budget)
@@ -293,7 +293,7 @@ def scaled(profile: Profile, k: float) -> Profile:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(profiles(), jobs, st.floats(0.1, 100))
 def test_scaling_all_times_scales_the_estimate(profile: Profile, job: Job, k: float) -> None:
     slower = scaled(profile, k)
@@ -303,7 +303,7 @@ def test_scaling_all_times_scales_the_estimate(profile: Profile, job: Job, k: fl
         assert after.paper_epoch_seconds == pytest.approx(before.paper_epoch_seconds * k, rel=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(seconds, min_size=3, max_size=9), seconds, st.integers(2, 50))
 def test_equal_speeds_and_a_free_network_give_the_balance_point(
     times: list[float], step: float, batches: int
@@ -321,7 +321,7 @@ def test_equal_speeds_and_a_free_network_give_the_balance_point(
         assert slowest[plan(strategy, profile, job).split] == pytest.approx(min(slowest), rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(profiles(), jobs)
 def test_every_strategy_stays_in_its_range(profile: Profile, job: Job) -> None:
     estimates = {s: estimate(profile, job, s).epoch_seconds for s in range(profile.last_split + 1)}

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import UsageError
@@ -73,7 +73,6 @@ def test_a_far_slower_size_is_tried_twice() -> None:
     assert seen.count(32) == 2
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.5, 2.0), min_size=9, max_size=9),
     st.floats(0.0, 0.1),
@@ -106,7 +105,6 @@ def test_choice_and_cost_for_any_curve(times: list[float], noise: float, seed: i
     assert looked < 2 * OBSERVATIONS * samples + PATIENCE * samples
 
 
-@settings(deadline=None)
 @given(st.floats(0.0, 64.0), st.floats(0.0, 0.02), st.floats(0.0, 0.004), st.integers(0, 1 << 32))
 def test_within_three_percent_of_the_best_of_all_convex_curves(
     fixed: float, slope: float, noise: float, seed: int

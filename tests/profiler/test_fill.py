@@ -46,7 +46,7 @@ def check(problem: Problem, found: Filling) -> None:
 
 
 @given(problems())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_small_cases_are_as_good_as_a_milp_solver_finds(problem: Problem) -> None:
     found = fill(*problem)
     check(problem, found)
@@ -57,7 +57,7 @@ def test_small_cases_are_as_good_as_a_milp_solver_finds(problem: Problem) -> Non
     ("lists", "table"), [((), 1 << 27), ((1, 2), 1 << 27), ((1, 2), 0), ((3, 4, 4), 0)], ids=str
 )
 @given(problem=problems(most=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_each_way_alone_keeps_its_word(lists: tuple[int, ...], table: int, problem: Problem) -> None:
     best = best_by_milp(*problem)
     with pytest.MonkeyPatch.context() as patch:
@@ -79,7 +79,7 @@ def test_what_is_unproven_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(problems(), st.integers(0, 10_000))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_more_room_is_never_used_less(problem: Problem, more: int) -> None:
     sizes, limits, room = problem
     assert fill(sizes, limits, room).filled <= fill(sizes, limits, room + more).filled

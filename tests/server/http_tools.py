@@ -113,11 +113,13 @@ class Known:
         return {"name": "pushed", "digest": digest, "names": pushed.tensor_names(0, 1)}
 
     def features(self, ids: list[int], split: int = SPLIT) -> torch.Tensor:
-        """What a right answer to :meth:`extract` holds; computed once."""
+        """What a right answer to :meth:`extract` holds; the first few are kept, since most tests ask for the same."""
         if (found := self._features.get((split, *ids))) is None:
             inputs = input_batch(self.dataset.read(np.array(ids)), self.dataset.layout, TRANSFORM)
             with torch.inference_mode():
-                found = self._features[split, *ids] = resnet().segment(0, split, frozen=True)(inputs)
+                found = resnet().segment(0, split, frozen=True)(inputs)
+            if len(self._features) < 16 and len(ids) <= COUNT:  # some tests count this process's memory
+                self._features[split, *ids] = found
         return found
 
     def check_features(self, body: bytes, ids: list[int], split: int = SPLIT) -> None:

@@ -103,7 +103,7 @@ def test_images(pool: Decoders, count: int) -> None:
     mean=st.floats(-2, 2),
     seed=st.integers(0, 1 << 31),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tensors(
     pool: Decoders,
     dtype: str,

@@ -198,7 +198,7 @@ def test_auto_gives_way_when_memory_is_short() -> None:
             assert second.batch == 4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.sampled_from(["fixed", "adaptive", "auto"]),
     st.lists(

@@ -70,7 +70,6 @@ class Server:
 # -- shares --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(weights, costs), min_size=2, max_size=5),
     st.integers(1, 4),
@@ -169,7 +168,7 @@ EVENTS = st.lists(
 PEOPLE = (A, B, Tenant(name="two", in_flight=2), Tenant(name="slow", weight=3.0, bytes_per_second=1000))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(EVENTS, st.integers(1, 4), st.integers(0, 12))
 def test_whatever_happens(events: list[tuple[str, int, float, float]], slots: int, max_queued: int) -> None:
     server = Server(slots, max_queued)
@@ -348,7 +347,7 @@ def test_who_was_held_back_does_not_get_it_back() -> None:
 # -- how long ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.floats(0.2, 5.0), st.integers(5, 40), st.integers(0, 1 << 32))
 def test_the_expected_wait_comes_true(slots: int, slower: float, ahead: int, seed: int) -> None:
     """On a server ``slower`` than estimated: what it says after some requests is what then happens."""

@@ -24,9 +24,7 @@ from http_tools import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-SETTINGS = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 REFUSED = (400, 404, 409, 413, 422)
 
 json_values = st.recursive(

@@ -185,7 +185,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FRONTS, STEPS, st.integers(0, 60))
 def test_any_sequence(fronts: list[set[int]], steps: list[tuple[str, int]], budget: int) -> None:
     """Against the definition: resident is what is in a front that the cache has, each tensor once."""

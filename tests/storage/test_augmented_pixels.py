@@ -80,7 +80,7 @@ def plain(data: bytes, asked: TransformSpec, sample: int) -> torch.Tensor:
     return v2.Normalize(asked.mean, asked.std)(image.float() / 255)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sampled_from([RESIZED, PADDED, Augmentation(flip=0.7), Augmentation(padding=0), replace(PADDED, padding=11)]),
     st.integers(1, 120), st.integers(1, 120), st.integers(12, 60), st.integers(0, 1 << 40), st.sampled_from("LP"),
@@ -120,7 +120,7 @@ def test_other_epochs_seeds_and_samples_look_different_and_torchs_generator_is_l
 _THEIRS = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 3),
     st.floats(0, 2),

@@ -50,7 +50,7 @@ def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 130),
     st.integers(1, 130),
@@ -95,7 +95,7 @@ def test_cut_off_anywhere(progressive: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damaged_images_are_those_of_pillow(data: st.DataObject) -> None:
     mode, form = data.draw(st.sampled_from(FORMS))
@@ -110,7 +110,7 @@ def test_damaged_images_are_those_of_pillow(data: st.DataObject) -> None:
         assert "image" in str(error)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60), st.booleans())
 def test_the_frame_header_is_found_in_anything(data: bytes, jpeg: bool) -> None:
     size = decode._plain_jpeg(decode._START + data if jpeg else data)

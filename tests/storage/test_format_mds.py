@@ -199,7 +199,7 @@ def test_huge_description() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(mds_shard(COLUMNS, SAMPLES))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -311,7 +311,7 @@ def test_index_that_is_none(text: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_random_damage_of_the_index(data: st.DataObject) -> None:
     whole = bytearray(index_of(("sha1",), a_mds=ONE, b_mds=TWO))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -209,7 +209,7 @@ def test_other_files() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
     """A record's bytes in any form: found within the record, or bad."""
     whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
@@ -223,7 +223,7 @@ def test_random_damage_with_right_checksums(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_random_damage_is_one_clear_error(data: st.DataObject) -> None:
     whole = bytearray(tfrecord(RECORDS))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -247,7 +247,7 @@ def _entries(record: bytes) -> list[tuple[bytes, tuple[int, int]]] | str:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_short_way_finds_what_the_long_one_finds(data: st.DataObject) -> None:
     whole = bytearray(RECORDS[data.draw(st.integers(0, 7))])
     for _ in range(data.draw(st.integers(0, 3))):
@@ -261,7 +261,7 @@ def test_the_short_way_finds_what_the_long_one_finds(data: st.DataObject) -> Non
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_record(one: bytes) -> None:
     (found,) = scan(tfrecord([one]))
     assert isinstance(found, Bad) or found.offset + found.length <= 12 + len(one)

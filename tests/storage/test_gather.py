@@ -12,7 +12,7 @@ from hapi.storage.gather import copy_pieces
 SOURCE = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(
         st.tuples(st.integers(0, 9_000), st.sampled_from([0, 1, 2, 3, 7, 16, 100, 511, 1024, 5000])),

@@ -96,7 +96,7 @@ def test_pack_and_read(store: ObjectStore) -> None:
     assert verify_dataset(store, "d").sound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.binary(min_size=1, max_size=700), min_size=1, max_size=40), st.data())
 def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
     class Raw(ByteSource):
@@ -392,7 +392,7 @@ def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
     assert verify_dataset(store, "d").sound
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")

@@ -84,7 +84,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixedSource, Counti
     return packed(tmp_path_factory.mktemp("mixed"), lengths.tolist())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     ids=st.lists(st.integers(0, 1999), max_size=300),
     slots=st.sampled_from([0, 1, 3, 100]),

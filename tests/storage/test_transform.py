@@ -55,7 +55,7 @@ _MODES = [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA
           ("RGB", "WEBP"), ("RGB", "BMP"), ("P", "GIF"), ("RGB", "TIFF"), ("RGB", "PPM"), ("LA", "PNG")]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 300), st.integers(1, 300), st.sampled_from(_MODES), st.integers(1, 120), st.integers(0, 40)
 )

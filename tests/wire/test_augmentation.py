@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError
@@ -42,7 +42,6 @@ def test_round_trip() -> None:
     assert parse(TransformSpec().to_json()) == TransformSpec()
 
 
-@settings(deadline=None)
 @given(augmentations, st.integers(0, MAX_SEED), st.integers(0, MAX_SEED))
 def test_every_one_comes_back_as_it_is(augment: Augmentation, seed: int, epoch: int) -> None:
     """To the last bit: both tiers must draw the same from it."""

@@ -117,7 +117,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(json_values, st.sampled_from(paths(EXTRACT)))
 def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
     try:
@@ -126,7 +126,7 @@ def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
         assert error.status in (400, 413)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(json_values)
 def test_fuzzed_documents_never_crash(value: object) -> None:
     for parse in (

@@ -87,7 +87,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(json_values, st.sampled_from(PATHS))
 def test_fuzzed_fields_never_crash(value: object, path: tuple[str, ...]) -> None:
     try:
