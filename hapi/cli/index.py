@@ -6,13 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from hapi.cli.pack import class_names, configure_transform, transform_of
+from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
 from hapi.cli.progress import TransferBar
 from hapi.errors import UsageError
 from hapi.storage.foreign_folder import Folder, find_folder, left_out_note
 from hapi.storage.formats.registry import FORMATS
 from hapi.storage.formats.shard import Fields
-from hapi.storage.index_runs import LISTED_BAD
 from hapi.storage.indexing import Indexed, IndexOptions, index_folder
 from hapi.storage.objects import open_store, split_address
 
@@ -35,8 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--labels", type=Path, metavar="FILE",
                        help="labels of all samples in their order, not the shards' own (.npy or text)")  # fmt: skip
     group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
-    group.add_argument("--skip-bad", action="store_true",
-                       help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
+    configure_bad(group)
     configure_transform(parser)
     parser.add_argument(
         "--workers", type=int, metavar="N", help="threads that read shards (default: 2 of a folder, else 8)"
@@ -59,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         labels=args.labels,
         classes=class_names(args.classes),
         transform=transform_of(args, None),
+        decode=args.decode,
         skip_bad=args.skip_bad,
         workers=args.workers,
     )
@@ -87,16 +86,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(address: str, folder: Folder, indexed: Indexed) -> None:
-    manifest, skipped = indexed.manifest, indexed.skipped
-    for line in skipped.lines:
-        _tell(f"left out: {line}")
-    if skipped.count > LISTED_BAD:
-        _tell(f"left out: {skipped.count - LISTED_BAD} more")
-    bad = 0 if manifest.in_place is None else manifest.in_place.skipped
+    manifest = indexed.manifest
+    for line in indexed.skipped.told():
+        _tell(line)
     print(
         f"indexed {manifest.source} as {address}: {manifest.count} samples, {len(manifest.classes)} classes, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
-        f"{f'{bad} bad left out, ' if bad else ''}version {manifest.version}"
+        f"{f'{manifest.skipped} bad left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
 
 

@@ -64,6 +64,7 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
         "bytes": summary.total_bytes,
         "shards": summary.shards,
         "in_place": None if summary.in_place is None else asdict(summary.in_place),
+        "skipped": summary.skipped,
         "kind": summary.kind,
         "transform": None if summary.transform is None else summary.transform.to_json(),
         "source": summary.source,
@@ -96,6 +97,8 @@ def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
             state = "whole, being replaced" if d["packing"] else "whole"
             if d["in_place"] is not None:
                 state += f", {_in_place(d['in_place'])}"
+            if d["skipped"]:
+                state += f", {d['skipped']} bad left out"
             rows.append(
                 [d["name"], d["version"][:12], str(d["samples"]), str(len(d["classes"])), size, d["kind"],
                  _short_transform(d["transform"]), state]
@@ -126,8 +129,7 @@ def _table(header: list[str], rows: list[list[str]]) -> None:
 
 def _in_place(found: dict[str, Any]) -> str:
     """Where the shards of an indexed data set lie."""
-    skipped = f", {found['skipped']} bad left out" if found["skipped"] else ""
-    return f"in place: {found['folder'] or '.'}, {found['format']}{skipped}"
+    return f"in place: {found['folder'] or '.'}, {found['format']}"
 
 
 def _short_transform(transform: dict[str, Any] | None) -> str:

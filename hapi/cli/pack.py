@@ -7,12 +7,14 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hapi.cli.progress import TransferBar
 from hapi.errors import BadRequestError, UsageError
 from hapi.storage.objects import open_store, split_address
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, PackOptions
+from hapi.storage.skipped import Skipped
 from hapi.storage.sources import SourceOptions, open_source
 from hapi.wire.references import TransformSpec
 
@@ -32,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     _configure_source(parser)
     configure_transform(parser)
+    configure_bad(parser)
     parser.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
                         help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
     parser.add_argument("--shard-size", type=_size, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
@@ -46,6 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-lock", action="store_true",
                         help="take the lock of another writer that is known to be dead")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def configure_bad(parser: Any) -> None:
+    """What is done about bad samples; for packing and indexing alike."""
+    parser.add_argument("--decode", action="store_true",
+                        help="decode every image, not only look at its beginning; slow")  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true",
+                        help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
 
 
 def _configure_source(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +101,12 @@ def run(args: argparse.Namespace) -> int:
         part=args.part,
         validation_fraction=args.validation_fraction,
         workers=args.workers,
+        decode=args.decode,
+        skip_bad=args.skip_bad,
     )
     if source.note:
         print(f"hapi pack: {source.note}", file=sys.stderr)
+    skipped = Skipped()
     with TransferBar(f"packing {name}", args.quiet) as bar:
 
         def start(total: int, samples: int, size: int) -> None:
@@ -103,13 +117,15 @@ def run(args: argparse.Namespace) -> int:
         manifest = pack(
             source, store, name, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
-            on_start=start, on_progress=bar.advance,
+            on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
+    for line in skipped.told():
+        print(f"hapi pack: {line}", file=sys.stderr)
     print(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
         f"{len(manifest.classes)} classes, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "
-        f"version {manifest.version}"
+        f"{f'{manifest.skipped} bad left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
     return 0
 

@@ -39,7 +39,7 @@ def check_image(data: bytes | memoryview) -> None:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     # As in decode_image: Pillow raises nearly anything on a damaged file.
     except Exception as error:
-        raise DataError(f"cannot be decoded as an image: {str(error)[:200]}") from error
+        raise _undecodable(error) from error
     _check_size(image.width, image.height)
 
 
@@ -61,7 +61,7 @@ def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
         raise
     # A damaged file makes Pillow raise nearly anything (SyntaxError, struct.error, IndexError ...).
     except Exception as error:
-        raise DataError(f"cannot be decoded as an image: {str(error)[:200]}") from error
+        raise _undecodable(error) from error
     tensor: torch.Tensor = F.pil_to_tensor(rgb)
     return tensor
 
@@ -93,6 +93,11 @@ def _plain_jpeg(data: bytes) -> tuple[int, int] | None:
             return None
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None
+
+
+def _undecodable(error: Exception) -> DataError:
+    """In Pillow's words, which may name an object in memory."""
+    return DataError(f"cannot be decoded as an image: {str(error).partition(' <_io.BytesIO')[0][:200]}")
 
 
 def _check_size(width: int, height: int) -> None:

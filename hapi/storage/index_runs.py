@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import xxhash
 
 from hapi.errors import DataError
-from hapi.storage.decode import check_image
+from hapi.storage.decode import check_image, decode_image
 from hapi.storage.directory import MAX_SAMPLE_BYTES, SampleDirectory
 from hapi.storage.formats.registry import Format
 from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes, shown
@@ -20,12 +20,11 @@ from hapi.storage.index_labels import Kind, LabelBook, LabelError
 from hapi.storage.objects import ObjectInfo, ObjectStore
 from hapi.storage.packing import PackFolder
 from hapi.storage.shards import Shard, ShardTable
+from hapi.storage.skipped import Skipped
 
 RUN_BYTES = 64 << 20
 RUN_SHARDS = 1000
 """A run ends when it has this much: a few seconds of work are lost when an indexing is interrupted."""
-LISTED_BAD = 20
-"""Bad samples that are named; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,6 @@ class Run:
 
     shards: tuple[ObjectInfo, ...]
     key: str
-
-
-@dataclass
-class Skipped:
-    """Bad samples that were left out: how many, and a line for each of the first."""
-
-    count: int = 0
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, other: Skipped) -> None:
-        """Count those of ``other`` too."""
-        self.count += other.count
-        self.lines = (self.lines + other.lines)[:LISTED_BAD]
 
 
 @dataclass(frozen=True)
@@ -61,7 +47,7 @@ class Scanned:
     def write(self, folder: PackFolder, run: Run) -> None:
         """Keep it for an indexing that goes on after an interruption."""
         if self.index is not None:
-            document = [self.kind, self.names, self.skipped.count, self.skipped.lines]
+            document = [self.kind, self.names, self.skipped.to_json()]
             folder.write_part(f"run-{run.key}", self.index, {"run": json.dumps(document)})
 
     @classmethod
@@ -70,8 +56,8 @@ class Scanned:
         part = folder.read_part(f"run-{run.key}")
         if part is None:
             return None
-        kind, names, count, lines = json.loads(part[1]["run"])
-        return cls(part[0], cast(Kind, kind), names, Skipped(count, lines))
+        kind, names, skipped = json.loads(part[1]["run"])
+        return cls(part[0], cast(Kind, kind), names, Skipped(*skipped))
 
 
 def runs_of(shards: Sequence[ObjectInfo]) -> Iterator[Run]:
@@ -98,11 +84,13 @@ class RunScanner:
         fields: Fields,
         *,
         labels_ignored: bool,
+        decode: bool,
         skip_bad: bool,
         alive: Callable[[int, int], None],
     ) -> None:
         self._store, self._module, self._fields = store, module, fields
         self._below = len(folder) + 1 if folder else 0
+        self._look = decode_image if decode else check_image
         self._skip_bad, self._alive = skip_bad, alive
         self._labels = LabelBook(labels_ignored)
         self._skipped = Skipped()
@@ -154,9 +142,9 @@ class RunScanner:
             return f"it has {found.length} bytes; 4 GiB is the most"
         data = shard.read(found.offset, found.length)
         try:
-            check_image(data)
+            self._look(bytes(data))
         except DataError as error:
-            return f"{_without_address(str(error))}; its first bytes are {bytes(data[:12])!r}"
+            return f"{error}; its first bytes are {bytes(data[:12])!r}"
         try:
             number = self._labels.add(found.label)
         except LabelError as error:
@@ -187,8 +175,3 @@ class RunScanner:
             checksum=np.array(self._sums, dtype=np.uint64),
             shards=ShardTable.of(self._shards),
         )
-
-
-def _without_address(problem: str) -> str:
-    """Pillow's words for what is no image name an object in memory."""
-    return problem.partition(" <_io.BytesIO")[0]

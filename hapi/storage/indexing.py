@@ -20,11 +20,12 @@ from hapi.storage.foreign_folder import Folder
 from hapi.storage.formats.shard import Fields
 from hapi.storage.index import SampleIndex
 from hapi.storage.index_labels import checked_classes, merged
-from hapi.storage.index_runs import Run, RunScanner, Scanned, Skipped, runs_of
+from hapi.storage.index_runs import Run, RunScanner, Scanned, runs_of
 from hapi.storage.manifest import InPlace, Manifest, SampleLayout, dataset_prefix
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import PackFolder, Packing, write_dataset
 from hapi.storage.sequence import IntArray
+from hapi.storage.skipped import Skipped
 from hapi.storage.source_arrays import read_labels
 from hapi.storage.transform import input_shape
 from hapi.wire.references import TransformSpec
@@ -45,6 +46,8 @@ class IndexOptions:
     classes: tuple[str, ...] | None = None
     """Names of the classes; else the labels that are names, sorted, or the labels' numbers."""
     transform: TransformSpec | None = None
+    decode: bool = False
+    """Decode every image; else only its beginning is looked at."""
     skip_bad: bool = False
     """Leave bad samples out and count them; else the first one is an error."""
     workers: int | None = None
@@ -94,7 +97,8 @@ def index_folder(
             classes=classes,
             layout=_LAYOUT,
             transform=options.transform or TransformSpec(),
-            in_place=InPlace(format=folder.module.NAME, folder=folder.prefix, skipped=skipped.count),
+            in_place=InPlace(format=folder.module.NAME, folder=folder.prefix),
+            skipped=skipped.count,
         )
 
     manifest = write_dataset(
@@ -161,6 +165,7 @@ class _Indexer:
             self._folder.module.NAME,
             asdict(options.fields),
             options.labels is None,
+            options.decode,
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
 
@@ -196,6 +201,7 @@ class _Indexer:
             self._folder.module,
             self._options.fields,
             labels_ignored=self._options.labels is not None,
+            decode=self._options.decode,
             skip_bad=self._options.skip_bad,
             alive=self._alive,
         )

@@ -30,6 +30,8 @@ class DatasetSummary:
     shards: int = 0
     in_place: InPlace | None = None
     """Where the shards lie that were indexed and not packed."""
+    skipped: int = 0
+    """Bad samples that were left out."""
     packing: bool = False
     """A packing of this name was begun and is not done (for a whole data set: its replacement)."""
     problem: str | None = None
@@ -65,5 +67,6 @@ def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
         created=manifest.created,
         shards=manifest.shards,
         in_place=manifest.in_place,
+        skipped=manifest.skipped,
         packing=packing,
     )

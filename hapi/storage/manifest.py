@@ -28,7 +28,8 @@ _MAX_BYTES = 1 << 62
 _MAX_INDEX_SIZE = 1 << 46
 _MANIFEST_FIELDS = (
     "format", "name", "version", "pack", "count", "total_bytes", "classes", "kind", "sample_shape",
-    "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "in_place", "source", "created",
+    "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "in_place", "skipped", "source",
+    "created",
 )  # fmt: skip
 
 
@@ -80,16 +81,13 @@ class InPlace:
     """As in ``hapi index --format``."""
     folder: str
     """Prefix of the shards' keys; empty for the whole store."""
-    skipped: int
-    """Bad samples that were left out because the user chose so."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        d = strict_fields(document, dict.fromkeys(("format", "folder", "skipped"), True), "in_place")
+        d = strict_fields(document, dict.fromkeys(("format", "folder"), True), "in_place")
         return cls(
             format=check_name(d["format"], "in_place.format"),
             folder=check_prefix(_text(d["folder"], "in_place.folder")),
-            skipped=check_int(d["skipped"], 0, MAX_SAMPLES, "in_place.skipped"),
         )
 
 
@@ -116,6 +114,8 @@ class Manifest:
     """Time of packing, ISO 8601 in UTC. No part of the version."""
     in_place: InPlace | None = None
     """None for shards that were packed."""
+    skipped: int = 0
+    """Bad samples that were left out because the user chose so. No part of the version."""
 
     @property
     def version(self) -> str:
@@ -162,6 +162,7 @@ class Manifest:
             "index_xxh3": self.index_xxh3,
             "shards": self.shards,
             "in_place": None if self.in_place is None else asdict(self.in_place),
+            "skipped": self.skipped,
             "source": self.source,
             "created": self.created,
         }
@@ -202,6 +203,7 @@ class Manifest:
             source=_text(d["source"], "manifest.source"),
             created=_text(d["created"], "manifest.created"),
             in_place=None if d["in_place"] is None else InPlace.from_json(d["in_place"]),
+            skipped=check_int(d["skipped"], 0, MAX_SAMPLES, "manifest.skipped"),
         )
 
 

@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from hapi.storage.packing import PackFolder, Packing, shard_name, write_dataset
 from hapi.storage.runs import run_sums
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import Shard, ShardTable
+from hapi.storage.skipped import Skipped
 from hapi.storage.sources import Source
 from hapi.storage.transform import input_batch, input_shape, resize_and_crop
 from hapi.wire.references import TransformSpec
@@ -32,6 +33,28 @@ Progress = Callable[[int, int], None]
 """Called with the samples and bytes that were done since the last call."""
 Start = Callable[[int, int, int], None]
 """Called before the first sample: how many there are, and samples and bytes that an earlier run completed."""
+
+
+_REMEDY = "repair or remove it, or pass --skip-bad to leave out what is bad"
+
+
+@dataclass
+class _Gathered:
+    """The samples of the shard to come."""
+
+    data: bytearray = field(default_factory=bytearray)
+    numbers: list[int] = field(default_factory=list)
+    """In the source."""
+    sizes: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=Skipped)
+    """Those left out since the last shard."""
+
+    def add(self, number: int, data: bytes | memoryview) -> None:
+        self.data += data
+        self.numbers.append(number)
+        self.sizes.append(len(data))
+        self.sums.append(xxhash.xxh3_64_intdigest(data))
 
 
 def pack(
@@ -45,16 +68,18 @@ def pack(
     force_lock: bool = False,
     on_start: Start = lambda total, samples, size: None,
     on_progress: Progress = lambda samples, size: None,
+    on_skipped: Callable[[Skipped], None] = lambda skipped: None,
 ) -> Manifest:
     """Pack ``source`` into ``STORE/datasets/name``, going on with an unfinished packing of the same.
 
     ``replace`` allows a data set of this name to be there already: readers see the old one until the new
     one is whole. ``restart`` throws an unfinished packing away. Raises :class:`ConflictError` when the name
-    is taken, being packed by another process, or half packed from something else.
+    is taken, being packed by another process, or half packed from something else, and :class:`DataError` for the
+    first bad sample, unless ``options.skip_bad``: then ``on_skipped`` is told at the end of those that were left out.
     """
     options = (options or PackOptions()).checked()
     packer = _Packer(source, options, select(source.count, options))
-    return write_dataset(
+    manifest = write_dataset(
         store,
         name,
         source.description,
@@ -64,6 +89,8 @@ def pack(
         restart=restart,
         force_lock=force_lock,
     )
+    on_skipped(packer.skipped)
+    return manifest
 
 
 class _Packer:
@@ -78,12 +105,13 @@ class _Packer:
             transform = TransformSpec()
         self.layout, self.transform = _stored_form(source.layout, transform, options.preprocess)
         self._input_transform = transform
+        self.skipped = Skipped()
         # Here, and not in the middle of a training: does this transform fit these samples?
         input_shape(self.layout, self.transform)
 
     def fingerprint(self) -> str:
         """Of all that decides what is stored: an unfinished packing with another one is begun anew."""
-        options = {k: v for k, v in asdict(self.options).items() if k != "workers"}
+        options = {k: v for k, v in asdict(self.options).items() if k not in ("workers", "skip_bad")}
         options["transform"] = None if self.options.transform is None else self.options.transform.to_json()
         transform = None if self.transform is None else self.transform.to_json()
         state = xxhash.xxh3_128(
@@ -94,80 +122,96 @@ class _Packer:
 
     def run(self, folder: PackFolder, packing: Packing, on_start: Start, on_progress: Progress) -> Manifest:
         """Write what is missing of the shards, then the index; the manifest is returned, not written."""
-        parts = self._resume(folder)
-        first = sum(map(len, parts))
+        parts, first = self._resume(folder)
         on_start(len(self.chosen), first, sum(part.shards.total_bytes for part in parts))
-        buffer = bytearray()
-        sizes: list[int] = []
-        sums: list[int] = []
+        gathered, done = _Gathered(), first
 
         def flush() -> None:
             """Write what has gathered as the next shard, with its part of the index."""
-            nonlocal buffer
-            part = self._part(len(parts), sum(map(len, parts)), buffer, sizes, sums)
-            folder.write_shard(len(parts), memoryview(buffer), part)
+            nonlocal gathered
+            part = self._part(len(parts), gathered)
+            known = {"done": str(done), "skipped": json.dumps(gathered.skipped.to_json())}
+            folder.write_shard(len(parts), memoryview(gathered.data), part, known)
             parts.append(part)
-            buffer = bytearray()
-            sizes.clear()
-            sums.clear()
+            self.skipped.add(gathered.skipped)
+            gathered = _Gathered()
 
-        for data in self._samples(self.chosen[first:]):
-            if buffer and len(buffer) + len(data) > self.options.shard_bytes:
-                flush()
-            buffer += data
-            sizes.append(len(data))
-            sums.append(xxhash.xxh3_64_intdigest(data))
-            on_progress(1, len(data))
-        if sizes:
+        for number, sample in self._samples(self.chosen[first:]):
+            if isinstance(sample, DataError):
+                if not self.options.skip_bad:
+                    raise DataError(f"{sample}; {_REMEDY}") from sample
+                gathered.skipped.add(Skipped(1, [str(sample)]))
+                sample = b""
+            else:
+                if gathered.data and len(gathered.data) + len(sample) > self.options.shard_bytes:
+                    flush()
+                gathered.add(number, sample)
+            done += 1
+            on_progress(1, len(sample))
+        if gathered.numbers:
             flush()
+        self.skipped.add(gathered.skipped)
+        if not parts:
+            raise DataError(f"{self.source.description}: not one sample can be used; {self.skipped.lines[0]}")
         return folder.write_index(
             packing,
             SampleIndex.joined(parts),
             classes=self.source.classes,
             layout=self.layout,
             transform=self.transform,
+            skipped=self.skipped.count,
         )
 
-    def _part(
-        self, number: int, first: int, data: bytearray, sizes: list[int], sums: list[int]
-    ) -> SampleIndex:
-        """The index of the shard ``number`` that begins with the chosen sample ``first``."""
-        lengths = np.array(sizes, dtype=np.int64)
+    def _part(self, number: int, gathered: _Gathered) -> SampleIndex:
+        """The index of the shard ``number``."""
+        lengths = np.array(gathered.sizes, dtype=np.int64)
         directory = SampleDirectory.empty(len(lengths))
         offsets = offsets_of(lengths)
         directory.write(0, 0, offsets[:-1], lengths)
-        checksum = xxhash.xxh3_64_intdigest(data)
-        shard = Shard(key=shard_name(number), size=len(data), checksum=checksum, count=len(lengths))
+        checksum = xxhash.xxh3_64_intdigest(gathered.data)
+        size = len(gathered.data)
+        shard = Shard(key=shard_name(number), size=size, checksum=checksum, count=len(lengths))
         return SampleIndex(
             directory=directory,
-            label=self.source.labels[self.chosen[first : first + len(lengths)]].astype(np.int64),
-            checksum=np.array(sums, dtype=np.uint64),
+            label=self.source.labels[gathered.numbers].astype(np.int64),
+            checksum=np.array(gathered.sums, dtype=np.uint64),
             shards=ShardTable.of([shard]),
-            run=run_sums(data, offsets),
+            run=run_sums(gathered.data, offsets),
         )
 
-    def _resume(self, folder: PackFolder) -> list[SampleIndex]:
-        """The parts of the index of the completed shards."""
+    def _resume(self, folder: PackFolder) -> tuple[list[SampleIndex], int]:
+        """The parts of the index of the completed shards, and how many of the chosen samples they are done with."""
         parts: list[SampleIndex] = []
-        left = len(self.chosen)
-        while (part := folder.read_shard(len(parts))) is not None and len(part) <= left:
+        done = 0
+        while (found := folder.read_shard(len(parts))) is not None:
+            part, known = found
+            skipped = Skipped(*json.loads(known["skipped"]))
+            if skipped.count and not self.options.skip_bad:
+                break
             parts.append(part)
-            left -= len(part)
-        return parts
+            self.skipped.add(skipped)
+            done = int(known["done"])
+        return parts, done
 
-    def _samples(self, numbers: IntArray) -> Iterator[bytes | memoryview]:
-        """Bytes of the samples in order, read by a few threads a little ahead."""
+    def _samples(self, numbers: IntArray) -> Iterator[tuple[int, bytes | memoryview | DataError]]:
+        """Numbers and bytes of the samples in order, read by a few threads a little ahead; or what is wrong."""
         if not self.source.thread_safe or self.options.workers == 1:
-            yield from map(self._sample, _ints(numbers))
+            yield from map(self._tried, _ints(numbers))
             return
         with ThreadPoolExecutor(self.options.workers, thread_name_prefix="hapi-pack") as pool:
-            waiting: deque[Future[bytes | memoryview]] = deque()
-            for read in (partial(self._sample, number) for number in _ints(numbers)):
+            waiting: deque[Future[tuple[int, bytes | memoryview | DataError]]] = deque()
+            for read in (partial(self._tried, number) for number in _ints(numbers)):
                 waiting.append(pool.submit(read))
                 if len(waiting) >= 4 * self.options.workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+
+    def _tried(self, number: int) -> tuple[int, bytes | memoryview | DataError]:
+        try:
+            return number, self._sample(number)
+        except DataError as error:
+            return number, error
 
     def _sample(self, number: int) -> bytes | memoryview:
         data = self.source.sample(number)
@@ -175,13 +219,13 @@ class _Packer:
             if self.options.preprocess != "none":
                 data = self._preprocessed(data)
             elif self.layout.kind == "encoded":
-                check_image(data)
+                (decode_image if self.options.decode else check_image)(bytes(data))
         except DataError as error:
-            raise DataError(f"{self.source.describe(number)}: {error}; repair or remove it") from error
+            raise DataError(f"{self.source.describe(number)}: {error}") from error
         if not len(data):
-            raise DataError(f"{self.source.describe(number)} has no bytes; repair or remove it")
+            raise DataError(f"{self.source.describe(number)} has no bytes")
         if len(data) > MAX_SAMPLE_BYTES:
-            raise UsageError(f"{self.source.describe(number)} has {len(data)} bytes; 4 GiB is the most")
+            raise DataError(f"{self.source.describe(number)} has {len(data)} bytes; 4 GiB is the most")
         return data
 
     def _preprocessed(self, data: bytes | memoryview) -> memoryview:

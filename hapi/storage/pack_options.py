@@ -22,7 +22,7 @@ Part = Literal["all", "train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How to pack. All of it is part of a packing's fingerprint, but ``workers``."""
+    """How to pack. All of it is part of a packing's fingerprint, but ``workers`` and ``skip_bad``."""
 
     shard_bytes: int = DEFAULT_SHARD_BYTES
     transform: TransformSpec | None = None
@@ -37,6 +37,10 @@ class PackOptions:
     """Share of the samples that are in the part "validation": chosen by a fixed hash of their number."""
     workers: int = 4
     """Threads that read (and pre-process) the source."""
+    decode: bool = False
+    """Decode every image that is stored as it is; else only its beginning is looked at."""
+    skip_bad: bool = False
+    """Leave bad samples out and count them; else the first one is an error."""
 
     def checked(self) -> PackOptions:
         """These options; :class:`UsageError` naming the first that is out of range."""

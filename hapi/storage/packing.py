@@ -90,13 +90,15 @@ class PackFolder:
     def _part_key(self, part: str) -> str:
         return f"{self.prefix}/{part}.part.safetensors"
 
-    def write_shard(self, number: int, data: memoryview, index: SampleIndex) -> None:
+    def write_shard(
+        self, number: int, data: memoryview, index: SampleIndex, metadata: Mapping[str, str]
+    ) -> None:
         """The shard, and then its part of the index, which makes it count."""
         self.store.put(f"{self.prefix}/{shard_name(number)}", data)
-        self.write_part(f"shard-{number:05d}", index, {})
+        self.write_part(f"shard-{number:05d}", index, metadata)
 
-    def read_shard(self, number: int) -> SampleIndex | None:
-        """The part of the index of a completed shard; None when it is not there or not whole."""
+    def read_shard(self, number: int) -> tuple[SampleIndex, dict[str, str]] | None:
+        """What :meth:`write_shard` wrote beside a shard; None when either is not there or not whole."""
         part = self.read_part(f"shard-{number:05d}")
         if part is None or len(part[0].shards) != 1 or part[0].shards.key(0) != shard_name(number):
             return None
@@ -106,7 +108,7 @@ class PackFolder:
             return None
         shard = part[0].shards[0]
         whole = size == shard.size and len(part[0].run) == runs_of(shard.size, shard.count)
-        return part[0] if whole else None
+        return part if whole else None
 
     def write_part(self, part: str, index: SampleIndex, metadata: Mapping[str, str]) -> None:
         """A piece of the index to come, with what is to be known about it; its shards count from 0."""
@@ -132,6 +134,7 @@ class PackFolder:
         layout: SampleLayout,
         transform: TransformSpec | None,
         in_place: InPlace | None = None,
+        skipped: int = 0,
     ) -> Manifest:
         """Write the index of the whole data set; the manifest that belongs to it is returned, not written."""
         encoded = index.to_bytes()
@@ -147,6 +150,7 @@ class PackFolder:
             shards=len(index.shards),
             total_bytes=index.shards.total_bytes,
             in_place=in_place,
+            skipped=skipped,
             source=packing.source,
             created=packing.created,
         )

@@ -53,7 +53,7 @@ def test_a_folder_of_tar_shards(store: Path, capsys: pytest.CaptureFixture[str])
     assert "in_place   wds, webdataset" in capsys.readouterr().out
     assert main(["ls", f"{store}/d", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert listed["in_place"] == {"format": "webdataset", "folder": "wds", "skipped": 0}
+    assert listed["in_place"] == {"format": "webdataset", "folder": "wds"}
     assert listed["classes"] == ["even", "odd"] and listed["transform"]["crop"] == 8
     assert main(["verify", f"{store}/d"]) == 0
     assert "10 samples" in capsys.readouterr().out

@@ -162,8 +162,8 @@ def test_manifest_round_trip() -> None:
         make_manifest(
             layout=SampleLayout(kind="tensor", sample_shape=(3, 8, 8), sample_dtype="uint8"), transform=None
         ),
-        make_manifest(in_place=InPlace(format="webdataset", folder="a/b", skipped=3)),
-        make_manifest(in_place=InPlace(format="webdataset", folder="", skipped=0)),
+        make_manifest(in_place=InPlace(format="webdataset", folder="a/b"), skipped=3),
+        make_manifest(in_place=InPlace(format="webdataset", folder="")),
     ):
         assert Manifest.from_bytes(manifest.to_bytes(), "d", "here") == manifest
 
@@ -190,10 +190,8 @@ def _wrong_manifests() -> list[bytes]:
         wrong.append({k: v for k, v in good.items() if k != key})
         if key not in ("source", "created", "pack"):
             wrong += [{**good, key: value} for value in ("../x", -1, 1.5, True, [], {}, "\0")]
-    for key, value in (("folder", "../x"), ("folder", 1), ("format", "a/b"), ("skipped", -1), ("more", 1)):
-        wrong.append(
-            {**good, "in_place": {"format": "webdataset", "folder": "a/b", "skipped": 0, key: value}}
-        )
+    for key, value in (("folder", "../x"), ("folder", 1), ("format", "a/b"), ("more", 1)):
+        wrong.append({**good, "in_place": {"format": "webdataset", "folder": "a/b", key: value}})
     return [json.dumps(w).encode() for w in wrong] + [b"", b"{", b"\xff", b"[" * 100_000]
 
 

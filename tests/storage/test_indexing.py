@@ -69,7 +69,7 @@ def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
     )
     manifest = indexed.manifest
     assert np.sum(told, axis=0).tolist() == [30, sum(len(data) for data in before.values())]
-    assert manifest.in_place == InPlace(format="webdataset", folder="wds", skipped=0)
+    assert manifest.in_place == InPlace(format="webdataset", folder="wds")
     assert (manifest.count, manifest.classes, manifest.shards) == (30, ("0", "1", "2"), 3)
     dataset = open_dataset(store, "d", manifest.version)
     assert [dataset.shards.key(n) for n in range(3)] == ["part/000.tar", "part/001.tar", "part/002.tar"]
@@ -120,7 +120,7 @@ def test_the_whole_store_but_hapis_own(store: ObjectStore) -> None:
     three_shards(store)
     index(store)
     manifest = index(store, ".", "e").manifest
-    assert manifest.in_place == InPlace(format="webdataset", folder="", skipped=0) and manifest.count == 30
+    assert manifest.in_place == InPlace(format="webdataset", folder="") and manifest.count == 30
     assert open_dataset(store, "e").read([29]).data.tobytes() == image(29)
     for folder in ("datasets", "datasets/d", "models/x"):
         with pytest.raises(UsageError, match="are Hapi's own; if these are yours, make"):
@@ -205,11 +205,23 @@ def test_the_first_bad_sample_ends_it_and_leaves_nothing(store: ObjectStore) -> 
     assert not store.list("datasets") and describe(store, "d") is None and everything(store) == before
 
 
+def test_images_that_are_sound_at_the_beginning_only(store: ObjectStore) -> None:
+    files = samples(range(10))
+    place = next(n for n, (name, _) in enumerate(files) if name == "000004.png")
+    files[place] = ("000004.png", files[place][1][:-30])
+    store.put("wds/000.tar", tar(files))
+    assert index(store).manifest.count == 10, "as fast as reading"
+    with pytest.raises(DataError, match=r"shard 000\.tar, sample 000004: cannot be decoded .* --skip-bad"):
+        index(store, replace=True, decode=True)
+    again = index(store, replace=True, decode=True, skip_bad=True)
+    assert again.manifest.count == 9 and again.manifest.skipped == 1
+
+
 def test_bad_samples_can_be_skipped_and_are_counted(store: ObjectStore) -> None:
     bad_shards(store)
     indexed = index(store, skip_bad=True)
     assert indexed.manifest.in_place is not None
-    assert indexed.skipped.count == indexed.manifest.in_place.skipped == 4
+    assert indexed.skipped.count == indexed.manifest.skipped == 4
     for line, words in zip(
         indexed.skipped.lines,
         (

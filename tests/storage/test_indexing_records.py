@@ -79,7 +79,7 @@ def test_every_sample_is_read_where_it_is(kind: str, store: ObjectStore) -> None
     WRITERS[kind](store)
     before = {info.key: store.get(info.key) for info in store.list("set")}
     manifest = index(store).manifest
-    assert manifest.in_place == InPlace(format=kind, folder="set", skipped=0)
+    assert manifest.in_place == InPlace(format=kind, folder="set")
     assert (manifest.count, manifest.classes, manifest.shards) == (30, ("0", "1", "2"), 3)
     ids = np.array([29, 0, 10, 9, 15])
     found = open_dataset(store, "d").read(ids)

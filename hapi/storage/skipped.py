@@ -1,0 +1,30 @@
+"""Bad samples that were left out of a data set because the user chose so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LISTED_BAD = 20
+"""Bad samples that are named; the others are counted."""
+
+
+@dataclass
+class Skipped:
+    """How many, and a line for each of the first."""
+
+    count: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, other: Skipped) -> None:
+        """Count those of ``other`` too."""
+        self.count += other.count
+        self.lines = (self.lines + other.lines)[:LISTED_BAD]
+
+    def told(self) -> list[str]:
+        """Lines for a person."""
+        more = self.count - len(self.lines)
+        return [f"left out: {line}" for line in self.lines] + ([f"left out: {more} more"] if more else [])
+
+    def to_json(self) -> list[object]:
+        """The constructor's arguments."""
+        return [self.count, self.lines]
