@@ -21,7 +21,7 @@ from chaos_tools import (
     vanishing,
 )
 from harness import hapi, losses, report_of, server, start_train, train
-from http_tools import Known, ServedApplication, make_store, metric, served
+from http_tools import Known, ServedApplication, make_store, metric, served, until
 from test_hostile_faults import Proxy
 
 pytestmark = pytest.mark.slow
@@ -141,17 +141,17 @@ def test_everything_at_once(folder: Path, known: Known, undisturbed: list[float]
 
 
 def test_a_server_killed_again_and_again(folder: Path, undisturbed: list[float], tmp_path: Path) -> None:
-    """SIGKILL at random moments, and another process in its place."""
+    """SIGKILL in the middle of the work, wherever that is, and another process in its place."""
     how, report = random.Random(5), tmp_path / "report.json"
     flags = ("--cos-batch", str(COS_BATCH))
     with contextlib.ExitStack() as servers:
         running = servers.enter_context(server(folder, *flags))
         job = start_train(*JOB, "--server", running.url, "--report", str(report))
-        kills = 0
-        while job.poll() is None and kills < 3:
-            threading.Event().wait(how.uniform(0.5, 2.5) if kills else 5.0)
+        for _ in range(3):
+            port, some = int(running.url.rpartition(":")[2]), how.randint(5, 60)
+            until(lambda port=port, some=some: metric(port, "hapi_samples_total") >= some, 60, "some work")
+            threading.Event().wait(how.uniform(0, 0.05))
             running.kill()
-            kills += 1
             running = running.restarted()
             servers.callback(lambda one=running: one.process.poll() is None and one.kill())
         output = job.communicate(timeout=180)[0]
