@@ -152,7 +152,8 @@ def test_a_server_killed_again_and_again(folder: Path, undisturbed: list[float],
             until(lambda port=port, some=some: metric(port, "hapi_samples_total") >= some, 60, "some work")
             threading.Event().wait(how.uniform(0, 0.05))
             running.kill()
-            threading.Event().wait(how.uniform(0.3, 1.0))  # the trainer needs the next samples long before that
+            # The trainer needs the next samples long before that.
+            threading.Event().wait(how.uniform(0.3, 1.0))
             running = running.restarted()
             servers.callback(lambda one=running: one.process.poll() is None and one.kill())
         output = job.communicate(timeout=180)[0]
