@@ -100,7 +100,9 @@ def _measure(name: str, settings: BatchingSettings, device: torch.device) -> dic
     looks = []
     for number in range(settings.repeats + 1):
         for batch in BATCHES if number % 2 else reversed(BATCHES):
-            front.seconds(batch)  # what a change of the size costs, such as other memory, is not the size's own
+            front.seconds(
+                batch
+            )  # what a change of the size costs, such as other memory, is not the size's own
             passes = [front.seconds(batch) / batch for _ in range(max(1, _SAMPLES // batch))]
             if number:  # the first prepares kernels and memory
                 times[batch].append(statistics.median(passes))

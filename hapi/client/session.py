@@ -121,6 +121,15 @@ class Session:
         """Requests that failed and were made again, since the session began."""
         return self._servers.retries
 
+    @property
+    def reusable(self) -> bool:
+        """Whether a training sample has the same features in every epoch, so that a loop of one's own may keep them.
+
+        With a random transform (``--augment``) it has not: each epoch draws anew.
+        """
+        transform = self.prepared.transforms[0]
+        return transform is None or not transform.random
+
     def batch_ids(self, epoch: int) -> list[IdArray]:
         """The sample ids of every training batch of ``epoch``, in order: a pure function of order and epoch."""
         ids = self.prepared.training_ids

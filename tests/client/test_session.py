@@ -87,6 +87,18 @@ def test_kept_features_are_never_overwritten(session: Session) -> None:
         assert torch.equal(features, copy)
 
 
+def by_id(session: Session, epoch: int) -> torch.Tensor:
+    """Features of one epoch in the order of the samples' ids."""
+    ids = np.concatenate(session.batch_ids(epoch))
+    return torch.cat([features for features, _ in session.epoch(epoch)])[np.argsort(ids)]
+
+
+def test_features_may_be_kept_unless_they_are_drawn_anew(service: Service, session: Session) -> None:
+    assert session.reusable and torch.allclose(by_id(session, 0), by_id(session, 1), atol=1e-5)
+    with open_session(service, augment=("flip",), image_size=32) as random:
+        assert not random.reusable and not torch.allclose(by_id(random, 0), by_id(random, 1), atol=1e-2)
+
+
 def test_leaving_the_loop_in_the_middle_leaves_no_threads(session: Session) -> None:
     for epoch in range(3):
         for _ in session.epoch(epoch):
