@@ -199,7 +199,7 @@ class _Fetcher:
 
 def _mount(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     """Batches of the sequence, straight from the store."""
-    mounted = mount(f"{spec['plain']}/{NAME}", cache_bytes=spec["cache_bytes"])
+    mounted = mount(f"{spec['plain']}/{NAME}")
     dataset = mounted.dataset
     shuffle = Shuffle.parse(spec["shuffles"][variant], dataset.total_bytes / dataset.count)
     order = shuffle.sequence(SEED, 0, dataset.count)
@@ -208,7 +208,7 @@ def _mount(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
         samples = 0
         with mounted:
             while time.perf_counter() < deadline:
-                mounted.sequence(SEED, 0, order)
+                mounted.sequence(SEED, 0, order, shuffle=shuffle)
                 while len(batch := mounted.bread(spec["batch"])):
                     samples += len(batch)
                     if time.perf_counter() >= deadline:

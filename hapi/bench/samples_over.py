@@ -34,8 +34,7 @@ from hapi.bench.tiers import environment, last_line
 from hapi.errors import HapiError
 from hapi.storage.dataset import open_dataset
 from hapi.storage.objects import open_store
-from hapi.storage.read_cost import REMOTE_COST
-from hapi.storage.reader import CACHE_BYTES as LOCAL_BYTES
+from hapi.storage.read_cost import LOCAL_COST, REMOTE_COST
 from hapi.storage.sequence import Shuffle
 
 PLAIN, BODIES = "plain ranges", "server large"
@@ -55,8 +54,8 @@ _TITLES = {
 }
 CONNECTIONS = {"http": 2, "swift": 8}
 """Of every reader: so many saturate the two cores, and so many requests a store is asked at once."""
-CACHE_BYTES = {"http": LOCAL_BYTES, "swift": 2 * LOCAL_BYTES}
-"""Of the chunk caches, in ``mount`` and in hapi-server: a remote store's chunks are larger."""
+COSTS = {"http": LOCAL_COST, "swift": REMOTE_COST}
+"""What the serving side reads from; chunk caches, in ``mount`` and in hapi-server, have their default sizes."""
 GOAL = 0.8
 _TIMEOUT = 900.0
 
@@ -111,7 +110,7 @@ class OverResult:
             "benchmark": "samples-over",
             "settings": asdict(self.settings) | {"folder": None},
             "connections": CONNECTIONS[self.settings.over],
-            "cache_bytes": CACHE_BYTES[self.settings.over],
+            "cache_bytes": COSTS[self.settings.over].cache_bytes,
             "share_of": BASES[self.settings.over],
             "rows": [asdict(row) | {"share": self.share(row)} for row in self.rows],
             "goals": self.goals(),
@@ -187,37 +186,22 @@ def _served(
     pack_data(store, size, settings.total)
     if swift is None:
         pack_data(store, 1 << 20, settings.total, LARGE)
-    dataset = open_dataset(open_store(store), NAME)
+    dataset, cost = open_dataset(open_store(store), NAME), COSTS[settings.over]
     spec = {
         "shards": [(dataset.shard_key(k), dataset.shards[k].size) for k in range(len(dataset.shards))],
         "mean": (mean := dataset.total_bytes / dataset.count),
         "count": dataset.count,
-        "shuffles": {"chunks": str(_windows(settings.over, mean)), "full": "full", "large": "full"},
-        "cache_bytes": CACHE_BYTES[settings.over],
+        "shuffles": {"chunks": str(Shuffle(cost.group(mean), cost.window)), "full": "full", "large": "full"},
         "seconds": settings.seconds,
         "batch": batch_of(settings.batch, mean),
         "connections": CONNECTIONS[settings.over],
     }
     with contextlib.ExitStack() as stack:
-        flags = ("--chunk-cache", str(CACHE_BYTES[settings.over]))
-        way = (
-            served_over_http(bed, folder, flags)
-            if swift is None
-            else served_over_swift(bed, folder, swift, flags)
-        )
+        way = served_over_http(bed, folder) if swift is None else served_over_swift(bed, folder, swift)
         yield stack.enter_context(way), spec
     remove = open_store(store)
     for info in remove.list(f"datasets/{NAME}"):
         remove.delete(info.key)
-
-
-def _windows(over: str, mean: float) -> Shuffle:
-    """Chunk windows as a user would choose them for such a store: groups of what its reader reads at once."""
-    if over == "http":
-        return Shuffle.parse("chunks", mean)
-    group = max(1, round(REMOTE_COST.chunk_bytes / mean))
-    # The reader wants room for as many again that open while these are read, and for parts of some at the edges.
-    return Shuffle(group, CACHE_BYTES[over] // REMOTE_COST.slot_bytes // 2 - 2)
 
 
 def _rounds(

@@ -75,18 +75,18 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     mounted = mount(f"{folder / 'store'}/{NAME}")
     dataset = mounted.dataset
     mean = dataset.total_bytes / dataset.count
-    order = Shuffle.parse("full" if variant == "full" else "chunks", mean).sequence(1, 0, dataset.count)
+    shuffle = Shuffle.parse("full" if variant == "full" else "chunks", mean)
+    order = shuffle.sequence(1, 0, dataset.count)
 
     def begin() -> Batches:
         with mounted:
-            mounted.sequence(1, 0, order)
+            mounted.sequence(1, 0, order, shuffle=shuffle)
             while len(samples := mounted.bread(batch)):
                 yield samples.ids
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
-        for first in range(0, len(ids), _LOCATED):  # as bread does: once to cut stretches, once to read them
-            dataset.lengths(ids[first : first + _LOCATED])
+        for first in range(0, len(ids), _LOCATED):
             dataset.locate(ids[first : first + _LOCATED])
         lookup = time.perf_counter() - started
         return {"lookup_share": lookup / seconds, "quality": order_score(order, batch)}

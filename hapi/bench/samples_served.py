@@ -13,7 +13,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +44,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def served_over_http(bed: LooseBed, folder: Path, flags: Sequence[str]) -> Iterator[Served]:
+def served_over_http(bed: LooseBed, folder: Path) -> Iterator[Served]:
     """The store ``folder/store`` by hapi-server and by a plain server of files."""
     token = secrets.token_hex(16)
-    process, url = start_server_process(bed, folder / "store", token, folder, flags)
+    process, url = start_server_process(bed, folder / "store", token, folder)
     files = bed.start(
         "server",
         [sys.executable, "-m", "hapi.bench.samples_served", str(folder / "store")],
@@ -115,12 +115,10 @@ class LoopbackSwift:
 
 
 @contextlib.contextmanager
-def served_over_swift(
-    bed: LooseBed, folder: Path, swift: LoopbackSwift, flags: Sequence[str]
-) -> Iterator[Served]:
+def served_over_swift(bed: LooseBed, folder: Path, swift: LoopbackSwift) -> Iterator[Served]:
     """What ``swift`` holds, by hapi-server beside it and by itself."""
     token = secrets.token_hex(16)
-    process, url = start_server_process(bed, swift.url, token, folder, flags)
+    process, url = start_server_process(bed, swift.url, token, folder)
     pids = swift.pids()
     try:
         yield Served(server=url, token=token, plain=swift.url, pids=(process.pid, *pids), plain_pids=pids)

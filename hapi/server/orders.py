@@ -34,8 +34,8 @@ class _Kept:
 
     sequence: npt.NDArray[np.uint32 | np.int64]
     used: float
-    near: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Answers of ``Reader.is_near``, by data set version and number of sequences that share the cache."""
+    near: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Answers of ``Reader.near``, by data set version and number of sequences that share the cache."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Wanted:
 
     ids: IntArray
     """int64 [n]"""
-    near: bool
-    """Whether the requests to come stay among the same chunks, see :meth:`hapi.storage.dataset.Dataset.read`."""
+    near: int
+    """For :meth:`hapi.storage.dataset.Dataset.read`."""
 
 
 class Orders:
@@ -74,7 +74,10 @@ class Orders:
                 kept = self._find(key)  # somebody else may have computed it meanwhile
                 if kept is None:
                     kept = self._compute(key)
-        return Wanted(kept.sequence[wanted.start : wanted.stop].astype(np.int64), self._near(kept, dataset))
+        return Wanted(
+            kept.sequence[wanted.start : wanted.stop].astype(np.int64),
+            self._near(kept, dataset, wanted.group),
+        )
 
     def _find(self, key: _Key) -> _Kept | None:
         with self._lock:
@@ -97,11 +100,11 @@ class Orders:
                 self._kept.popitem(last=False)
         return kept
 
-    def _near(self, kept: _Kept, dataset: Dataset) -> bool:
+    def _near(self, kept: _Kept, dataset: Dataset, group: int) -> int:
         with self._lock:
             since = self._clock() - READ_SECONDS
             sharers = max(1, sum(k.used >= since for k in self._kept.values()))
         key = (dataset.version, sharers)
         if key not in kept.near:
-            kept.near[key] = dataset.reader.is_near(kept.sequence, sharers)
+            kept.near[key] = dataset.reader.near(kept.sequence, group, sharers)
         return kept.near[key]

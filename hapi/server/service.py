@@ -226,25 +226,25 @@ class Service:
             with self.account.busy.running(), clock.stage("read"):
                 wanted = self._orders.find(dataset, request.ids)
         else:
-            wanted = Wanted(request.ids, near=False)
+            wanted = Wanted(request.ids, near=0)
         ids = wanted.ids
-        lengths = dataset.lengths(ids)
-        chunks = _by_bytes(ids, lengths, STORED_FRAME_BYTES)
-        totals = [int(part.sum()) for part in np.split(lengths, np.cumsum([len(c) for c in chunks])[:-1])]
-        headers = [_stored_header(chunk, total) for chunk, total in zip(chunks, totals, strict=True)]
+        places = dataset.locate(ids)
+        frames = _by_bytes(places.length, STORED_FRAME_BYTES)
+        headers = [_stored_header(ids[low:high], int(places.length[low:high].sum())) for low, high in frames]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
-        def load(chunk: messages.IdArray) -> Samples:
+        def load(frame: tuple[int, int]) -> Samples:
+            low, high = frame
             with self.account.busy.running(), clock.stage("read"):
-                return dataset.read(chunk, wanted.near)
+                return dataset.read(ids[low:high], wanted.near, places=places.part(low, high))
 
-        with Ahead(self._loaders, load, chunks, cancelled) as loaded:
+        with Ahead(self._loaders, load, frames, cancelled) as loaded:
             for header, samples in zip(headers, loaded, strict=True):
                 progress.done += len(samples.ids)
                 yield data_frame(
                     header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
                 )
-        yield self._end(request.job, len(chunks), len(ids), clock, begun)
+        yield self._end(request.job, len(frames), len(ids), clock, begun)
 
     def _tensors(
         self,
@@ -284,7 +284,8 @@ def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
     )
 
 
-def _by_bytes(ids: messages.IdArray, lengths: messages.IdArray, limit: int) -> list[messages.IdArray]:
-    """Consecutive pieces of ``ids`` of about ``limit`` stored bytes, at least one sample each."""
+def _by_bytes(lengths: messages.IdArray, limit: int) -> list[tuple[int, int]]:
+    """Consecutive samples of about ``limit`` stored bytes: the first of each, and the one after the last."""
     before = np.cumsum(lengths) - lengths
-    return [part for part in np.split(ids, np.flatnonzero(np.diff(before // limit)) + 1) if len(part)]
+    cuts = (np.flatnonzero(np.diff(before // limit)) + 1).tolist()
+    return list(zip([0, *cuts], [*cuts, len(lengths)], strict=True))

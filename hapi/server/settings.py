@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hapi.server.pace import PaceLimits
-from hapi.storage.reader import CACHE_BYTES
 
 MAX_COS_BATCH = 1000
 """Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
@@ -44,8 +43,8 @@ class ServerSettings:
     """Largest model that is built from the zoo for a request; a pushed one is read layer by layer instead."""
     model_reuse: bool = True
     """Keep frozen layers between requests; the paper's default is to load them for each (section 5.1)."""
-    chunk_cache_bytes: int = CACHE_BYTES
-    """Chunks of small samples kept for all data sets; 0: every sample is read by itself."""
+    chunk_cache_bytes: int | None = None
+    """Chunks of small samples kept for all data sets; 0: every sample is read by itself; None: as suits the store."""
     max_frame_bytes: int = 256 << 20
     """Bound for a COS batch's inputs and for its outputs; the COS batch shrinks to stay below."""
     max_layer_bytes: int = 1 << 30

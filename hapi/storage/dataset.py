@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from hapi.errors import (
     ConflictError,
@@ -25,7 +24,7 @@ from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Reader, chunk_cache
-from hapi.storage.runs import runs_of
+from hapi.storage.runs import Sums, runs_of
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import ShardTable
 from hapi.storage.tensorfile import read_object
@@ -83,7 +82,7 @@ class Dataset:
             store,
             self._key_of,
             index.shards,
-            index.directory.locate,
+            index.directory,
             _Checks(manifest, index),
             index.run,
             chunk_cache(store) if cache is None else cache,
@@ -118,17 +117,21 @@ class Dataset:
         return self.index.directory.locate(self._checked(ids))
 
     def read(
-        self, ids: npt.ArrayLike, near: bool = False, out: npt.NDArray[np.uint8] | None = None
+        self,
+        ids: npt.ArrayLike,
+        near: int = 0,
+        out: npt.NDArray[np.uint8] | None = None,
+        places: Located | None = None,
     ) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
 
-        ``near``: the reads to come stay among the same chunks (:meth:`hapi.storage.reader.Reader.is_near`). The
-        bytes go into ``out`` (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the
-        caller to bound; for remote stores there are also the gaps between near samples.
+        ``near``: what :meth:`hapi.storage.reader.Reader.near` says of the reads to come. The bytes go into ``out``
+        (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to bound; for remote
+        stores there are also the gaps between near samples. ``places``: what :meth:`locate` said of them before.
         Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
         range, :class:`ConflictError` when the data set was replaced.
         """
-        places = self.locate(ids)
+        places = self.locate(ids) if places is None else places
         wanted = np.asarray(ids).astype(np.int64)
         offsets = offsets_of(places.length)
         total = int(offsets[-1])
@@ -193,13 +196,8 @@ class _Checks:
     manifest: Manifest
     index: SampleIndex
 
-    def __call__(
-        self, ids: IntArray, buffer: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray
-    ) -> None:
-        """:class:`DataError` unless sample ``ids[i]`` is ``buffer[starts[i]:stops[i]]``, for every i."""
-        view, digest_of = buffer.data, xxhash.xxh3_64_intdigest
-        bounds = zip(starts.tolist(), stops.tolist(), strict=True)
-        found = np.fromiter((digest_of(view[a:b]) for a, b in bounds), dtype=np.uint64, count=len(ids))
+    def __call__(self, ids: IntArray, found: Sums) -> None:
+        """:class:`DataError` unless ``found[i]`` is the checksum of sample ``ids[i]``, for every i."""
         wrong = np.flatnonzero(found != self.index.checksum[ids])
         if len(wrong):
             first = ids[wrong[:1]]

@@ -48,6 +48,10 @@ class Located:
     def __len__(self) -> int:
         return len(self.shard)
 
+    def part(self, low: int, high: int) -> Located:
+        """Of samples ``low..high`` (high excluded) among them, views."""
+        return Located(self.shard[low:high], self.offset[low:high], self.length[low:high])
+
 
 class SampleDirectory:
     """Entries of samples 0..count-1; a view of a memory map where the store is local."""
@@ -85,6 +89,15 @@ class SampleDirectory:
             offset=found["offset"].astype(np.int64),
             length=found["length"].astype(np.int64),
         )
+
+    def in_order(self, first: int, stop: int) -> bool:
+        """Whether samples ``first..stop`` (stop excluded) of one shard lie one after the other, gaps allowed."""
+        for low in range(first, stop, _CHUNK):
+            entries = self.entries[low : min(low + _CHUNK + 1, stop)]
+            offset, length = entries["offset"], entries["length"]
+            if (offset[1:] < offset[:-1] + length[:-1]).any():
+                return False
+        return True
 
     def write(self, first: int, shard: npt.ArrayLike, offset: npt.ArrayLike, length: npt.ArrayLike) -> None:
         """Set the places of samples ``first``, ``first + 1``, ...; ``shard`` may be one for all.

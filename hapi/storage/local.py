@@ -7,18 +7,32 @@ import fcntl
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.locks import LockOwner
-from hapi.storage.objects import Names, ObjectInfo, ObjectStore, Range, ReadPart, check_key, check_prefix
+from hapi.storage.objects import (
+    Names,
+    ObjectInfo,
+    ObjectStore,
+    Range,
+    ReadPart,
+    Then,
+    check_key,
+    check_prefix,
+    nothing,
+)
 
 _TEMPORARY = ".tmp-"
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
+_ABSENT_IN_A_ROW = 4
+"""After so many parts of an object that were not in memory, the others are not looked for there."""
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Linux only."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,20 +55,36 @@ class LocalStore(ObjectStore):
         except OSError as error:
             raise self._mapped(error, key) from error
 
-    def read_many(self, parts: Sequence[ReadPart]) -> None:
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         """See :meth:`hapi.storage.objects.ObjectStore.read_many`; files of one name are opened once."""
         # In the disk's order, every object opened once.
-        ordered = sorted(parts, key=lambda part: (part.key, part.start))
-        for key, group in groupby(ordered, key=lambda part: part.key):
+        ordered = sorted(range(len(parts)), key=lambda number: (parts[number].key, parts[number].start))
+        for key, group in groupby(ordered, key=lambda number: parts[number].key):
             try:
                 descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    for part in _announced(descriptor, list(group)):
-                        self._fill(descriptor, part)
+                    self._read_group(descriptor, parts, group, then)
                 finally:
                     os.close(descriptor)
             except OSError as error:
                 raise self._mapped(error, key) from error
+
+    def _read_group(
+        self, descriptor: int, parts: Sequence[ReadPart], group: Iterable[int], then: Then
+    ) -> None:
+        """Parts of one object. What is in memory comes first; the rest is announced to the kernel before its turn."""
+        absent: list[int] = []
+        since_present = 0
+        for number in group:
+            if since_present < _ABSENT_IN_A_ROW and _read_at_once(descriptor, parts[number]):
+                since_present = 0
+                then(number)
+            else:
+                since_present += 1
+                absent.append(number)
+        for number in _announced(descriptor, parts, absent):
+            self._fill(descriptor, parts[number])
+            then(number)
 
     def announce(self, ranges: Sequence[Range]) -> None:
         """Have the kernel fetch these bytes; whatever is wrong with them shows when they are read."""
@@ -231,24 +261,35 @@ class LocalStore(ObjectStore):
         return StoreError(f"{where}: {error.strerror or error}")
 
 
-def _announced(descriptor: int, parts: Sequence[ReadPart]) -> Iterator[ReadPart]:
-    """``parts`` in their order; those that come next are already being fetched by the kernel.
+def _read_at_once(descriptor: int, part: ReadPart) -> bool:
+    """Whether the part's bytes were in memory, and have been read: announcing them would cost a tenth of reading."""
+    if _NO_WAIT is None:
+        return False
+    try:
+        return os.preadv(descriptor, [part.out], part.start, _NO_WAIT) == part.out.nbytes
+    except OSError:  # not in memory, or this file system cannot tell
+        return False
+
+
+def _announced(descriptor: int, parts: Sequence[ReadPart], numbers: Sequence[int]) -> Iterator[int]:
+    """``numbers`` of parts in their order; those that come next are already being fetched by the kernel.
 
     One thread that announces its reads is faster than eight that wait for theirs, and costs less (cold page cache,
     reads/s: 4 KB 51,000 against 32,000, 128 KB 7,000 against 5,200, 256 KB 3,500 against 2,400).
     """
-    waiting: deque[ReadPart] = deque()
+    waiting: deque[int] = deque()
     held = 0
     if not hasattr(os, "posix_fadvise"):  # not on macOS
-        yield from parts
+        yield from numbers
         return
-    for part in parts:
-        if len(parts) > 1:
+    for number in numbers:
+        part = parts[number]
+        if len(numbers) > 1:
             os.posix_fadvise(descriptor, part.start, part.out.nbytes, os.POSIX_FADV_WILLNEED)
-        waiting.append(part)
+        waiting.append(number)
         held += part.out.nbytes
         while len(waiting) > _AHEAD_PARTS or held > _AHEAD_BYTES:
-            held -= waiting[0].out.nbytes
+            held -= parts[waiting[0]].out.nbytes
             yield waiting.popleft()
     yield from waiting
 

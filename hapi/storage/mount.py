@@ -27,11 +27,11 @@ import numpy.typing as npt
 from hapi.errors import UsageError
 from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.storage.dataset import Dataset, Samples, open_dataset
-from hapi.storage.directory import offsets_of
+from hapi.storage.directory import Located, offsets_of
 from hapi.storage.objects import open_store, split_address
-from hapi.storage.reader import CACHE_BYTES, chunk_cache
+from hapi.storage.reader import chunk_cache
 from hapi.storage.sample_cache import SampleCache
-from hapi.storage.sequence import IntArray, epoch_sequence
+from hapi.storage.sequence import FULL, IntArray, Shuffle
 
 READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
@@ -107,10 +107,11 @@ class Mounted:
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
         waits = dataset.store.local_path("any") is None
-        threads = 2 if waits or dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count else 1
+        large = dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count
+        threads = _STRETCHES - 1 if waits else 2 if large else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
-        self._near = False
+        self._near = 0
         self._position = self._planned = 0
         self._reach = self._stretch_bytes
         """Bytes of the stretch that is planned next."""
@@ -121,24 +122,43 @@ class Mounted:
         """Sample ``sample`` for reading; :class:`NotFoundError` when there is no such id."""
         return OpenSample(self, sample)
 
-    def read(self, ids: IntArray, near: bool = False, out: npt.NDArray[np.uint8] | None = None) -> Samples:
+    def read(
+        self,
+        ids: IntArray,
+        near: int = 0,
+        out: npt.NDArray[np.uint8] | None = None,
+        places: Located | None = None,
+    ) -> Samples:
         """What :meth:`Dataset.read` gives, of the sample cache what it has. Thread-safe."""
         cache, dataset = self.sample_cache, self.dataset
         if cache is None:
-            return dataset.read(ids, near, out)
-        wanted, offsets = ids.astype(np.int64), offsets_of(dataset.lengths(ids))
+            return dataset.read(ids, near, out, places)
+        lengths = dataset.lengths(ids) if places is None else places.length
+        wanted, offsets = ids.astype(np.int64), offsets_of(lengths)
         data = np.empty(int(offsets[-1]), dtype=np.uint8) if out is None else out[: int(offsets[-1])]
         samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels(ids))
         cache.through(samples, lambda missing: dataset.read(missing, near))
         return samples
 
-    def sequence(self, seed: int, epoch: int, order: IntArray | None = None, start: int = 0) -> IntArray:
+    def sequence(
+        self,
+        seed: int,
+        epoch: int,
+        order: IntArray | None = None,
+        start: int = 0,
+        shuffle: str | Shuffle = FULL,
+    ) -> IntArray:
         """Begin an epoch: ``bread`` gives its samples from place ``start`` on. Returns the ids in their order.
 
-        The order is the full permutation of (seed, epoch), or ``order``, any ids (int64 [n]), which then are what
-        the caller made of seed and epoch. :class:`NotFoundError` for an id that is not there.
+        The order is that of ``shuffle`` for (seed, epoch): the full permutation, or chunk windows, ``"chunks"`` for
+        such that suit the store, or ``"chunks:GROUP:WINDOW"``. Or it is ``order``, any ids (int64 [n]) that the caller
+        made of seed and epoch, with a ``shuffle`` like it. :class:`NotFoundError` for an id that is not there.
         """
-        found = epoch_sequence(seed, epoch, self.count) if order is None else np.asarray(order)
+        if shuffle == "chunks":
+            shuffle = Shuffle(self.dataset.reader.group, self.dataset.reader.cost.window)
+        elif isinstance(shuffle, str):
+            shuffle = Shuffle.parse(shuffle, self.dataset.total_bytes / self.count)
+        found = shuffle.sequence(seed, epoch, self.count) if order is None else np.asarray(order)
         if len(found):
             self.dataset.locate([found.min(), found.max()])
         if not 0 <= start <= len(found):
@@ -149,7 +169,7 @@ class Mounted:
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
-        self._near = self.dataset.reader.is_near(found[start:])
+        self._near = self.dataset.reader.near(found[start:], shuffle.group)
         return found
 
     def bread(self, count: int) -> Samples:
@@ -183,14 +203,15 @@ class Mounted:
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
             most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
             ids = self._order[self._planned : self._planned + most]
-            ends = np.cumsum(self.dataset.lengths(ids))
+            places = self.dataset.locate(ids)
+            ends = np.cumsum(places.length)
             whole = int(np.searchsorted(ends, self._reach, side="right")) // count * count
             ids = ids[: max(whole, count)]
             total = int(ends[len(ids) - 1])
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
                 return
             buffer = self._buffer(total)
-            reading = self._threads.submit(self.read, ids, self._near, buffer)
+            reading = self._threads.submit(self.read, ids, self._near, buffer, places.part(0, len(ids)))
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
             self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))
@@ -245,16 +266,17 @@ def mount(
     address: str,
     version: str | None = None,
     *,
-    cache_bytes: int = CACHE_BYTES,
+    cache_bytes: int | None = None,
     read_ahead_bytes: int = READ_AHEAD_BYTES,
     sample_cache: str | Path | None = None,
     sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
-    At most ``cache_bytes`` of chunks of small samples are kept, and ``read_ahead_bytes`` (or three batches, when
-    they are larger) of what the sequence will give. The folder ``sample_cache`` has at most ``sample_cache_bytes``, of
-    all data sets and processes; :class:`UsageError` when it cannot be used.
+    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 256 MiB), and
+    ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
+    ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
+    cannot be used.
     """
     folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
     url, name = split_address(address)

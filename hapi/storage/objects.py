@@ -8,7 +8,7 @@ everything else goes through obstore (``remote.py``). Foreign errors become :cla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,14 @@ class ReadPart:
     key: str
     start: int
     out: memoryview
+
+
+Then = Callable[[int], None]
+"""Told the number of a part that has been read."""
+
+
+def nothing(number: int) -> None:
+    """The :data:`Then` of who only wants the bytes."""
 
 
 def check_key(key: str) -> str:
@@ -94,8 +102,12 @@ class ObjectStore(ABC):
         return outs
 
     @abstractmethod
-    def read_many(self, parts: Sequence[ReadPart]) -> None:
-        """Fill every part, of any objects in any order; the way that is best for this store."""
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        """Fill every part, of any objects in any order; the way that is best for this store.
+
+        ``then(i)`` is called, by the caller's thread, once part i is there. Where the store fills parts one by one,
+        that is before the next one: the part's bytes are still in the processor's cache.
+        """
 
     def announce(self, ranges: Sequence[Range]) -> None:
         """These will be read next: a store that can fetch them meanwhile begins to. Never an error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hapi.storage.objects import ObjectStore
+from hapi.storage.sequence import CHUNK_BYTES, WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +23,24 @@ class ReadCost:
     """Samples placed at a time: few enough that their chunks find slots, many enough for vectors to pay, and for the
     chunks that are missing to be worth asking for at once."""
 
+    cache_bytes: int
+    """Default bound of a chunk cache."""
+    window: int
+    """Chunks open at a time when the user names none: of twice as many, and of parts of some, the default cache has
+    room."""
+
     @property
     def slot_bytes(self) -> int:
         """Room for one chunk: samples of different lengths make some chunks longer than the mean."""
         return self.chunk_bytes + self.chunk_bytes // 4
 
-    def rent(self, length: float) -> float:
-        """Samples of ``length`` bytes whose direct reads cost as much as one chunk."""
-        return (self.request_seconds + self.chunk_bytes / self.bytes_per_second) / (
+    def group(self, length: float) -> int:
+        """Samples of ``length`` bytes in the mean that make a chunk."""
+        return max(1, round(self.chunk_bytes / length))
+
+    def rent(self, length: float, chunk_bytes: float) -> float:
+        """Samples of ``length`` bytes whose direct reads cost as much as one chunk of so many bytes."""
+        return (self.request_seconds + chunk_bytes / self.bytes_per_second) / (
             self.request_seconds + length / self.bytes_per_second
         )
 
@@ -37,21 +48,26 @@ class ReadCost:
 LOCAL_COST = ReadCost(
     request_seconds=16e-6,
     bytes_per_second=1e9,
-    chunk_bytes=256 << 10,
+    chunk_bytes=CHUNK_BYTES,
     small_bytes=32 << 10,
     piece_samples=4096,
+    cache_bytes=64 << 20,
+    window=WINDOW,
 )
 """A virtual disk with cold page cache and ranges announced (``local.py``): 51,000 reads/s of 4 KB, 1 GB/s of 256 KB.
 From 64 KB on, direct reads reach what chunks reach, and save the copy."""
 REMOTE_COST = ReadCost(
     request_seconds=3e-3,
     bytes_per_second=5e8,
-    chunk_bytes=4 << 20,
-    small_bytes=256 << 10,
-    piece_samples=16384,
+    chunk_bytes=8 << 20,
+    small_bytes=2 << 20,
+    piece_samples=32768,
+    cache_bytes=256 << 20,
+    window=10,
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it
-takes 18 ms for a request and 4.6 for each MB: ranges of 1 MB come at 30% of the rate of 16 MB, those of 4 MB at 74%."""
+takes 18 ms for a request and 4.6 for each MB: ranges of 1 MB come at 30% of the rate of 16 MB, those of 4 MB at 74%,
+those of 8 MB at 87%."""
 
 
 def read_cost(store: ObjectStore) -> ReadCost:

@@ -1,53 +1,58 @@
 """Below ``Dataset.read``: the bytes of many samples, as whole chunks through a cache or straight from the store.
 
 After DLFS's opportunistic batching (section III-D). A *chunk* is a run of consecutive sample ids inside one shard, of
-about 256 KB on a disk. Small samples whose chunk is cached are copied out of it, thousands in a few numpy steps;
-others are read directly into the caller's buffer. Which chunks are worth reading:
+about 256 KB on a disk (``grid.py``). Small samples whose chunk is cached are copied out of it, thousands in a few
+numpy steps; others are read directly into the caller's buffer. Which chunks are worth reading:
 
 - all, when the whole data set fits into the cache, or when the caller knows that its order stays among few chunks;
 - else a chunk on which piecewise reads have spent what the chunk would have cost (the rule for renting or buying: at
   most twice the cost of who knows the future). A full permutation over a data set far larger than the cache comes
   back to a chunk too rarely, and buys next to none.
 
-Checksums are per sample, and in chunks per run of samples (``runs.py``): a chunk is a few runs, checked whenever it is
-read. Where a run does not fit, its samples are checked. A chunk with a damaged sample is never cached, so its sound
-samples stay readable.
+Checksums are per sample, and in chunks per run of samples (``runs.py``), checked whenever a chunk is read. Samples of
+runs that do not fit, or that lie in the chunk only partly, are checked one by one. A chunk with a damaged sample is
+never cached, so its sound samples stay readable.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from hapi.errors import DataError
-from hapi.storage.chunks import ABSENT, Area, ChunkCache, Flags
-from hapi.storage.directory import Located, offsets_of
+from hapi.storage.chunks import ABSENT, ChunkCache, Flags
+from hapi.storage.directory import Located, SampleDirectory
 from hapi.storage.gather import Bytes, copy_pieces
+from hapi.storage.grid import Grid, Places, Span
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.read_cost import read_cost
-from hapi.storage.runs import Runs, Sums
+from hapi.storage.runs import Runs, Sums, digests
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import ShardTable
 
 _FORGOTTEN_AFTER = 4
 """What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
-CACHE_BYTES = 64 << 20
-"""Default bound of a chunk cache: about 200 chunks on a disk, three windows of 64."""
+_GRIDS = 4
+"""Ways of cutting a data set that are remembered, beside the usual one."""
+_SMALLEST, _FULLEST = 16, 1.1
+"""Chunks of a group's own size are at least 1/16 of the usual ones; larger than 1.1 times these, a group is several."""
+
+Check = Callable[[IntArray, Sums], None]
+"""``check(ids, found)``; see :class:`Reader`."""
 
 
-Check = Callable[[IntArray, Bytes, IntArray, IntArray], None]
-"""``check(ids, buffer, starts, stops)``; see :class:`Reader`."""
-
-
-def chunk_cache(store: ObjectStore, budget: int = CACHE_BYTES) -> ChunkCache:
-    """A chunk cache of at most ``budget`` bytes for data sets of ``store``; 0 for none."""
-    return ChunkCache(budget, read_cost(store).slot_bytes)
+def chunk_cache(store: ObjectStore, budget: int | None = None) -> ChunkCache:
+    """A chunk cache of at most ``budget`` bytes for data sets of ``store``; 0 for none, None for what suits it."""
+    cost = read_cost(store)
+    return ChunkCache(cost.cache_bytes if budget is None else budget, cost.slot_bytes)
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,6 @@ class _Wanted:
     """Each sample's place in ``chunks``; [n]"""
     worth: Flags
     """To be read whole if not cached; [chunks]"""
-    spans: dict[int, _Span]
-    """Of those that were not cached."""
 
 
 class Reader:
@@ -88,45 +91,39 @@ class Reader:
         store: ObjectStore,
         key_of: Callable[[int], str],
         shards: ShardTable,
-        locate: Callable[[IntArray], Located],
+        directory: SampleDirectory,
         check: Check,
         sums: Sums,
         cache: ChunkCache,
     ) -> None:
-        """``key_of(shard)``: the object of one of ``shards``.
+        """``key_of(shard)``: the object of one of ``shards``, whose samples lie as ``directory`` says.
 
-        ``locate(ids)`` tells where samples lie; ``check(ids, buffer, starts, stops)`` raises :class:`DataError` when
-        one of them is not ``buffer[starts[i]:stops[i]]``. ``sums``: the checksums of the runs, or none.
+        ``check(ids, found)`` raises :class:`DataError` when one of the samples does not have the checksum that was
+        found. ``sums``: the checksums of the runs, or none.
         """
-        self._store, self._locate, self._check, self._cache = store, locate, check, cache
-        self._key_of, self._firsts = key_of, shards.firsts
-        sizes, counts = shards.size.astype(np.int64), shards.count
+        self._store, self._check, self._cache = store, check, cache
+        self._key_of = key_of
         self.cost = cost = read_cost(store)
-        mean = max(1.0, shards.total_bytes / int(self._firsts[-1]))
-        self._rent = cost.rent(mean)
-        self._runs = Runs(sizes, counts, sums)
-        run_bytes = self._runs.samples * np.maximum(1.0, sizes / counts)
-        self._held = self._runs.samples * np.maximum(1, (cost.chunk_bytes / run_bytes).astype(np.int64))
-        self._bases = offsets_of(-(-counts // self._held))
-        self._mean_held = max(1, int(cost.chunk_bytes / mean))
-        several = 2 * int(self._bases[-1]) <= int(self._firsts[-1])
-        self.chunked = mean <= cost.small_bytes and cache.slots > 0 and several
+        self._runs = Runs(shards.size.astype(np.int64), shards.count, sums)
+        self._places = places = Places(shards, directory, self._runs.samples)
+        self._mean = max(1.0, shards.total_bytes / places.count)
+        self.group = cost.group(self._mean)
+        """Samples of a chunk, unless a reader says that another number of them belongs together."""
+        self._grid = Grid(places, self.group)
+        self.chunked = (
+            self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= places.count
+        )
         """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
-        total = int(self._bases[-1]) if self.chunked else 0
-        self._area = Area(total)
-        self._fits = total <= cache.slots
-        self._begins = np.zeros(total, dtype=np.int64)
-        self._refused = np.zeros(total, dtype=np.bool_)
-        self._spent = np.zeros(total, dtype=np.float32)
-        self._seen = np.zeros(total, dtype=np.int64)
-        self._misses = 0
+        if self.chunked:
+            self._grid.prepare()
+        self._grids: OrderedDict[int, Grid] = OrderedDict()
         self._guard = threading.Lock()
 
-    def read(self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: bool = False) -> None:
+    def read(self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: int = 0) -> None:
         """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
-        ``near`` says that the reads to come stay among the same chunks (:meth:`is_near`). Raises what the store
-        raises, and :class:`DataError` for a damaged sample.
+        ``near`` is what :meth:`near` says of the reads to come. Raises what the store raises, and
+        :class:`DataError` for a damaged sample.
         """
         whole = _Piece(ids, places.shard, places.offset, places.length, offsets[:-1])
         size = self.cost.piece_samples
@@ -135,49 +132,69 @@ class Reader:
             for piece in pieces:
                 self._direct(piece, out)
             return
+        grid = self._grid_of(near) if near else self._grid
         # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
-        ahead = deque(self._wanted(piece, near) for piece in pieces[:1])
+        ahead = deque(self._wanted(grid, piece, near > 0) for piece in pieces[:1])
         for at, piece in enumerate(pieces):
             if at + 1 < len(pieces):
-                ahead.append(self._wanted(pieces[at + 1], near))
-            self._direct(self._from_chunks(piece, ahead.popleft(), out), out)
+                ahead.append(self._wanted(grid, pieces[at + 1], near > 0))
+            self._direct(self._from_chunks(grid, piece, ahead.popleft(), out), out)
 
-    def is_near(self, order: npt.NDArray[Any], sharers: int = 1) -> bool:
-        """Whether ``order`` uses a chunk, while the cache holds it, often enough for it to be read whole at once.
+    def near(self, order: npt.NDArray[Any], group: int = 0, sharers: int = 1) -> int:
+        """The samples of a group when ``order`` uses each group, while the cache holds it, often enough for it to be
+        read whole at once; else 0.
 
-        The cache serves ``sharers`` such orders at a time, and each has its part of it.
+        ``group``: consecutive samples that the order opens together, if that is known. The cache serves ``sharers``
+        such orders at a time, and each has its part of it.
         """
         slots = self._cache.slots // sharers
-        if not self.chunked or len(order) == 0 or not slots:
-            return False
-        span = order[: slots * self._mean_held // 2].astype(np.int64)
-        shards = np.searchsorted(self._firsts, span, side="right") - 1
-        chunks = np.unique(self._chunks(span, shards))
-        return len(chunks) <= slots and len(span) >= self._rent * len(chunks)
+        group = min(group or self.group, self._places.count)
+        if (
+            not self.chunked
+            or len(order) == 0
+            or not slots
+            or group * _SMALLEST * self._mean < self.cost.chunk_bytes
+        ):
+            return 0
+        grid = self._grid_of(group)
+        held = min(self.group, group)
+        span = order[: slots * held // 2].astype(np.int64)
+        chunks = np.unique(grid.chunks_of(span, self._places.shards_of(span)))
+        rent = self.cost.rent(self._mean, held * self._mean)
+        return group if len(chunks) <= slots and len(span) >= rent * len(chunks) else 0
 
-    def _chunks(self, ids: IntArray, shards: npt.NDArray[Any]) -> IntArray:
-        found: IntArray = self._bases[shards] + (ids - self._firsts[shards]) // self._held[shards]
-        return found
+    def _grid_of(self, group: int) -> Grid:
+        """The chunks of such groups, each as large as a slot of the cache allows."""
+        if group == self.group:
+            return self._grid
+        with self._guard:
+            grid = self._grids.get(group)
+            if grid is None:
+                parts = math.ceil(group * self._mean / (_FULLEST * self.cost.chunk_bytes))
+                grid = self._grids[group] = Grid(self._places, group, parts)
+                grid.prepare()
+                while len(self._grids) > _GRIDS:
+                    self._grids.popitem(last=False)
+            self._grids.move_to_end(group)
+            return grid
 
-    def _wanted(self, piece: _Piece, near: bool) -> _Wanted:
+    def _wanted(self, grid: Grid, piece: _Piece, near: bool) -> _Wanted:
         """The chunks of ``piece``; the store is told of those that will be read."""
-        chunks, which, counts = np.unique(
-            self._chunks(piece.ids, piece.shards), return_inverse=True, return_counts=True
-        )
-        worth = self._worth(chunks, counts, near)
-        missing = chunks[worth & (self._area.slot_of[chunks] == ABSENT)]
-        spans = {chunk: self._span(chunk) for chunk in missing.tolist()}
-        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans.values()])
-        return _Wanted(chunks, which, worth, spans)
+        chunks, which, counts = grid.distinct(grid.chunks_of(piece.ids, piece.shards))
+        worth = self._worth(grid, chunks, counts, near)
+        missing = chunks[worth & (grid.area.slot_of[chunks] == ABSENT)]
+        spans = map(grid.span, missing.tolist())
+        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans])
+        return _Wanted(chunks, which, worth)
 
-    def _from_chunks(self, piece: _Piece, wanted: _Wanted, out: Bytes) -> _Piece:
+    def _from_chunks(self, grid: Grid, piece: _Piece, wanted: _Wanted, out: Bytes) -> _Piece:
         """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
         chunks, which = wanted.chunks, wanted.which
-        claim = self._cache.claim(self._area, chunks, wanted.worth)
+        claim = self._cache.claim(grid.area, chunks, wanted.worth)
         try:
-            self._load(chunks[claim.mine], claim.slots[claim.mine], wanted.spans)
+            self._load(grid, chunks[claim.mine], claim.slots[claim.mine])
             slots = self._cache.wait(claim)
-            begins = slots * self._cache.slot_bytes - self._begins[chunks]
+            begins = slots * self._cache.slot_bytes - grid.begins[chunks]
             held = (slots != ABSENT)[which]
             if held.all():
                 inside, rest = piece, piece.of(~held)
@@ -190,103 +207,90 @@ class Reader:
             self._cache.release(claim)
         return rest
 
-    def _worth(self, chunks: IntArray, counts: IntArray, near: bool) -> Flags:
+    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, near: bool) -> Flags:
         """Which of these chunks, asked for ``counts`` samples each, are to be read whole if they are not cached."""
-        sound = ~self._refused[chunks]
-        if near or self._fits:
+        sound = ~grid.refused[chunks]
+        if near or grid.total <= self._cache.slots:
             return sound
         with self._guard:
-            self._misses += int((self._area.slot_of[chunks] == ABSENT).sum())
-            forgotten = self._misses - self._seen[chunks] > _FORGOTTEN_AFTER * self._cache.slots
-            spent = np.where(forgotten, 0, self._spent[chunks]) + counts
-            self._spent[chunks] = spent
-            self._seen[chunks] = self._misses
-        worth: Flags = sound & (spent >= self._rent)
+            grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
+            forgotten = grid.misses - grid.seen[chunks] > _FORGOTTEN_AFTER * self._cache.slots
+            spent = np.where(forgotten, 0, grid.spent[chunks]) + counts
+            grid.spent[chunks] = spent
+            grid.seen[chunks] = grid.misses
+        worth: Flags = sound & (spent >= self.cost.rent(self._mean, self.cost.chunk_bytes))
         return worth
 
-    def _load(self, chunks: IntArray, slots: IntArray, known: Mapping[int, _Span]) -> None:
-        """Fill and publish ``slots``; ``known`` may have their spans.
-
-        A chunk that is too long or damaged is refused from now on.
-        """
+    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray) -> None:
+        """Fill and publish ``slots``. A chunk that is too long or damaged is refused from now on."""
         sound = np.zeros(len(chunks), dtype=np.bool_)
         try:
-            spans = [known.get(chunk) or self._span(chunk) for chunk in chunks.tolist()]
-            fits = [span.stop - span.start <= self._cache.slot_bytes for span in spans]
-            buffers = [
-                self._cache.slot(slot)[: s.stop - s.start]
-                for slot, s in zip(slots.tolist(), spans, strict=True)
+            spans = [grid.span(chunk) for chunk in chunks.tolist()]
+            loads = [
+                (at, span, self._cache.slot(slot)[: span.stop - span.start])
+                for at, (slot, span) in enumerate(zip(slots.tolist(), spans, strict=True))
+                if span.stop - span.start <= self._cache.slot_bytes
             ]
+
+            def check(number: int) -> None:
+                at, span, view = loads[number]
+                sound[at] = self._is_sound(span, view)
+
             self._store.read_many(
-                [
-                    ReadPart(self._key_of(span.shard), span.start, buffer)
-                    for span, buffer, fit in zip(spans, buffers, fits, strict=True)
-                    if fit
-                ]
+                [ReadPart(self._key_of(span.shard), span.start, view) for _, span, view in loads], check
             )
-            for at, (span, buffer) in enumerate(zip(spans, buffers, strict=True)):
-                sound[at] = fits[at] and self._is_sound(span, buffer)
-                self._begins[span.chunk] = span.start
-                self._refused[span.chunk] = not sound[at]
+            grid.begins[chunks] = [span.start for span in spans]
+            grid.refused[chunks] = ~sound
         finally:
             self._cache.publish(slots, sound)
 
-    def _span(self, chunk: int) -> _Span:
-        shard = int(np.searchsorted(self._bases, chunk, side="right")) - 1
-        held = int(self._held[shard])
-        first = int(self._firsts[shard]) + (chunk - int(self._bases[shard])) * held
-        ids = np.arange(first, min(first + held, int(self._firsts[shard + 1])), dtype=np.int64)
-        places = self._locate(ids)
-        stops = places.offset + places.length
-        return _Span(chunk, shard, int(places.offset.min()), int(stops.max()), ids, places.offset, stops)
-
-    def _is_sound(self, span: _Span, buffer: memoryview) -> bool:
-        data = np.frombuffer(buffer, np.uint8)
-        starts, stops = span.starts - span.start, span.stops - span.start
-        if self._runs.fit(span.shard, int(span.ids[0] - self._firsts[span.shard]), data, starts, stops):
+    def _is_sound(self, span: Span, view: memoryview) -> bool:
+        low, high = span.edges
+        if self._runs.fit(span.shard, span.run, view, span.starts - span.start, span.stops - span.start):
+            ids = np.concatenate((np.arange(span.first, low), np.arange(high, span.end)))
+        else:
+            ids = np.arange(span.first, span.end, dtype=np.int64)
+        if not len(ids):
             return True
+        places = self._places.directory.locate(ids)
+        starts = places.offset - span.start
         try:
-            self._check(span.ids, data, starts, stops)
+            self._check(ids, digests(view, starts.tolist(), (starts + places.length).tolist()))
         except DataError:
             return False
         return True
 
     def _direct(self, piece: _Piece, out: Bytes) -> None:
-        """Read and check samples straight in the caller's buffer."""
+        """Read samples straight into the caller's buffer, and check each as soon as it is there."""
         if len(piece.ids) == 0:
             return
-        self._store.read_many(list(self._parts(piece, out.data)))
-        self._check(piece.ids, out, piece.out, piece.out + piece.lengths)
+        view, digest_of = out.data, xxhash.xxh3_64_intdigest
+        starts, stops = piece.out.tolist(), (piece.out + piece.lengths).tolist()
+        firsts = _first_of_neighbours(piece).tolist()
+        ends = [*firsts[1:], len(starts)]
+        found = [0] * len(starts)
 
-    def _parts(self, piece: _Piece, out: memoryview) -> Iterator[ReadPart]:
-        """Ranges to read: samples that are neighbours both in the shard and in the buffer are one."""
-        ends, stops = piece.starts + piece.lengths, piece.out + piece.lengths
-        breaks = 1 + np.flatnonzero(
-            (piece.shards[1:] != piece.shards[:-1])
-            | (piece.starts[1:] != ends[:-1])
-            | (piece.out[1:] != stops[:-1])
+        def check(number: int) -> None:
+            for at in range(firsts[number], ends[number]):
+                found[at] = digest_of(view[starts[at] : stops[at]])
+
+        shards, begins = piece.shards[firsts].tolist(), piece.starts[firsts].tolist()
+        self._store.read_many(
+            [
+                ReadPart(self._key_of(shard), begin, view[starts[first] : stops[end - 1]])
+                for shard, begin, first, end in zip(shards, begins, firsts, ends, strict=True)
+            ],
+            check,
         )
-        firsts = np.concatenate(([0], breaks))
-        lasts = np.concatenate((breaks, [len(ends)])) - 1
-        for shard, start, low, high in zip(
-            piece.shards[firsts].tolist(),
-            piece.starts[firsts].tolist(),
-            piece.out[firsts].tolist(),
-            stops[lasts].tolist(),
-            strict=True,
-        ):
-            if high > low:
-                yield ReadPart(self._key_of(shard), start, out[low:high])
+        self._check(piece.ids, np.array(found, dtype=np.uint64))
 
 
-@dataclass(frozen=True)
-class _Span:
-    """A chunk in its shard: bytes ``start..stop``, and its samples with theirs."""
-
-    chunk: int
-    shard: int
-    start: int
-    stop: int
-    ids: IntArray
-    starts: IntArray
-    stops: IntArray
+def _first_of_neighbours(piece: _Piece) -> IntArray:
+    """Samples that are neighbours both in the shard and in the buffer are one range: the first of each."""
+    ends, stops = piece.starts + piece.lengths, piece.out + piece.lengths
+    apart = (
+        (piece.shards[1:] != piece.shards[:-1])
+        | (piece.starts[1:] != ends[:-1])
+        | (piece.out[1:] != stops[:-1])
+    )
+    return np.concatenate(([0], 1 + np.flatnonzero(apart)))

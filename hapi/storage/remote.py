@@ -18,7 +18,16 @@ from obstore import exceptions
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
 from hapi.storage.locks import LockOwner
-from hapi.storage.objects import Names, ObjectInfo, ObjectStore, ReadPart, check_key, check_prefix
+from hapi.storage.objects import (
+    Names,
+    ObjectInfo,
+    ObjectStore,
+    ReadPart,
+    Then,
+    check_key,
+    check_prefix,
+    nothing,
+)
 from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
 
 COALESCE_GAP = 256 << 10
@@ -32,13 +41,26 @@ _TAKEOVER = ".takeover"
 
 
 @dataclass(frozen=True)
+class _Piece:
+    """A part, or a piece of one that is too large for one request."""
+
+    key: str
+    start: int
+    out: memoryview
+    number: int
+    """Of the part."""
+    last: bool
+    """Of its pieces."""
+
+
+@dataclass(frozen=True)
 class _Fetch:
     """One request: bytes ``start..stop`` of ``key``, from which ``parts`` are cut."""
 
     key: str
     start: int
     stop: int
-    parts: list[ReadPart]
+    parts: list[_Piece]
 
 
 class RemoteStore(ObjectStore):
@@ -59,19 +81,31 @@ class RemoteStore(ObjectStore):
         with self._mapped(key):
             return bytes(obstore.get(self._store, check_key(key)).bytes())
 
-    def read_many(self, parts: Sequence[ReadPart]) -> None:
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         fetches = _coalesced(parts)
         if len(fetches) == 1:
             self._fetch(fetches[0])
+            self._tell(fetches[0], then)
         else:
-            for done in [self._workers.submit(self._fetch, fetch) for fetch in fetches]:
+            running = [self._workers.submit(self._fetch, fetch) for fetch in fetches]
+            for fetch, done in zip(fetches, running, strict=True):
                 done.result()
+                self._tell(fetch, then)
+        for number, part in enumerate(parts):
+            if not part.out.nbytes:
+                then(number)
+
+    def _tell(self, fetch: _Fetch, then: Then) -> None:
+        """A part is there with the last of its pieces: they are fetched in their order, and waited for in it."""
+        for piece in fetch.parts:
+            if piece.last:
+                then(piece.number)
 
     def _fetch(self, fetch: _Fetch) -> None:
         data = self._range(fetch)
-        for part in fetch.parts:
-            first = part.start - fetch.start
-            part.out[:] = data[first : first + len(part.out)]
+        for piece in fetch.parts:
+            first = piece.start - fetch.start
+            piece.out[:] = data[first : first + len(piece.out)]
 
     def _range(self, fetch: _Fetch) -> memoryview:
         """The bytes of a fetch. When others come than were asked for, somebody on the way may be at fault: again."""
@@ -217,8 +251,9 @@ def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
     return fetches
 
 
-def _split(parts: Sequence[ReadPart]) -> Iterator[ReadPart]:
-    for part in parts:
+def _split(parts: Sequence[ReadPart]) -> Iterator[_Piece]:
+    for number, part in enumerate(parts):
         out = part.out.cast("B")
         for first in range(0, len(out), PIECE_BYTES):
-            yield ReadPart(part.key, part.start + first, out[first : first + PIECE_BYTES])
+            piece = out[first : first + PIECE_BYTES]
+            yield _Piece(part.key, part.start + first, piece, number, first + PIECE_BYTES >= len(out))

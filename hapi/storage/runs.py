@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.storage.gather import Bytes, Ints
+from hapi.storage.gather import Ints
 
 RUN_BYTES = 64 << 10
 """Bytes of a run, in the mean of its shard: the smallest chunk that anybody reads, and hashed at full speed."""
@@ -46,7 +46,7 @@ def run_sums(data: Any, offsets: Ints) -> Sums:
     if run == 1:
         return np.empty(0, dtype=np.uint64)
     edges = [*offsets[:-1:run].tolist(), int(offsets[-1])]
-    return _sums(memoryview(data), edges[:-1], edges[1:])
+    return digests(memoryview(data), edges[:-1], edges[1:])
 
 
 class Runs:
@@ -61,26 +61,21 @@ class Runs:
         self._known = lengths > 0
         self._sums = sums
 
-    def fit(self, shard: int, first: int, buffer: Bytes, starts: Ints, stops: Ints) -> bool:
-        """Whether samples ``first``, ``first + 1``, ... of ``shard`` are known by their runs to be sound.
+    def fit(self, shard: int, first: int, view: memoryview, starts: Ints, stops: Ints) -> bool:
+        """Whether runs ``first``, ``first + 1``, ... of ``shard`` are sound; False also where nothing is known.
 
-        ``first`` begins a run; sample i of them is ``buffer[starts[i]:stops[i]]``. A run goes from its first byte to
-        its last, with whatever another format has between its samples.
+        Run i of them is ``view[starts[i]:stops[i]]``: from its first byte to its last, with whatever another format
+        has between its samples.
         """
         if not self._known[shard]:
             return False
-        run = int(self.samples[shard])
-        begins = np.arange(0, len(starts), run)
-        found = _sums(
-            buffer.data,
-            np.minimum.reduceat(starts, begins).tolist(),
-            np.maximum.reduceat(stops, begins).tolist(),
-        )
-        at = int(self._firsts[shard]) + first // run
+        at = int(self._firsts[shard]) + first
+        found = digests(view, starts.tolist(), stops.tolist())
         return bool((found == self._sums[at : at + len(found)]).all())
 
 
-def _sums(view: memoryview, starts: list[int], stops: list[int]) -> Sums:
+def digests(view: memoryview, starts: list[int], stops: list[int]) -> Sums:
+    """The checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
     digest_of = xxhash.xxh3_64_intdigest
     found = (digest_of(view[a:b]) for a, b in zip(starts, stops, strict=True))
     return np.fromiter(found, dtype=np.uint64, count=len(starts))

@@ -135,7 +135,7 @@ def failing_store(share: float, longest_stall: float) -> Iterator[list[str]]:
     how, lock, happened = random.Random(3), threading.Lock(), list[str]()
     read_many = LocalStore.read_many
 
-    def unreliable(self: LocalStore, parts: Any) -> None:
+    def unreliable(self: LocalStore, *parts: Any) -> None:
         with lock:
             fails, stalls, seconds = how.random() < share, how.random() < share, how.random() * longest_stall
         if stalls:
@@ -144,7 +144,7 @@ def failing_store(share: float, longest_stall: float) -> Iterator[list[str]]:
         if fails:
             happened.append("error")
             raise StoreError(f"{self.url}: injected by a test; try again")
-        read_many(self, parts)
+        read_many(self, *parts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalStore, "read_many", unreliable)

@@ -15,7 +15,7 @@ from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.repository import materialise, push, zoo_reference
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
-from hapi.storage.objects import ReadPart
+from hapi.storage.objects import ReadPart, Then, nothing
 
 
 def spec_of(seed: int) -> ModelSpec:
@@ -70,9 +70,9 @@ def test_scattered_tensors_are_read_over_small_gaps_into_memory_of_their_own(
     ranges: list[tuple[int, int]] = []
     read_many = store.read_many
 
-    def counted(parts: Sequence[ReadPart]) -> None:
+    def counted(parts: Sequence[ReadPart], then: Then = nothing) -> None:
         ranges.extend((part.start, part.start + part.out.nbytes) for part in parts)
-        read_many(parts)
+        read_many(parts, then)
 
     monkeypatch.setattr(store, "read_many", counted)
     for name, tensor in stored.read(names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ from hapi.models.repository import (
 )
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
-from hapi.storage.objects import ReadPart
+from hapi.storage.objects import ReadPart, Then, nothing
 from hapi.wire.references import ModelReference
 
 SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)
@@ -68,12 +69,12 @@ class CountingStore(LocalStore):
         self.ranges: list[tuple[int, int]] = []
         self._counting = threading.Lock()
 
-    def read_many(self, parts: list[ReadPart]) -> None:  # type: ignore[override]
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         with self._counting:
             self.ranges += [
                 (p.start, p.start + p.out.nbytes) for p in parts if p.key.endswith(".safetensors")
             ]
-        super().read_many(parts)
+        super().read_many(parts, then)
 
     @property
     def bytes_read(self) -> int:

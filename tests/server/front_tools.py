@@ -14,7 +14,7 @@ from hapi.models.digest import content_key
 from hapi.models.layers import LayeredModel
 from hapi.server.model_cache import Front, ModelCache
 from hapi.storage.local import LocalStore
-from hapi.storage.objects import ReadPart
+from hapi.storage.objects import ReadPart, Then, nothing
 
 Sizes = dict[str, int]
 
@@ -66,14 +66,14 @@ class CountingStore(LocalStore):
         self.fail: Callable[[], bool] = lambda: False
         self._counting = threading.Lock()
 
-    def read_many(self, parts: Sequence[ReadPart]) -> None:
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         for part in parts:
             if part.key.endswith(".safetensors") and part.key.startswith("models/"):
                 with self._counting:
                     self.ranges.append((part.key, part.start, part.start + part.out.nbytes))
                 if self.fail():
                     raise StoreError("injected")
-        super().read_many(parts)
+        super().read_many(parts, then)
 
     @property
     def bytes_read(self) -> int:

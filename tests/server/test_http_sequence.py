@@ -77,8 +77,8 @@ def wanted(seed: int = 0, start: int = 0, stop: int = 10, shuffle: Shuffle = Shu
     )
 
 
-def dataset(count: int, near: Any = lambda order, sharers: False) -> Any:
-    return SimpleNamespace(name="d", count=count, version="1", reader=SimpleNamespace(is_near=near))
+def dataset(count: int, near: Any = lambda order, group, sharers: 0) -> Any:
+    return SimpleNamespace(name="d", count=count, version="1", reader=SimpleNamespace(near=near))
 
 
 def test_an_order_is_computed_once_for_many_requests() -> None:
@@ -131,18 +131,12 @@ def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
 def test_sequences_that_are_read_share_the_chunk_cache() -> None:
     now, asked_with = [0.0], []
 
-    def near(order: Any, sharers: int) -> bool:
+    def near(order: Any, group: int, sharers: int) -> int:
         asked_with.append(sharers)
-        return sharers < 3
+        return 7 if sharers < 3 else 0
 
     orders, one = Orders(clock=lambda: now[0]), dataset(100, near)
-    assert [orders.find(one, wanted(seed)).near for seed in (0, 0, 1, 2, 0)] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert [orders.find(one, wanted(seed)).near for seed in (0, 0, 1, 2, 0)] == [7, 7, 7, 0, 0]
     assert asked_with == [1, 2, 3, 3]  # each question once
     now[0] += READ_SECONDS + 1
     assert orders.find(one, wanted(2)).near, "the others are not read any more"

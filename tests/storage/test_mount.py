@@ -87,6 +87,18 @@ def test_any_order_from_any_place(mounted: Mounted) -> None:
     assert drain(mounted, [2]) == [5, 5, 2_999]
 
 
+def test_shuffles_by_name(mounted: Mounted) -> None:
+    for shuffle in ("chunks:100:3", Shuffle(100, 3)):
+        assert (
+            mounted.sequence(1, 0, shuffle=shuffle).tolist() == Shuffle(100, 3).sequence(1, 0, 3_000).tolist()
+        )
+    suits = Shuffle(mounted.dataset.reader.group, 64).sequence(1, 2, 3_000)
+    assert mounted.sequence(1, 2, shuffle="chunks").tolist() == suits.tolist()
+    assert drain(mounted, [100]) == suits.tolist()
+    with pytest.raises(UsageError, match="shuffle: expected 'full' or"):
+        mounted.sequence(1, 0, shuffle="chunk")
+
+
 def test_buffers_are_used_again(address: str) -> None:
     with mount(address, read_ahead_bytes=1 << 18) as mounted:
         mounted.sequence(0, 0)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
+from hapi.storage.local import LocalStore
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
 from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, _coalesced
@@ -64,6 +65,38 @@ def test_short_ranges_and_missing_objects_raise(store: ObjectStore) -> None:
     for call in (store.get, store.size, lambda key: store.read_into(key, 0, memoryview(bytearray(1)))):
         with pytest.raises(NotFoundError, match="nothing-here"):
             call("nothing-here")
+
+
+def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hapi.storage.remote.PIECE_BYTES", 7)
+    store.put("x", bytes(range(100)))
+    store.put("y", bytes(range(100, 150)))
+    places = [("x", 90, 10), ("y", 0, 50), ("x", 0, 20), ("x", 5, 5), ("x", 3, 0)]
+    outs = [bytearray(length) for _, _, length in places]
+    told: list[int] = []
+
+    def then(number: int) -> None:
+        key, start, length = places[number]
+        first = start + (100 if key == "y" else 0)
+        assert bytes(outs[number]) == bytes(range(first, first + length))
+        told.append(number)
+
+    parts = [ReadPart(key, start, memoryview(o)) for (key, start, _), o in zip(places, outs, strict=True)]
+    store.read_many(parts, then)
+    assert sorted(told) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("flag", [None, 1 << 20])
+def test_a_system_that_cannot_tell_what_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int | None
+) -> None:
+    monkeypatch.setattr("hapi.storage.local._NO_WAIT", flag)
+    store = LocalStore(tmp_path)
+    store.put("x", bytes(range(100)))
+    assert [bytes(r) for r in store.read_ranges("x", [3, 50], [9, 60])] == [
+        bytes(range(3, 9)),
+        bytes(range(50, 60)),
+    ]
 
 
 def test_announcing_is_never_an_error(store: ObjectStore) -> None:

@@ -16,7 +16,7 @@ from hapi.storage.chunks import ABSENT, Area, ChunkCache
 from hapi.storage.dataset import Dataset, open_dataset
 from hapi.storage.local import LocalStore
 from hapi.storage.manifest import SampleLayout
-from hapi.storage.objects import ReadPart
+from hapi.storage.objects import ReadPart, Then, nothing
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.read_cost import LOCAL_COST
@@ -54,14 +54,14 @@ class CountingStore(LocalStore):
         self.entered = threading.Event()
         self.failing = False
 
-    def read_many(self, parts: Sequence[ReadPart]) -> None:
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         self.ranges += [(part.key, part.start, part.out.nbytes) for part in parts]
         if self.gate is not None:
             self.entered.set()
             assert self.gate.wait(10)
         if self.failing:
             raise StoreError("the store is down; start it")
-        super().read_many(parts)
+        super().read_many(parts, then)
 
 
 def packed(tmp_path: Path, lengths: Sequence[int]) -> tuple[MixedSource, CountingStore]:
@@ -88,10 +88,10 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixedSource, Counti
 @given(
     ids=st.lists(st.integers(0, 1999), max_size=300),
     slots=st.sampled_from([0, 1, 3, 100]),
-    near=st.booleans(),
+    near=st.sampled_from([0, 7, 100, 1000]),
 )
 def test_same_bytes_by_every_way(
-    mixed: tuple[MixedSource, CountingStore], ids: list[int], slots: int, near: bool
+    mixed: tuple[MixedSource, CountingStore], ids: list[int], slots: int, near: int
 ) -> None:
     source, store = mixed
     dataset = opened(store, slots)
@@ -105,7 +105,7 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     source, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 12)  # of 40 chunks
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
-    near = dataset.reader.is_near(order)
+    near = dataset.reader.near(order)
     assert near
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
@@ -116,11 +116,38 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     assert max(size for _, _, size in store.ranges) <= SLOT
 
 
+@pytest.mark.parametrize(("group", "slots"), [(100, 24), (333, 24), (700, 24), (1_200, 48)])
+def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int, slots: int) -> None:
+    """Neither shards nor mean lengths need to fit the groups: chunks are cut where groups begin."""
+    lengths = np.random.default_rng(2).integers(50, 1_500, 12_000)
+    source, store = packed(tmp_path, lengths.tolist())
+    dataset = opened(store, slots)
+    order = Shuffle(group, 4).sequence(1, 0, 12_000)
+    near = dataset.reader.near(order, group)
+    assert near == group
+    for first in range(0, len(order), 256):
+        ids = order[first : first + 256]
+        assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
+    wasted = sum(size for _, _, size in store.ranges) - int(lengths.sum())
+    assert wasted <= 4 * group * 1.1 * lengths.mean()  # groups that are open over the end of the epoch
+    assert max(size for _, _, size in store.ranges) <= SLOT
+
+
+def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 20_000)
+    reader = opened(store, 12).reader
+    assert not reader.near(Shuffle(4, 1000).sequence(1, 0, 20_000), 4), "2 KB: not worth a range"
+    assert not reader.near(Shuffle(512, 40).sequence(1, 0, 20_000), 512), (
+        "more are open than there is room for"
+    )
+    assert not reader.near(Shuffle(20_000, 1).sequence(1, 0, 20_000), 1 << 31)
+
+
 def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 40_000)
     dataset = opened(store, 4)  # of 80 chunks
     order = Shuffle().sequence(1, 0, 40_000)
-    assert not dataset.reader.is_near(order)
+    assert not dataset.reader.near(order)
     for first in range(0, 8_000, 32):
         dataset.read(order[first : first + 32])
     assert sum(size for _, _, size in store.ranges) < 1.5 * 8_000 * 512
@@ -136,7 +163,7 @@ def test_without_a_hint_windows_are_found(tmp_path: Path) -> None:
     chunks = sum(size > 100_000 for _, _, size in store.ranges)
     direct = len(store.ranges) - chunks
     assert 40 <= chunks <= 44  # two shards of a MiB hold 2048 samples, four chunks each
-    assert direct <= 2 * chunks * LOCAL_COST.rent(512)
+    assert direct <= 2 * chunks * LOCAL_COST.rent(512, LOCAL_COST.chunk_bytes)
 
 
 def test_two_readers_load_a_chunk_once(tmp_path: Path) -> None:
@@ -166,11 +193,11 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
     dataset = opened(store, 60)
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
-    dataset.read(np.arange(20_000), near=True)
+    dataset.read(np.arange(20_000), near=dataset.reader.group)
     announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
     assert announced == store.ranges and len(announced) == 40
     assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
-    dataset.read(np.arange(20_000), near=True)
+    dataset.read(np.arange(20_000), near=dataset.reader.group)
     assert not any(ranges for _, ranges in told[5:]), "what is cached is not announced"
 
 
@@ -203,14 +230,14 @@ def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 2_000)
     dataset = opened(store, 1)  # of 4 chunks
     every = np.arange(2_000)
-    dataset.read(every, near=True)
+    dataset.read(every, near=dataset.reader.group)
     key = dataset.shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 700] ^= 1
     store.put(key, data)
     with pytest.raises(HapiError, match="sample 700 in shard"):
         for first in range(0, 2_000, 500):
-            dataset.read(every[first : first + 500], near=True)
+            dataset.read(every[first : first + 500], near=dataset.reader.group)
 
 
 def test_slots_in_use_are_never_taken() -> None:
