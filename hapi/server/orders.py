@@ -101,9 +101,15 @@ class Orders:
         return kept
 
     def _near(self, kept: _Kept, dataset: Dataset, group: int) -> int:
+        """Jobs with windows share the cache; one that goes on to its next epoch is one job."""
         with self._lock:
             since = self._clock() - READ_SECONDS
-            sharers = max(1, sum(k.used >= since for k in self._kept.values()))
+            jobs = {
+                (count, seed, *shuffle)
+                for (count, seed, _, *shuffle), k in self._kept.items()
+                if k.used >= since and shuffle[0]
+            }
+        sharers = max(1, len(jobs))
         key = (dataset.version, sharers)
         if key not in kept.near:
             kept.near[key] = dataset.reader.near(kept.sequence, group, sharers)

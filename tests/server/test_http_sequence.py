@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,7 +137,19 @@ def test_sequences_that_are_read_share_the_chunk_cache() -> None:
         return 7 if sharers < 3 else 0
 
     orders, one = Orders(clock=lambda: now[0]), dataset(100, near)
-    assert [orders.find(one, wanted(seed)).near for seed in (0, 0, 1, 2, 0)] == [7, 7, 7, 0, 0]
+    windows = Shuffle(10, 2)
+    assert [orders.find(one, wanted(seed, shuffle=windows)).near for seed in (0, 0, 1, 2, 0)] == [7, 7, 7, 0, 0]
     assert asked_with == [1, 2, 3, 3]  # each question once
     now[0] += READ_SECONDS + 1
-    assert orders.find(one, wanted(2)).near, "the others are not read any more"
+    assert orders.find(one, wanted(2, shuffle=windows)).near, "the others are not read any more"
+
+
+def test_full_permutations_and_last_epochs_take_no_part_of_the_cache() -> None:
+    def near(order: Any, group: int, sharers: int) -> int:
+        return group if sharers == 1 else 0
+
+    orders, one, windows = Orders(), dataset(100, near), Shuffle(10, 2)
+    orders.find(one, wanted(5))
+    assert orders.find(one, wanted(0, shuffle=windows)).near == 10
+    assert orders.find(one, replace(wanted(0, shuffle=windows), epoch=1)).near == 10
+    assert orders.find(one, wanted(1, shuffle=windows)).near == 0
