@@ -25,7 +25,7 @@ from hapi.bench.samples_data import LARGE, NAME
 from hapi.client.transport import HttpTransport
 from hapi.errors import TransportError, WireError
 from hapi.storage.mount import mount
-from hapi.storage.sequence import IntArray, Shuffle
+from hapi.storage.sequence import FULL, IntArray, Shuffle
 from hapi.wire import messages
 from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, byte_view
 from hapi.wire.sequences import SequenceRange
@@ -126,7 +126,7 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     found = transport.call("GET", f"{messages.DATASETS_PATH}/{LARGE if variant == 'large' else NAME}")
     description = messages.DatasetDescription.from_json(found)
     mean = description.total_bytes / description.count
-    shuffle = Shuffle.parse(spec["shuffles"][variant], mean)
+    shuffle = Shuffle.parse(spec["shuffles"][variant], FULL)
     order = shuffle.sequence(SEED, 0, description.count)
     fetcher = _Fetcher(transport, description, shuffle, order)
     most = min(messages.MAX_SAMPLES, max(8, int(REQUEST_BYTES / mean)))
@@ -201,7 +201,7 @@ def _mount(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     """Batches of the sequence, straight from the store."""
     mounted = mount(f"{spec['plain']}/{NAME}")
     dataset = mounted.dataset
-    shuffle = Shuffle.parse(spec["shuffles"][variant], dataset.total_bytes / dataset.count)
+    shuffle = Shuffle.parse(spec["shuffles"][variant], FULL)
     order = shuffle.sequence(SEED, 0, dataset.count)
 
     def begin(deadline: float) -> float:

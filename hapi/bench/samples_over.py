@@ -35,7 +35,7 @@ from hapi.errors import HapiError
 from hapi.storage.dataset import open_dataset
 from hapi.storage.objects import open_store
 from hapi.storage.read_cost import LOCAL_COST, REMOTE_COST
-from hapi.storage.sequence import Shuffle
+from hapi.storage.sequence import FULL, Shuffle
 
 PLAIN, BODIES = "plain ranges", "server large"
 BASES = {"http": BODIES, "swift": PLAIN}
@@ -191,7 +191,7 @@ def _served(
         "shards": [(dataset.shard_key(k), dataset.shards[k].size) for k in range(len(dataset.shards))],
         "mean": (mean := dataset.total_bytes / dataset.count),
         "count": dataset.count,
-        "shuffles": {"chunks": str(Shuffle(cost.group(mean), cost.window)), "full": "full", "large": "full"},
+        "shuffles": {"chunks": str(cost.suits(mean)), "full": "full", "large": "full"},
         "seconds": settings.seconds,
         "batch": batch_of(settings.batch, mean),
         "connections": CONNECTIONS[settings.over],
@@ -220,7 +220,7 @@ def _rounds(
             asked = {"reader": reader, "server": served.server, "plain": served.plain, "pids": pids}
             figures[reader].append(_figure(bed, spec | asked | {"token": served.token}))
     qualities = {
-        variant: order_score(Shuffle.parse(text, 1).sequence(SEED, 0, spec["count"]), spec["batch"])
+        variant: order_score(Shuffle.parse(text, FULL).sequence(SEED, 0, spec["count"]), spec["batch"])
         for variant, text in spec["shuffles"].items()
     }
     for reader, found in figures.items():

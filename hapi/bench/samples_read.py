@@ -74,8 +74,7 @@ Figures = Callable[[IntArray, float], dict[str, Any]]
 def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     mounted = mount(f"{folder / 'store'}/{NAME}")
     dataset = mounted.dataset
-    mean = dataset.total_bytes / dataset.count
-    shuffle = Shuffle.parse("full" if variant == "full" else "chunks", mean)
+    shuffle = Shuffle.parse("full" if variant == "full" else "chunks", dataset.reader.suits)
     order = shuffle.sequence(1, 0, dataset.count)
 
     def begin() -> Batches:

@@ -191,4 +191,4 @@ def _trained(
 def _batches(shuffle: Shuffle | None, seed: int, epoch: int, count: int, batch: int) -> list[IntArray]:
     if shuffle is None:
         return trainer_batches(np.arange(count, dtype=np.int64), batch)
-    return Order(seed=seed, shuffle=shuffle).batches(epoch, count, batch)
+    return Order(seed=seed, shuffle=shuffle).batches(epoch, np.arange(count, dtype=np.int64), count, batch)

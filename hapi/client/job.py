@@ -12,6 +12,7 @@ from hapi.storage.manifest import SampleLayout
 from hapi.wire import messages
 from hapi.wire.frames import TensorSpec
 from hapi.wire.references import DatasetReference, ModelReference, TransformSpec
+from hapi.wire.sequences import ChunkWindows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class ExtractionJob:
     dtype: torch.dtype
     id: str = ""
     """Of the training run, by which a server tells its work from that of others."""
+    windows: ChunkWindows | None = None
+    """Where the sample ids come from, if that is chunk windows."""
     time_layers: bool = False
     """Whether the server times each layer for one request of every batch."""
 
@@ -50,7 +53,9 @@ class ExtractionJob:
     def request(self, ids: messages.IdArray, *, first: bool = False) -> dict[str, Any]:
         """The document that asks for ``ids``; ``first``: it is the first of its batch."""
         if self.model is None:
-            return messages.SamplesRequest(dataset=self.dataset, ids=ids, job=self.id).to_json()
+            return messages.SamplesRequest(
+                dataset=self.dataset, ids=ids, job=self.id, windows=self.windows
+            ).to_json()
         return messages.ExtractRequest(
             dataset=self.dataset,
             model=self.model,
@@ -60,6 +65,7 @@ class ExtractionJob:
             transform=self.transform,
             time_layers=self.time_layers and first,
             job=self.id,
+            windows=self.windows,
         ).to_json()
 
     def sample_bytes(self) -> int:

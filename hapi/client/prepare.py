@@ -81,7 +81,8 @@ class Prepared:
         for validation, (description, transform) in enumerate(both):
             for split in splits:
                 job = _job(description, self.client_model, split, transform)
-                self._jobs[split, bool(validation)] = replace(job, id=run)
+                windows = None if validation else self.order.windows()
+                self._jobs[split, bool(validation)] = replace(job, id=run, windows=windows)
 
     def close(self) -> None:
         """End the embedded server, if there is one."""
@@ -239,11 +240,11 @@ def transform_of(settings: TrainSettings, description: DatasetDescription) -> Tr
 
 
 def order_of(settings: TrainSettings, description: DatasetDescription) -> Order:
-    """The order that the settings name; a chunk's samples follow from their stored size when no group is named."""
-    mean = description.total_bytes / max(1, description.count)
+    """The order that the settings name; with groups and windows that suit the server's store when none are named."""
+    suits = Shuffle(description.group, description.window)
     return Order(
         seed=settings.seed,
-        shuffle=Shuffle.parse(settings.shuffle, mean, "--shuffle"),
+        shuffle=Shuffle.parse(settings.shuffle, suits, "--shuffle"),
         trainers=settings.trainers,
         trainer=settings.trainer,
     )

@@ -132,10 +132,14 @@ class Session:
 
     def batch_ids(self, epoch: int) -> list[IdArray]:
         """The sample ids of every training batch of ``epoch``, in order: a pure function of order and epoch."""
-        ids = self.prepared.training_ids
-        order, settings = self.prepared.order, self.settings
-        batches = order.batches(epoch, len(ids), settings.bs, drop_last=settings.drop_last)
-        return [ids[batch] for batch in batches]
+        prepared, settings = self.prepared, self.settings
+        return prepared.order.batches(
+            epoch,
+            prepared.training_ids,
+            prepared.description.count,
+            settings.bs,
+            drop_last=settings.drop_last,
+        )
 
     @property
     def split(self) -> int:

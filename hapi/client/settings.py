@@ -105,8 +105,8 @@ class TrainSettings:
         high=(1 << 31) - 1,
     )
     shuffle: str = setting(
-        "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples "
-        "(256 KiB) in random order, WINDOW (64) of them open at a time",
+        "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples in "
+        "random order, WINDOW of them open at a time; the default ones suit the server's store",
         default="full",
     )
     trainers: int = setting(

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hapi.clocks import StageClock
 from hapi.errors import TooLargeError, UnprocessableError
 from hapi.profiler.batching import FIXED_BATCH
 from hapi.profiler.memory import Key
@@ -73,12 +72,13 @@ class Extraction:
         self,
         dataset: Dataset,
         request: messages.ExtractRequest,
+        near: int,
         clock: RequestClock,
         cancelled: threading.Event,
         tenant: Tenant,
         progress: Progress,
     ) -> Iterator[Any]:
-        """First the answer's length in bytes, then its frames."""
+        """First the answer's length in bytes, then its frames. ``near`` is for :meth:`Dataset.read`."""
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
         begun = self._account.marks(request.job)
@@ -112,7 +112,11 @@ class Extraction:
 
             def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
                 with self._account.busy.running():
-                    return self._load(dataset, chunk, request, clock)
+                    with clock.stage("read"):
+                        samples = dataset.read(chunk, near)
+                    with clock.stage("decode"):
+                        inputs = self._decoders.batch(samples, dataset.layout, request.transform, clock)
+                    return inputs, samples
 
             timed = TimedLayers(front.layers(), worker.device.device) if request.time_layers else None
             with Ahead(self._loaders, load, stream.chunks, cancelled) as loaded:
@@ -164,15 +168,6 @@ class Extraction:
         # Layers that are timed run one by one: not together with others.
         alike = None if request.time_layers else request.model.digest
         return Turn(tenant=tenant, order=next(self._orders), alike=alike)
-
-    def _load(
-        self, dataset: Dataset, chunk: messages.IdArray, request: messages.ExtractRequest, clock: StageClock
-    ) -> tuple[torch.Tensor, Samples]:
-        with clock.stage("read"):
-            samples = dataset.read(chunk)
-        with clock.stage("decode"):
-            inputs = self._decoders.batch(samples, dataset.layout, request.transform, clock)
-        return inputs, samples
 
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)

@@ -29,7 +29,7 @@ from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
-from hapi.server.orders import Orders, Wanted
+from hapi.server.orders import Orders
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
@@ -146,6 +146,8 @@ class Service:
             total_bytes=dataset.total_bytes,
             layout=dataset.layout.to_json(),
             transform=dataset.transform,
+            group=dataset.reader.suits.group,
+            window=dataset.reader.suits.window,
         )
 
     # -- streams -----------------------------------------------------------------------------------------
@@ -185,7 +187,8 @@ class Service:
         progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
             dataset = self._dataset(request.dataset)
-            parts = self.extraction.frames(dataset, request, clock, cancelled, tenant, progress)
+            near = self._orders.near(dataset, request.windows)
+            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
             return self._start(self._stored(request, clock, cancelled, progress), clock, len(request.ids))
@@ -224,10 +227,10 @@ class Service:
         begun = self.account.marks(request.job)
         if isinstance(request.ids, SequenceRange):
             with self.account.busy.running(), clock.stage("read"):
-                wanted = self._orders.find(dataset, request.ids)
+                ids = self._orders.find(dataset, request.ids)
         else:
-            wanted = Wanted(request.ids, near=0)
-        ids = wanted.ids
+            ids = request.ids
+        near = self._orders.near(dataset, request.windows)
         places = dataset.locate(ids)
         frames = _by_bytes(places.length, STORED_FRAME_BYTES)
         headers = [_stored_header(ids[low:high], int(places.length[low:high].sum())) for low, high in frames]
@@ -236,7 +239,7 @@ class Service:
         def load(frame: tuple[int, int]) -> Samples:
             low, high = frame
             with self.account.busy.running(), clock.stage("read"):
-                return dataset.read(ids[low:high], wanted.near, places=places.part(low, high))
+                return dataset.read(ids[low:high], near, places=places.part(low, high))
 
         with Ahead(self._loaders, load, frames, cancelled) as loaded:
             for header, samples in zip(headers, loaded, strict=True):

@@ -154,10 +154,9 @@ class Mounted:
         such that suit the store, or ``"chunks:GROUP:WINDOW"``. Or it is ``order``, any ids (int64 [n]) that the caller
         made of seed and epoch, with a ``shuffle`` like it. :class:`NotFoundError` for an id that is not there.
         """
-        if shuffle == "chunks":
-            shuffle = Shuffle(self.dataset.reader.group, self.dataset.reader.cost.window)
-        elif isinstance(shuffle, str):
-            shuffle = Shuffle.parse(shuffle, self.dataset.total_bytes / self.count)
+        reader = self.dataset.reader
+        if isinstance(shuffle, str):
+            shuffle = Shuffle.parse(shuffle, reader.suits)
         found = shuffle.sequence(seed, epoch, self.count) if order is None else np.asarray(order)
         if len(found):
             self.dataset.locate([found.min(), found.max()])
@@ -169,7 +168,7 @@ class Mounted:
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
-        self._near = self.dataset.reader.near(found[start:], shuffle.group)
+        self._near = reader.near(shuffle) if shuffle.group else reader.near_order(found[start:])
         return found
 
     def bread(self, count: int) -> Samples:

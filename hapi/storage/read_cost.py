@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hapi.storage.objects import ObjectStore
-from hapi.storage.sequence import CHUNK_BYTES, WINDOW
+from hapi.storage.sequence import Shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class ReadCost:
         """Room for one chunk: samples of different lengths make some chunks longer than the mean."""
         return self.chunk_bytes + self.chunk_bytes // 4
 
-    def group(self, length: float) -> int:
-        """Samples of ``length`` bytes in the mean that make a chunk."""
-        return max(1, round(self.chunk_bytes / length))
+    def suits(self, length: float) -> Shuffle:
+        """The chunk windows for samples of ``length`` bytes in the mean."""
+        return Shuffle(max(1, round(self.chunk_bytes / max(1.0, length))), self.window)
 
     def rent(self, length: float, chunk_bytes: float) -> float:
         """Samples of ``length`` bytes whose direct reads cost as much as one chunk of so many bytes."""
@@ -48,11 +48,11 @@ class ReadCost:
 LOCAL_COST = ReadCost(
     request_seconds=16e-6,
     bytes_per_second=1e9,
-    chunk_bytes=CHUNK_BYTES,
+    chunk_bytes=256 << 10,
     small_bytes=32 << 10,
     piece_samples=4096,
     cache_bytes=64 << 20,
-    window=WINDOW,
+    window=64,
 )
 """A virtual disk with cold page cache and ranges announced (``local.py``): 51,000 reads/s of 4 KB, 1 GB/s of 256 KB.
 From 64 KB on, direct reads reach what chunks reach, and save the copy."""

@@ -35,7 +35,7 @@ from hapi.storage.grid import Grid, Places, Span
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.read_cost import read_cost
 from hapi.storage.runs import Runs, Sums, digests
-from hapi.storage.sequence import IntArray
+from hapi.storage.sequence import IntArray, Shuffle
 from hapi.storage.shards import ShardTable
 
 _FORGOTTEN_AFTER = 4
@@ -107,9 +107,9 @@ class Reader:
         self._runs = Runs(shards.size.astype(np.int64), shards.count, sums)
         self._places = places = Places(shards, directory, self._runs.samples)
         self._mean = max(1.0, shards.total_bytes / places.count)
-        self.group = cost.group(self._mean)
-        """Samples of a chunk, unless a reader says that another number of them belongs together."""
-        self._grid = Grid(places, self.group)
+        self.suits = cost.suits(self._mean)
+        """The chunk windows that suit the store; chunks have as many samples, unless a reader wants other ones."""
+        self._grid = Grid(places, self.suits.group)
         self.chunked = (
             self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= places.count
         )
@@ -122,7 +122,7 @@ class Reader:
     def read(self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: int = 0) -> None:
         """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
-        ``near`` is what :meth:`near` says of the reads to come. Raises what the store raises, and
+        ``near`` is what :meth:`near` or :meth:`near_order` say of the reads to come. Raises what the store raises, and
         :class:`DataError` for a damaged sample.
         """
         whole = _Piece(ids, places.shard, places.offset, places.length, offsets[:-1])
@@ -140,38 +140,38 @@ class Reader:
                 ahead.append(self._wanted(grid, pieces[at + 1], near > 0))
             self._direct(self._from_chunks(grid, piece, ahead.popleft(), out), out)
 
-    def near(self, order: npt.NDArray[Any], group: int = 0, sharers: int = 1) -> int:
-        """The samples of a group when ``order`` uses each group, while the cache holds it, often enough for it to be
-        read whole at once; else 0.
+    def near(self, shuffle: Shuffle, sharers: int = 1) -> int:
+        """The group of ``shuffle`` when chunks of its groups are to be read whole at once, else 0.
 
-        ``group``: consecutive samples that the order opens together, if that is known. The cache serves ``sharers``
-        such orders at a time, and each has its part of it.
+        That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
+        of which ``sharers`` such orders at a time have a part each.
         """
-        slots = self._cache.slots // sharers
-        group = min(group or self.group, self._places.count)
-        if (
-            not self.chunked
-            or len(order) == 0
-            or not slots
-            or group * _SMALLEST * self._mean < self.cost.chunk_bytes
-        ):
+        group = min(shuffle.group, self._places.count)
+        if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
             return 0
-        grid = self._grid_of(group)
-        held = min(self.group, group)
-        span = order[: slots * held // 2].astype(np.int64)
-        chunks = np.unique(grid.chunks_of(span, self._places.shards_of(span)))
-        rent = self.cost.rent(self._mean, held * self._mean)
+        return group if 2 * shuffle.window * self._parts(group) <= self._cache.slots // sharers else 0
+
+    def near_order(self, order: npt.NDArray[Any]) -> int:
+        """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
+        group, slots = self.suits.group, self._cache.slots
+        if not self.chunked or len(order) == 0:
+            return 0
+        span = order[: slots * group // 2].astype(np.int64)
+        chunks = np.unique(self._grid.chunks_of(span, self._places.shards_of(span)))
+        rent = self.cost.rent(self._mean, self.cost.chunk_bytes)
         return group if len(chunks) <= slots and len(span) >= rent * len(chunks) else 0
+
+    def _parts(self, group: int) -> int:
+        return math.ceil(group * self._mean / (_FULLEST * self.cost.chunk_bytes))
 
     def _grid_of(self, group: int) -> Grid:
         """The chunks of such groups, each as large as a slot of the cache allows."""
-        if group == self.group:
+        if group == self.suits.group:
             return self._grid
         with self._guard:
             grid = self._grids.get(group)
             if grid is None:
-                parts = math.ceil(group * self._mean / (_FULLEST * self.cost.chunk_bytes))
-                grid = self._grids[group] = Grid(self._places, group, parts)
+                grid = self._grids[group] = Grid(self._places, group, self._parts(group))
                 grid.prepare()
                 while len(self._grids) > _GRIDS:
                     self._grids.popitem(last=False)

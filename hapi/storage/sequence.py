@@ -25,14 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import UsageError
+from hapi.wire.sequences import ChunkWindows
 
 IntArray = npt.NDArray[np.int64]
 HashArray = npt.NDArray[np.uint64]
 
-CHUNK_BYTES = 256 << 10
-"""Stored bytes of a chunk when the user names no group (DLFS, section III-C1)."""
-WINDOW = 64
-"""Chunks open at a time when the user names no window: 16 MiB of :data:`CHUNK_BYTES`."""
 MOST = (1 << 31) - 1
 """Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
 
@@ -176,10 +173,10 @@ class Shuffle:
             raise UsageError(f"{self}: group and window are integers from 1 to {MOST}")
 
     @classmethod
-    def parse(cls, text: str, mean_bytes: float, what: str = "shuffle") -> Self:
+    def parse(cls, text: str, suits: Self, what: str = "shuffle") -> Self:
         """``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
 
-        Without a group, a chunk is :data:`CHUNK_BYTES` of samples of ``mean_bytes`` stored bytes.
+        ``suits`` has the group and the window that suit the store, for who names none.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
@@ -189,10 +186,8 @@ class Shuffle:
         if text == "full":
             return cls()
         group, window = (None if number is None else int(number) for number in match.groups())
-        if group is None:
-            group = min(MOST, max(1, round(CHUNK_BYTES / max(1.0, mean_bytes))))
         try:
-            return cls(group, WINDOW if window is None else window)
+            return cls(suits.group if group is None else group, suits.window if window is None else window)
         except UsageError as error:
             raise UsageError(f"{what} {error}") from None
 
@@ -229,10 +224,30 @@ class Order:
                 f"--trainer {self.trainer}: expected 0 to {self.trainers - 1} with --trainers {self.trainers}"
             )
 
-    def batches(self, epoch: int, count: int, batch_size: int, *, drop_last: bool = False) -> list[IntArray]:
-        """This trainer's batches of ``epoch``, by :func:`trainer_batches`; ``count``: samples of all trainers."""
-        sequence = self.shuffle.sequence(self.seed, epoch, count)
+    def sequence(self, epoch: int, ids: IntArray, count: int) -> IntArray:
+        """The ids of all trainers, some of a data set of ``count``, in the order of ``epoch``; int64.
+
+        Chunks are of the data set's samples, also where only some are trained on: a reader of whole chunks has them.
+        """
+        if not self.shuffle.group or len(ids) == count:
+            return ids[self.shuffle.sequence(self.seed, epoch, len(ids))]
+        whole = self.shuffle.sequence(self.seed, epoch, count)
+        among = np.zeros(count, dtype=np.bool_)
+        among[ids] = True
+        return whole[among[whole]]
+
+    def batches(
+        self, epoch: int, ids: IntArray, count: int, batch_size: int, *, drop_last: bool = False
+    ) -> list[IntArray]:
+        """This trainer's batches of ``epoch``, by :func:`trainer_batches` of :meth:`sequence`: ids."""
+        sequence = self.sequence(epoch, ids, count)
         return trainer_batches(sequence, batch_size, self.trainer, self.trainers, drop_last=drop_last)
+
+    def windows(self) -> ChunkWindows | None:
+        """What requests for its samples tell a server; None for the full permutation."""
+        if not self.shuffle.group:
+            return None
+        return ChunkWindows(seed=self.seed, group=self.shuffle.group, window=self.shuffle.window)
 
     def identity(self) -> dict[str, Any]:
         """What makes it another order of the same seed, for checkpoints and reports."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from hapi.wire.references import (
     check_name,
     strict_fields,
 )
-from hapi.wire.sequences import SequenceRange
+from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
 
 IdArray = npt.NDArray[np.int64]
 
@@ -93,6 +94,10 @@ def _ids(value: Any) -> IdArray:
     return np.array(value, dtype=np.int64)
 
 
+def _windows(fields: Mapping[str, Any]) -> ChunkWindows | None:
+    return ChunkWindows.from_json(fields["windows"]) if "windows" in fields else None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtractRequest:
     """Run layers 1..split of ``model`` over ``ids`` of ``dataset`` and stream the outputs back."""
@@ -108,12 +113,14 @@ class ExtractRequest:
     """Run layer by layer and report the seconds of each: for a profile, slower."""
     job: str = ""
     """Any id of the training run, so that its report can tell its own work from that of others."""
+    windows: ChunkWindows | None = None
+    """Where the ids come from, if that is chunk windows."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong."""
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
-        optional = {"time_layers": False, "job": False}
+        optional = {"time_layers": False, "job": False, "windows": False}
         d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
@@ -131,6 +138,7 @@ class ExtractRequest:
             else TransformSpec.from_json(d["transform"], random=True),
             time_layers=time_layers,
             job=_job(d),
+            windows=_windows(d),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +146,7 @@ class ExtractRequest:
         return {
             **({"time_layers": True} if self.time_layers else {}),
             **({"job": self.job} if self.job else {}),
+            **({} if self.windows is None else {"windows": self.windows.to_json()}),
             "dataset": self.dataset.to_json(),
             "model": self.model.to_json(),
             "split": self.split,
@@ -156,21 +165,28 @@ class SamplesRequest:
     """Which samples: their ids, or a range of the data set's sequence."""
     job: str = ""
     """As in :class:`ExtractRequest`."""
+    windows: ChunkWindows | None = None
+    """As in :class:`ExtractRequest`; a range tells it by itself."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Checked strictly; :class:`BadRequestError` for anything else, also for both ids and a sequence."""
         by_range = isinstance(document, dict) and "sequence" in document
-        names = ("sequence", "start", "stop") if by_range else ("ids",)
-        d = strict_fields(document, {"dataset": True, **dict.fromkeys(names, True), "job": False}, "request")
+        names = dict.fromkeys(("sequence", "start", "stop") if by_range else ("ids",), True)
+        optional = {"job": False} if by_range else {"job": False, "windows": False}
+        d = strict_fields(document, {"dataset": True, **names, **optional}, "request")
         ids = SequenceRange.from_json(d, MAX_SAMPLES) if by_range else _ids(d["ids"])
-        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=ids, job=_job(d))
+        windows = ids.windows if isinstance(ids, SequenceRange) else _windows(d)
+        return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=ids, job=_job(d), windows=windows)
 
     def to_json(self) -> dict[str, Any]:
         """The request's body."""
         job = {"job": self.job} if self.job else {}
-        ids = self.ids
-        which = ids.to_json() if isinstance(ids, SequenceRange) else {"ids": ids.tolist()}
+        ids, windows = self.ids, self.windows
+        if isinstance(ids, SequenceRange):
+            which = ids.to_json()
+        else:
+            which = {"ids": ids.tolist(), **({} if windows is None else {"windows": windows.to_json()})}
         return {**job, "dataset": self.dataset.to_json(), **which}
 
 
@@ -349,11 +365,15 @@ class DatasetDescription:
     """How a stored sample looks; parsed by ``storage.transform.SampleLayout``."""
     transform: TransformSpec | None
     """The data set's own transform; a request may carry another."""
+    group: int
+    """Samples of a chunk that the server reads at once."""
+    window: int
+    """Chunks open at a time that it has room for."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Checked strictly; :class:`BadRequestError` for anything else."""
-        names = ("reference", "count", "classes", "total_bytes", "layout", "transform")
+        names = ("reference", "count", "classes", "total_bytes", "layout", "transform", "group", "window")
         d = strict_fields(document, dict.fromkeys(names, True), "data set description")
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
@@ -367,6 +387,8 @@ class DatasetDescription:
             total_bytes=check_int(d["total_bytes"], 0, 1 << 62, "total_bytes"),
             layout=layout,
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
+            group=check_int(d["group"], 1, MOST_GROUP, "group"),
+            window=check_int(d["window"], 1, MOST_GROUP, "window"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -378,4 +400,6 @@ class DatasetDescription:
             "total_bytes": self.total_bytes,
             "layout": self.layout,
             "transform": None if self.transform is None else self.transform.to_json(),
+            "group": self.group,
+            "window": self.window,
         }

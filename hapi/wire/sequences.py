@@ -1,4 +1,8 @@
-"""A range of an epoch's sequence, which a request may name instead of sample ids: both tiers compute the same order."""
+"""What a request tells of the order in which it asks.
+
+It may name a range of an epoch's sequence instead of sample ids, since both tiers compute the same order. Or it names
+ids, and says which chunk windows they come from: a server that knows what opens together reads it together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from hapi.errors import BadRequestError, TooLargeError
 from hapi.wire.references import check_int, strict_fields
 
 _MOST_NUMBER = (1 << 63) - 1
-_MOST_GROUP = (1 << 31) - 1
+MOST_GROUP = (1 << 31) - 1
 _MOST_PLACE = 1 << 48
 FULL = "full"
 
@@ -30,6 +34,11 @@ class SequenceRange:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def windows(self) -> ChunkWindows | None:
+        """None for the full permutation."""
+        return ChunkWindows(seed=self.seed, group=self.group, window=self.window) if self.group else None
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], most: int) -> Self:
@@ -68,6 +77,32 @@ def _shuffle(value: Any) -> tuple[int, int]:
         raise BadRequestError(f'sequence.shuffle: expected "{FULL}" or an object of group and window')
     d = strict_fields(value, {"group": True, "window": True}, "sequence.shuffle")
     return (
-        check_int(d["group"], 1, _MOST_GROUP, "sequence.shuffle.group"),
-        check_int(d["window"], 1, _MOST_GROUP, "sequence.shuffle.window"),
+        check_int(d["group"], 1, MOST_GROUP, "sequence.shuffle.group"),
+        check_int(d["window"], 1, MOST_GROUP, "sequence.shuffle.window"),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkWindows:
+    """The order from which a request's ids come: ``group`` consecutive ids open together, ``window`` such at a time."""
+
+    seed: int
+    """One of the requests of all trainers that share an epoch, other than those of other jobs."""
+    group: int
+    window: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Checked strictly; :class:`BadRequestError` for anything else."""
+        if not isinstance(value, dict):
+            raise BadRequestError("windows: expected an object of seed, group and window")
+        d = strict_fields(value, dict.fromkeys(("seed", "group", "window"), True), "windows")
+        return cls(
+            seed=check_int(d["seed"], 0, _MOST_NUMBER, "windows.seed"),
+            group=check_int(d["group"], 1, MOST_GROUP, "windows.group"),
+            window=check_int(d["window"], 1, MOST_GROUP, "windows.window"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The field of a request."""
+        return {"seed": self.seed, "group": self.group, "window": self.window}

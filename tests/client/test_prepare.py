@@ -17,6 +17,7 @@ from hapi.client.transport import LoopbackTransport
 from hapi.errors import BadRequestError, HapiError, ModelError, NotFoundError, UsageError
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.storage.sequence import Shuffle
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import DatasetReference, TransformSpec
 
@@ -106,11 +107,31 @@ def test_what_is_chosen(service: Service, changes: dict[str, Any], freeze: int, 
         assert sum(len(ids) for ids in session.batch_ids(0)) == COUNT
 
 
+def test_windows_that_suit_the_servers_store_are_told_to_it(service: Service) -> None:
+    with open_session(service, shuffle="chunks", seed=7, validation=0.25, split=5) as session:
+        prepared = session.prepared
+        description = prepared.description
+        assert prepared.order.shuffle == Shuffle(description.group, description.window)
+        asked = {"seed": 7, "group": description.group, "window": description.window}
+        ids = prepared.training_ids
+        assert prepared.job(5).request(ids)["windows"] == asked
+        assert "windows" not in prepared.job(5, validation=True).request(ids)
+    with open_session(service, shuffle="full", split=0) as session:
+        assert "windows" not in session.prepared.job(0).request(session.prepared.training_ids)
+
+
 def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
     own = TransformSpec(resize=40, crop=32, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1))
     reference = DatasetReference(name="x", version="0" * 16)
     description = DatasetDescription(
-        reference=reference, count=1, classes=("a",), total_bytes=1, layout={}, transform=own
+        reference=reference,
+        count=1,
+        classes=("a",),
+        total_bytes=1,
+        layout={},
+        transform=own,
+        group=1,
+        window=1,
     )
     assert transform_of(TrainSettings(), description) == own
     expected = TransformSpec(resize=64, crop=56, mean=own.mean, std=own.std)

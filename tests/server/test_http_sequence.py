@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +78,7 @@ def wanted(seed: int = 0, start: int = 0, stop: int = 10, shuffle: Shuffle = Shu
     )
 
 
-def dataset(count: int, near: Any = lambda order, group, sharers: 0) -> Any:
+def dataset(count: int, near: Any = None) -> Any:
     return SimpleNamespace(name="d", count=count, version="1", reader=SimpleNamespace(near=near))
 
 
@@ -95,7 +95,7 @@ def test_an_order_is_computed_once_for_many_requests() -> None:
     assert orders.computed == 1
     orders.find(dataset(200_000), wanted(shuffle=Shuffle(10, 2)))
     assert orders.computed == 2
-    assert orders.find(dataset(50), wanted()).ids.tolist() == epoch_sequence(0, 0, 50)[:10].tolist()
+    assert orders.find(dataset(50), wanted()).tolist() == epoch_sequence(0, 0, 50)[:10].tolist()
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
@@ -122,34 +122,26 @@ def test_a_place_that_is_not_there() -> None:
 def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
     shuffle = {"group": MOST, "window": MOST}
     document = {"sequence": {"seed": 0, "epoch": 0, "shuffle": shuffle}, "start": 0, "stop": 5}
-    found = Orders().find(dataset(5), SequenceRange.from_json(document, 5)).ids
+    found = Orders().find(dataset(5), SequenceRange.from_json(document, 5))
     assert sorted(found.tolist()) == list(range(5))
     with pytest.raises(BadRequestError, match=r"sequence\.shuffle\.group"):
         shuffle["group"] += 1
         SequenceRange.from_json(document, 5)
 
 
-def test_sequences_that_are_read_share_the_chunk_cache() -> None:
+def test_jobs_with_windows_share_the_chunk_cache() -> None:
     now, asked_with = [0.0], []
 
-    def near(order: Any, group: int, sharers: int) -> int:
+    def near(shuffle: Shuffle, sharers: int) -> int:
         asked_with.append(sharers)
-        return 7 if sharers < 3 else 0
+        return shuffle.group if sharers < 3 else 0
 
-    orders, one = Orders(clock=lambda: now[0]), dataset(100, near)
-    windows = Shuffle(10, 2)
-    assert [orders.find(one, wanted(seed, shuffle=windows)).near for seed in (0, 0, 1, 2, 0)] == [7, 7, 7, 0, 0]
-    assert asked_with == [1, 2, 3, 3]  # each question once
-    now[0] += READ_SECONDS + 1
-    assert orders.find(one, wanted(2, shuffle=windows)).near, "the others are not read any more"
-
-
-def test_full_permutations_and_last_epochs_take_no_part_of_the_cache() -> None:
-    def near(order: Any, group: int, sharers: int) -> int:
-        return group if sharers == 1 else 0
-
-    orders, one, windows = Orders(), dataset(100, near), Shuffle(10, 2)
-    orders.find(one, wanted(5))
-    assert orders.find(one, wanted(0, shuffle=windows)).near == 10
-    assert orders.find(one, replace(wanted(0, shuffle=windows), epoch=1)).near == 10
-    assert orders.find(one, wanted(1, shuffle=windows)).near == 0
+    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
+    for seed, expected in ((0, 10), (0, 10), (1, 10), (2, 0), (0, 0)):
+        assert orders.near(one, wanted(seed, shuffle=windows).windows) == expected
+    assert asked_with == [1, 1, 2, 3, 3]
+    assert orders.near(one, wanted(9).windows) == 0, "a full permutation"
+    now[0] += READ_SECONDS
+    assert orders.near(one, wanted(2, shuffle=windows).windows) == 10, "the others do not read any more"
+    following = replace(wanted(2, shuffle=windows), epoch=1).windows
+    assert orders.near(one, following) == 10 and asked_with[-1] == 1, "a job's next epoch is the same job"

@@ -92,7 +92,7 @@ def test_shuffles_by_name(mounted: Mounted) -> None:
         assert (
             mounted.sequence(1, 0, shuffle=shuffle).tolist() == Shuffle(100, 3).sequence(1, 0, 3_000).tolist()
         )
-    suits = Shuffle(mounted.dataset.reader.group, 64).sequence(1, 2, 3_000)
+    suits = mounted.dataset.reader.suits.sequence(1, 2, 3_000)
     assert mounted.sequence(1, 2, shuffle="chunks").tolist() == suits.tolist()
     assert drain(mounted, [100]) == suits.tolist()
     with pytest.raises(UsageError, match="shuffle: expected 'full' or"):

@@ -20,7 +20,7 @@ from hapi.storage.objects import ReadPart, Then, nothing
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.read_cost import LOCAL_COST
-from hapi.storage.sequence import Shuffle
+from hapi.storage.sequence import Order, Shuffle
 from hapi.storage.sources import Source
 
 SLOT = LOCAL_COST.slot_bytes
@@ -105,7 +105,7 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     source, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 12)  # of 40 chunks
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
-    near = dataset.reader.near(order)
+    near = dataset.reader.near_order(order)
     assert near
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
@@ -123,7 +123,7 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     source, store = packed(tmp_path, lengths.tolist())
     dataset = opened(store, slots)
     order = Shuffle(group, 4).sequence(1, 0, 12_000)
-    near = dataset.reader.near(order, group)
+    near = dataset.reader.near(Shuffle(group, 4))
     assert near == group
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
@@ -133,21 +133,36 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     assert max(size for _, _, size in store.ranges) <= SLOT
 
 
+def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
+    """A training's order over a part of the samples: the chunks are those of the whole data set."""
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 12)
+    ids = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.8)
+    order = Order(seed=1, shuffle=Shuffle(512, 4))
+    near = dataset.reader.near(order.shuffle)
+    assert near
+    for batch in order.batches(0, ids, 20_000, 64):
+        dataset.read(batch, near)
+    assert len(store.ranges) <= 40 + 3
+
+
 def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 20_000)
     reader = opened(store, 12).reader
-    assert not reader.near(Shuffle(4, 1000).sequence(1, 0, 20_000), 4), "2 KB: not worth a range"
-    assert not reader.near(Shuffle(512, 40).sequence(1, 0, 20_000), 512), (
-        "more are open than there is room for"
-    )
-    assert not reader.near(Shuffle(20_000, 1).sequence(1, 0, 20_000), 1 << 31)
+    assert not reader.near(Shuffle(4, 2)), "2 KB: not worth a range"
+    assert reader.near(Shuffle(512, 6)) == 512
+    assert not reader.near(Shuffle(512, 7)), "more may be open than there is room for"
+    assert not reader.near(Shuffle(512, 6), sharers=2)
+    assert not reader.near(Shuffle((1 << 31) - 1, 1))
+    assert reader.near(Shuffle(1_024, 3)) == 1_024, "two chunks to a group"
+    assert not reader.near(Shuffle(1_024, 4))
 
 
 def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 40_000)
     dataset = opened(store, 4)  # of 80 chunks
     order = Shuffle().sequence(1, 0, 40_000)
-    assert not dataset.reader.near(order)
+    assert not dataset.reader.near_order(order)
     for first in range(0, 8_000, 32):
         dataset.read(order[first : first + 32])
     assert sum(size for _, _, size in store.ranges) < 1.5 * 8_000 * 512
@@ -193,11 +208,11 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
     dataset = opened(store, 60)
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
-    dataset.read(np.arange(20_000), near=dataset.reader.group)
+    dataset.read(np.arange(20_000), near=dataset.reader.suits.group)
     announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
     assert announced == store.ranges and len(announced) == 40
     assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
-    dataset.read(np.arange(20_000), near=dataset.reader.group)
+    dataset.read(np.arange(20_000), near=dataset.reader.suits.group)
     assert not any(ranges for _, ranges in told[5:]), "what is cached is not announced"
 
 
@@ -230,14 +245,14 @@ def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 2_000)
     dataset = opened(store, 1)  # of 4 chunks
     every = np.arange(2_000)
-    dataset.read(every, near=dataset.reader.group)
+    dataset.read(every, near=dataset.reader.suits.group)
     key = dataset.shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 700] ^= 1
     store.put(key, data)
     with pytest.raises(HapiError, match="sample 700 in shard"):
         for first in range(0, 2_000, 500):
-            dataset.read(every[first : first + 500], near=dataset.reader.group)
+            dataset.read(every[first : first + 500], near=dataset.reader.suits.group)
 
 
 def test_slots_in_use_are_never_taken() -> None:

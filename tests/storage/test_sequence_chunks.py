@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from hapi.errors import UsageError
 from hapi.storage.sequence import (
-    CHUNK_BYTES,
     MOST,
-    WINDOW,
     Order,
     Shuffle,
     chunk_sequence,
+    epoch_sequence,
     sorted_places,
     trainer_batches,
 )
@@ -166,9 +165,22 @@ def test_a_round_is_a_piece_of_the_sequence() -> None:
 def test_going_on_in_the_middle() -> None:
     """A place is an epoch and the number of a batch: what follows does not depend on how one came there."""
     order = Order(seed=3, shuffle=Shuffle(4, 3), trainers=2, trainer=1)
-    whole, again = order.batches(5, 101, 8), order.batches(5, 101, 8)
+    ids = np.arange(101)
+    whole, again = order.batches(5, ids, 101, 8), order.batches(5, ids, 101, 8)
     assert [b.tolist() for b in whole[4:]] == [b.tolist() for b in again[4:]]
-    assert [b.tolist() for b in whole] != [b.tolist() for b in order.batches(6, 101, 8)]
+    assert [b.tolist() for b in whole] != [b.tolist() for b in order.batches(6, ids, 101, 8)]
+
+
+@given(st.sets(st.integers(0, 99), min_size=1), st.integers(1, 30), st.integers(1, 5))
+def test_what_is_held_out_leaves_the_others_in_their_chunks(some: set[int], group: int, window: int) -> None:
+    """The order of some samples of a data set is that of all, without the others: chunks stay where they are."""
+    ids, everything = np.array(sorted(some)), np.arange(100)
+    order = Order(seed=1, shuffle=Shuffle(group, window))
+    assert [i for i in order.sequence(2, everything, 100).tolist() if i in some] == order.sequence(
+        2, ids, 100
+    ).tolist()
+    full = Order(seed=1).sequence(2, ids, 100)
+    assert full.tolist() == ids[epoch_sequence(1, 2, len(ids))].tolist()
 
 
 def test_orders_that_cannot_be() -> None:
@@ -181,30 +193,28 @@ def test_orders_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mean", "shuffle"),
+    ("text", "shuffle"),
     [
-        ("full", 1.0, Shuffle()),
-        ("chunks", 512.0, Shuffle(CHUNK_BYTES // 512, WINDOW)),
-        ("chunks", 1e9, Shuffle(1, WINDOW)),
-        ("chunks", 0.0, Shuffle(CHUNK_BYTES, WINDOW)),
-        ("chunks:100", 1.0, Shuffle(100, WINDOW)),
-        ("chunks:100:7", 1.0, Shuffle(100, 7)),
+        ("full", Shuffle()),
+        ("chunks", Shuffle(512, 64)),
+        ("chunks:100", Shuffle(100, 64)),
+        ("chunks:100:7", Shuffle(100, 7)),
     ],
 )
-def test_names_of_shuffles(text: str, mean: float, shuffle: Shuffle) -> None:
-    found = Shuffle.parse(text, mean)
+def test_names_of_shuffles(text: str, shuffle: Shuffle) -> None:
+    found = Shuffle.parse(text, Shuffle(512, 64))
     assert found == shuffle
-    assert Shuffle.parse(str(found), 1.0) == found
+    assert Shuffle.parse(str(found), Shuffle()) == found
 
 
 @given(st.text(max_size=20) | st.from_regex(r"chunks(:[0-9٣]{0,12}){0,4}", fullmatch=True))
 def test_any_text_is_a_shuffle_or_one_line(text: str) -> None:
     try:
-        found = Shuffle.parse(text, 100.0, "--shuffle")
+        found = Shuffle.parse(text, Shuffle(512, 64), "--shuffle")
     except UsageError as error:
         assert str(error).startswith("--shuffle") and "\n" not in str(error) and len(str(error)) < 400
     else:
-        assert Shuffle.parse(str(found), 1.0) == found
+        assert Shuffle.parse(str(found), Shuffle()) == found
 
 
 @pytest.mark.parametrize(("group", "window"), [(0, 1), (1, 0), (-1, 1), (1, MOST + 1)])

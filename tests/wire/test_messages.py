@@ -36,6 +36,7 @@ EXTRACT = {
     "split_name": "relu",
     "ids": [5, 0, 7],
     "transform": TransformSpec().to_json(),
+    "windows": {"seed": 3, "group": 512, "window": 64},
 }
 
 
@@ -103,7 +104,7 @@ def test_missing_and_unknown_fields(path: tuple) -> None:
     for key in path[:-1]:
         place = place[key]
     del place[path[-1]]
-    if path not in {("model", "blocks"), ("model", "input_shape")}:
+    if path not in {("model", "blocks"), ("model", "input_shape"), ("windows",)}:
         with pytest.raises(BadRequestError, match=path[-1]):
             ExtractRequest.from_json(changed)
     with pytest.raises(BadRequestError, match="unknown field"):

@@ -6,13 +6,15 @@ import copy
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, HapiError, TooLargeError
 from hapi.wire.messages import MAX_SAMPLES, SamplesRequest
-from hapi.wire.sequences import SequenceRange
+from hapi.wire.references import DatasetReference
+from hapi.wire.sequences import ChunkWindows, SequenceRange
 
 REQUEST: dict[str, Any] = {
     "dataset": {"name": "digits", "version": "0123456789abcdef"},
@@ -69,6 +71,21 @@ def test_missing_and_unknown_fields(path: tuple[str, ...]) -> None:
 def test_ids_or_a_sequence_and_not_both() -> None:
     with pytest.raises(BadRequestError, match="unknown field 'ids'"):
         SamplesRequest.from_json(REQUEST | {"ids": [1]})
+    with pytest.raises(BadRequestError, match="unknown field"):
+        SamplesRequest.from_json(REQUEST | {"windows": {"seed": 0, "group": 2, "window": 1}})
+
+
+def test_ids_of_windows() -> None:
+    dataset = DatasetReference.from_json(REQUEST["dataset"])
+    windows = ChunkWindows(seed=5, group=512, window=64)
+    request = SamplesRequest(dataset=dataset, ids=np.array([3, 1]), windows=windows)
+    again = SamplesRequest.from_json(json.loads(json.dumps(request.to_json())))
+    assert again.windows == windows and isinstance(again.ids, np.ndarray)
+    assert "windows" not in SamplesRequest(dataset=dataset, ids=np.array([3])).to_json()
+    by_range = SequenceRange(seed=5, epoch=9, group=512, window=64, start=0, stop=2)
+    assert (
+        SamplesRequest.from_json(SamplesRequest(dataset=dataset, ids=by_range).to_json()).windows == windows
+    )
 
 
 def test_ranges_are_bounded() -> None:
