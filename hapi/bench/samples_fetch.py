@@ -25,7 +25,7 @@ from hapi.bench.samples_data import LARGE, NAME
 from hapi.client.transport import HttpTransport
 from hapi.errors import TransportError, WireError
 from hapi.storage.mount import mount
-from hapi.storage.sequence import FULL, IntArray, Shuffle
+from hapi.storage.sequence import FULL, IntArray, Order, Shuffle, epoch_sequence
 from hapi.wire import messages
 from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, byte_view
 from hapi.wire.sequences import SequenceRange
@@ -34,6 +34,8 @@ RANGE_BYTES = 16 << 20
 """Of a plain download's range: what a store's best client asks for at once."""
 REQUEST_BYTES = 8 << 20
 """Stored bytes of a request for samples, like a stretch that ``mount`` reads ahead; at most 65536 samples."""
+REQUEST_SAMPLES = 128
+"""Of a trainer's request: ``hapi-train``'s default."""
 SEED = 1
 _PATIENCE = 600.0
 """Seconds: a fully shuffled request for small samples reads a whole data set from a remote store."""
@@ -121,18 +123,27 @@ def _store_range(spec: dict[str, Any]) -> Callable[[int, str, int, int], int]:
 
 
 def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
-    """Ranges of a sequence from hapi-server; ``large``: of as many bytes in large samples, counted in mean lengths."""
+    """Ranges of a sequence from hapi-server; ``large``: of as many bytes in large samples, counted in mean lengths.
+
+    ``trainer``: by ids, a batch at a time, a fifth of the samples held out, as ``hapi-train`` asks at split 0.
+    """
     transport = HttpTransport(spec["server"], token=spec["token"], timeout=_PATIENCE)
     found = transport.call("GET", f"{messages.DATASETS_PATH}/{LARGE if variant == 'large' else NAME}")
     description = messages.DatasetDescription.from_json(found)
-    mean = description.total_bytes / description.count
-    shuffle = Shuffle.parse(spec["shuffles"][variant], FULL)
-    order = shuffle.sequence(SEED, 0, description.count)
-    fetcher = _Fetcher(transport, description, shuffle, order)
-    most = min(messages.MAX_SAMPLES, max(8, int(REQUEST_BYTES / mean)))
-    starts = range(0, description.count, most)
-    tasks = [fetcher.task(start, min(start + most, description.count)) for start in starts]
-    fetcher.task(0, 1)(0)  # opens the data set, and has the order computed
+    mean, count = description.total_bytes / description.count, description.count
+    order = Order(seed=SEED, shuffle=Shuffle.parse(spec["shuffles"][variant], FULL))
+    everything = np.arange(count, dtype=np.int64)
+    fetcher = _Fetcher(transport, description, order)
+    if variant == "trainer":
+        ids = np.sort(epoch_sequence(SEED + 1, 0, count)[count // 5 :])
+        tasks = [fetcher.batch(batch) for batch in order.batches(0, ids, count, REQUEST_SAMPLES)]
+    else:
+        sequence = order.sequence(0, everything, count)
+        most = min(messages.MAX_SAMPLES, max(8, int(REQUEST_BYTES / mean)))
+        tasks = [fetcher.range(sequence, start, min(start + most, count)) for start in range(0, count, most)]
+    fetcher.range(order.sequence(0, everything, count), 0, 1)(
+        0
+    )  # opens the data set, and has the order computed
 
     def begin(deadline: float) -> float:
         return _driven(itertools.cycle(tasks), spec["connections"], deadline) * mean / float(spec["mean"])
@@ -141,33 +152,30 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
 
 
 class _Fetcher:
-    """Requests ranges, and checks what comes as the trainer's window does."""
+    """Requests samples, and checks what comes as the trainer's window does."""
 
     def __init__(
-        self,
-        transport: HttpTransport,
-        description: messages.DatasetDescription,
-        shuffle: Shuffle,
-        order: IntArray,
+        self, transport: HttpTransport, description: messages.DatasetDescription, order: Order
     ) -> None:
-        self._transport, self._reference = transport, description.reference
-        self._shuffle, self._order = shuffle, order
+        self._transport, self._reference, self._order = transport, description.reference, order
         self._buffers: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
 
-    def task(self, start: int, stop: int) -> Task:
-        """Fetches places ``start..stop`` of the sequence."""
+    def range(self, sequence: IntArray, start: int, stop: int) -> Task:
+        """Fetches places ``start..stop`` of the order's ``sequence``."""
+        shuffle = self._order.shuffle
         wanted = SequenceRange(
-            seed=SEED,
-            epoch=0,
-            group=self._shuffle.group,
-            window=self._shuffle.window,
-            start=start,
-            stop=stop,
+            seed=SEED, epoch=0, group=shuffle.group, window=shuffle.window, start=start, stop=stop
         )
         body = messages.SamplesRequest(dataset=self._reference, ids=wanted).to_json()
-        return lambda worker: self._fetch(worker, body, start)
+        return lambda worker: self._fetch(worker, body, sequence[start:stop])
 
-    def _fetch(self, worker: int, body: dict[str, Any], start: int) -> int:
+    def batch(self, ids: IntArray) -> Task:
+        """Fetches these samples of the order."""
+        windows = self._order.windows()
+        body = messages.SamplesRequest(dataset=self._reference, ids=ids, windows=windows).to_json()
+        return lambda worker: self._fetch(worker, body, ids)
+
+    def _fetch(self, worker: int, body: dict[str, Any], ids: IntArray) -> int:
         def receive(reader: FrameReader) -> int:
             while not isinstance(reader.next(sink), StreamEnd):
                 offsets = arrays[1]
@@ -176,12 +184,12 @@ class _Fetcher:
             return reader.samples
 
         arrays: list[Any] = []
-        place = start
+        place = 0
 
         def sink(header: FrameHeader) -> list[memoryview]:
             nonlocal place
             count = len(header.ids)
-            if not np.array_equal(header.ids, self._order[place : place + count]):
+            if not np.array_equal(header.ids, ids[place : place + count]):
                 raise WireError("the server sent other samples than were asked for, or in another order")
             place += count
             data = self._buffer(worker, header.tensors[0].nbytes)

@@ -41,8 +41,8 @@ PLAIN, BODIES = "plain ranges", "server large"
 BASES = {"http": BODIES, "swift": PLAIN}
 """What the goal is a share of."""
 READERS = {
-    "http": (PLAIN, BODIES, "server chunks", "server full"),
-    "swift": (PLAIN, "mount chunks", "mount full", "server chunks", "server full"),
+    "http": (PLAIN, BODIES, "server chunks", "server full", "server trainer"),
+    "swift": (PLAIN, "mount chunks", "mount full", "server chunks", "server full", "server trainer"),
 }
 _TITLES = {
     PLAIN: "plain ranges, not looked at",
@@ -51,6 +51,7 @@ _TITLES = {
     "mount full": "mount, full permutation",
     "server chunks": "hapi-server, chunk windows",
     "server full": "hapi-server, full permutation",
+    "server trainer": "hapi-server, a trainer's batches",
 }
 CONNECTIONS = {"http": 2, "swift": 8}
 """Of every reader: so many saturate the two cores, and so many requests a store is asked at once."""
@@ -191,7 +192,12 @@ def _served(
         "shards": [(dataset.shard_key(k), dataset.shards[k].size) for k in range(len(dataset.shards))],
         "mean": (mean := dataset.total_bytes / dataset.count),
         "count": dataset.count,
-        "shuffles": {"chunks": str(cost.suits(mean)), "full": "full", "large": "full"},
+        "shuffles": {
+            "chunks": (suits := str(cost.suits(mean))),
+            "trainer": suits,
+            "full": "full",
+            "large": "full",
+        },
         "seconds": settings.seconds,
         "batch": batch_of(settings.batch, mean),
         "connections": CONNECTIONS[settings.over],

@@ -19,7 +19,10 @@ Request = ExtractRequest | SamplesRequest | TensorsRequest
 KINDS_KEPT = 1024
 """Kinds of requests (data set, layers) whose cost is remembered; of more, the one not seen for longest is forgotten."""
 NEWEST = 0.3
-"""Weight of the newest request in the mean of its kind."""
+"""Weight of the newest request among those of its kind."""
+FEW = 16
+"""Samples below which what has been seen of a kind is not all that is expected of it: one sample alone may have had a
+chunk of thousands read."""
 UNKNOWN_LAYER, UNKNOWN_STORED = 0.0005, 0.0002
 """Seconds per sample and layer, and per stored sample or tensor, before the first request: ResNet18 at 64 x 64 and
 a small JPEG on one core. Only the first requests of a server are charged by them, and corrected when they are over."""
@@ -57,11 +60,29 @@ class Used:
         return max(self.wall["forward"] / server.devices, processors / server.processors, own / server.slots)
 
 
+@dataclass
+class _Seen:
+    """Requests of one kind, the newer ones with more weight."""
+
+    cost: float = 0.0
+    samples: float = 0.0
+
+    def add(self, cost: float, samples: int) -> None:
+        self.cost = NEWEST * cost + (1 - NEWEST) * self.cost
+        self.samples = NEWEST * samples + (1 - NEWEST) * self.samples
+
+    def each(self, unknown: float) -> float:
+        """Seconds of one sample; ``unknown`` is what it would be without any having been seen."""
+        seen = self.samples / NEWEST  # the newest request's own
+        missing = max(0.0, FEW - seen)
+        return (self.cost / NEWEST + missing * unknown) / (seen + missing)
+
+
 class Costs:
     """Means by kind of request. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._known: OrderedDict[tuple[str, ...], _Seen] = OrderedDict()
         self._per_layer = UNKNOWN_LAYER
         self._per_stored = UNKNOWN_STORED
 
@@ -70,26 +91,24 @@ class Costs:
 
         Of a kind that was not seen yet: samples by layers, by the mean over all kinds.
         """
-        count = _count(request)
-        known = self._known.get(_kind(request))
-        if known is not None:
-            return count * known
-        return count * (
-            self._per_layer * request.split if isinstance(request, ExtractRequest) else self._per_stored
-        )
+        return _count(request) * self._known.get(_kind(request), _Seen()).each(self._unknown(request))
+
+    def _unknown(self, request: Request) -> float:
+        """Seconds of a sample of a kind that was not seen."""
+        return self._per_layer * request.split if isinstance(request, ExtractRequest) else self._per_stored
 
     def seen(self, request: Request, cost: float) -> None:
         """``request``, answered wholly, has cost ``cost`` seconds, those in which its layers were loaded left out."""
-        kind, each = _kind(request), cost / _count(request)
-        before = self._known.get(kind, each)
-        self._known[kind] = before + NEWEST * (each - before)
+        kind, count = _kind(request), _count(request)
+        self._known.setdefault(kind, _Seen()).add(cost, count)
         self._known.move_to_end(kind)
         while len(self._known) > KINDS_KEPT:
             self._known.popitem(last=False)
+        weight, each = NEWEST * min(1.0, count / FEW), cost / count
         if isinstance(request, ExtractRequest):
-            self._per_layer += NEWEST * (each / request.split - self._per_layer)
+            self._per_layer += weight * (each / request.split - self._per_layer)
         else:
-            self._per_stored += NEWEST * (each - self._per_stored)
+            self._per_stored += weight * (each - self._per_stored)
 
 
 def _kind(request: Request) -> tuple[str, ...]:

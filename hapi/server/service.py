@@ -186,7 +186,7 @@ class Service:
         progress = progress or Progress()
         progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
-            dataset = self._dataset(request.dataset)
+            dataset = self._dataset(request.dataset, clock)
             near = self._orders.near(dataset, request.windows)
             parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress)
             return self._start(parts, clock, len(request.ids))
@@ -205,11 +205,11 @@ class Service:
             )
         return FrameStream(length, parts, clock, samples)
 
-    def _dataset(self, reference: DatasetReference) -> Dataset:
+    def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
         dataset = self._datasets.get(reference.name)
         if dataset is not None and dataset.version == reference.version:
             return dataset  # without the lock: others may be opening something in a slow store
-        with self._datasets_lock:
+        with clock.stage("model"), self._datasets_lock:  # with all that is loaded once
             dataset = self._datasets.get(reference.name)
             if dataset is None or dataset.version != reference.version:
                 dataset = open_dataset(self.store, reference.name, reference.version, self._chunks)
@@ -223,10 +223,10 @@ class Service:
         cancelled: threading.Event,
         progress: Progress,
     ) -> Iterator[Any]:
-        dataset = self._dataset(request.dataset)
+        dataset = self._dataset(request.dataset, clock)
         begun = self.account.marks(request.job)
         if isinstance(request.ids, SequenceRange):
-            with self.account.busy.running(), clock.stage("read"):
+            with self.account.busy.running(), clock.stage("model"):
                 ids = self._orders.find(dataset, request.ids)
         else:
             ids = request.ids

@@ -48,11 +48,23 @@ def test_loading_layers_happens_once() -> None:
 
 def test_a_kind_of_request_is_remembered_by_the_sample() -> None:
     costs = Costs()
-    costs.seen(extract(count=10), 1.0)
-    assert costs.expected(extract(count=30)) == pytest.approx(3.0)
+    costs.seen(extract(count=20), 1.0)
+    assert costs.expected(extract(count=60)) == pytest.approx(3.0)
     for _ in range(40):
-        costs.seen(extract(count=10), 2.0)
-    assert costs.expected(extract(count=10)) == pytest.approx(2.0, rel=0.01)
+        costs.seen(extract(count=20), 2.0)
+    assert costs.expected(extract(count=20)) == pytest.approx(2.0, rel=0.01)
+
+
+def test_one_sample_is_no_measure_of_thousands() -> None:
+    """The first of a chunk has all of it read, and small requests come with large ones."""
+    costs = Costs()
+    before = costs.expected(samples(10_000))
+    costs.seen(samples(1), 0.06)
+    assert costs.expected(samples(10_000)) < 600 * 0.1 + before
+    for _ in range(5):
+        costs.seen(samples(10_000), 1.0)
+        costs.seen(samples(1), 0.06)
+    assert costs.expected(samples(10_000)) == pytest.approx(1.0, rel=0.2)
 
 
 def test_an_unknown_kind_is_taken_by_samples_and_layers() -> None:
@@ -63,9 +75,9 @@ def test_an_unknown_kind_is_taken_by_samples_and_layers() -> None:
         costs.seen(extract(split=4, count=10), 4.0)
     assert costs.expected(extract(split=8, count=10, digest="cd" * 16)) == pytest.approx(8.0, rel=0.01)
     before = costs.expected(samples())
-    costs.seen(samples(), 7.0)
-    assert costs.expected(samples()) == pytest.approx(7.0) and before < 0.1
-    tensors = TensorsRequest(name="m", digest="0" * 16, names=("a", "b"))
+    costs.seen(samples(20), 7.0)
+    assert costs.expected(samples(20)) == pytest.approx(7.0) and before < 0.1
+    tensors = TensorsRequest(name="m", digest="0" * 16, names=tuple("abcdefghijklmnopqrst"))
     costs.seen(tensors, 0.5)
     assert costs.expected(tensors) == pytest.approx(0.5)
 
