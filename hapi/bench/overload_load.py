@@ -23,7 +23,8 @@ from typing import Any
 import aiohttp
 
 from hapi.errors import HapiError
-from hapi.wire.frames import BufferSource, FrameHeader, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import DEADLINE_HEADER, EXTRACT_PATH
 
 SILENCE_SECONDS = 60.0

@@ -27,7 +27,8 @@ from hapi.errors import TransportError, WireError
 from hapi.storage.mount import mount
 from hapi.storage.sequence import FULL, IntArray, Order, Shuffle, epoch_sequence
 from hapi.wire import messages
-from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, byte_view
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd, byte_view
 from hapi.wire.sequences import SequenceRange
 
 RANGE_BYTES = 16 << 20

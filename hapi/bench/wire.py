@@ -25,7 +25,8 @@ from hapi.bench.testbed import Cores, stop_all
 from hapi.bench.wire_server import FEATURE_BYTES
 from hapi.client.transport import HttpTransport
 from hapi.errors import TransportError
-from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import EXTRACT_PATH
 
 SOCKET, AIOHTTP, AIOHTTP_READ, HAPI = "plain socket", "aiohttp, iter_any", "aiohttp, read()", "hapi"

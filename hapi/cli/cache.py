@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise HapiError(f"{args.folder}: {error.strerror or error}") from None
     if args.action == "clear":
-        print(f"removed {len(removed)} data set versions, {format_bytes(sum(v.bytes for v in removed))}")
+        what = "data set version" if len(removed) == 1 else "data set versions"
+        print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
     for version in left:
         used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"
         print(f"{version.name}  {format_bytes(version.bytes):>10}  {used}")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from hapi.client.transport import Transport
 from hapi.errors import UsageError
-from hapi.wire.frames import ByteSource, FrameReader
+from hapi.wire.frame_reader import ByteSource, FrameReader
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.objects import open_store
 from hapi.wire import messages
-from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, check_name
 
 STORE_PREFIX = "store:"

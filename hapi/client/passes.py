@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from hapi.client.receiving import Span
 from hapi.client.traffic import Traffic
-from hapi.client.window import Batch, Span
+from hapi.client.window import Batch
 from hapi.clocks import BusyClock
 
 

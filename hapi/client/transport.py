@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from hapi.client.addresses import bearer, parse_url, tls_context
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, WireError, from_problem
-from hapi.wire.frames import Buffer, BufferSource, FrameLimits, FrameReader
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import Buffer, FrameLimits
 from hapi.wire.messages import DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
 
 T = TypeVar("T")

@@ -26,8 +26,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,30 +34,19 @@ import torch
 
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
+from hapi.client.receiving import OpenBatch, Piece, Receiver, Span
 from hapi.client.servers import ServerPool, Stopped
 from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
 from hapi.errors import BadRequestError, HapiError, WireError
-from hapi.storage.dataset import Samples
 from hapi.storage.sample_cache import SampleCache
-from hapi.storage.transform import input_batch
 from hapi.trace import Tracer
 from hapi.wire import messages
-from hapi.wire.frames import FrameHeader, FrameReader, StreamEnd, TensorSpec, byte_view
+from hapi.wire.frame_reader import FrameReader
 from hapi.wire.references import DatasetReference
 
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
-
-
-class Span(NamedTuple):
-    """A part of a request, in ``time.monotonic`` seconds."""
-
-    stage: str
-    """``server`` while a frame is awaited, ``network`` while one arrives, ``client`` while samples are decoded."""
-    name: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,30 +63,6 @@ class Batch:
     """[B] int64 host tensor."""
     spans: Sequence[Span]
     """What its requests did and when, in the order of their ends."""
-
-
-@dataclass(eq=False)
-class _OpenBatch:
-    number: int
-    job: ExtractionJob
-    ids: messages.IdArray
-    features: torch.Tensor
-    labels: torch.Tensor
-    arrived: npt.NDArray[np.bool_]
-    arrived_ids: messages.IdArray
-    nbytes: int
-    spans: list[Span] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Piece:
-    """One request's share of a batch."""
-
-    batch: _OpenBatch
-    rows: npt.NDArray[np.int64]
-    """Of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have."""
-    next: int = 0
-    """How many of them have arrived."""
 
 
 class Window:
@@ -120,7 +84,6 @@ class Window:
     ) -> None:
         """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set."""
         self._job_of = job_of
-        self._caches = caches or {}
         self._tracer = tracer
         self._servers = servers
         self._batches = batches
@@ -128,10 +91,11 @@ class Window:
         self._budget = budget
         self._buffers = buffers
         self.traffic = traffic or Traffic(servers.received_bytes)
+        self._receiver = Receiver(self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived)
         self._changed = threading.Condition()
         self._opened = 0
-        self._pieces: list[_Piece] = []
-        self._live: dict[int, _OpenBatch] = {}
+        self._pieces: list[Piece] = []
+        self._live: dict[int, OpenBatch] = {}
         self._next_job: ExtractionJob | None = None
         """Of the batch that opens next, once it was asked for."""
         self._failure: BaseException | None = None
@@ -196,20 +160,17 @@ class Window:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _fetch(self, piece: _Piece) -> None:
-        job = piece.batch.job
-        cache = None if job.split else self._caches.get(job.dataset)
-        if cache is not None:
-            self._from_cache(piece, cache)
-            if piece.next == len(piece.rows):
-                return
+    def _fetch(self, piece: Piece) -> None:
+        self._receiver.from_cache(piece)
+        if piece.next == len(piece.rows):
+            return
         self._servers.run(
             lambda transport: self._attempt(transport, piece),
             progress=lambda: piece.next,
             cancelled=lambda: self._closed,
         )
 
-    def _next_piece(self) -> _Piece | None:
+    def _next_piece(self) -> Piece | None:
         """The first piece nobody works on; opens the next batch when the budget allows."""
         with self._changed:
             while True:
@@ -243,7 +204,7 @@ class Window:
     def _open_next(self) -> None:
         number, ids, job = self._opened, self._batches[self._opened], self._coming_job()
         self._next_job = None
-        batch = _OpenBatch(
+        batch = OpenBatch(
             number=number,
             job=job,
             ids=ids,
@@ -256,10 +217,10 @@ class Window:
         self._opened += 1
         self._live[number] = batch
         starts = range(0, len(ids), self._request_size)
-        self._pieces += [_Piece(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts]
+        self._pieces += [Piece(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts]
         self._changed.notify_all()
 
-    def _attempt(self, transport: Transport, piece: _Piece) -> None:
+    def _attempt(self, transport: Transport, piece: Piece) -> None:
         """Ask one server for what is missing of ``piece``."""
         if self._closed:
             raise Stopped
@@ -267,7 +228,7 @@ class Window:
             return
         batch, job = piece.batch, piece.batch.job
         ids = batch.ids[piece.rows[piece.next :]]
-        receive = self._receive_features if job.split else self._receive_stored
+        receive = self._receiver.features if job.split else self._receiver.stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
 
         def read(reader: FrameReader) -> messages.RequestReport:
@@ -285,115 +246,7 @@ class Window:
             report = transport.stream(job.path, request, read)
         self.traffic.answered(job.split, len(ids), report, received, time.monotonic() - asked)
 
-    def _receive_features(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
-        batch = piece.batch
-
-        def sink(header: FrameHeader) -> list[memoryview]:
-            rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
-            return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
-
-        while True:
-            header = self._next(reader, piece, sink)
-            if isinstance(header, StreamEnd):
-                return header
-            self._arrived(piece.batch, self._next_rows(piece, len(header.ids)), header.ids)
-            piece.next += len(header.ids)
-
-    def _receive_stored(self, reader: FrameReader, piece: _Piece) -> StreamEnd:
-        batch, cache = piece.batch, self._caches.get(piece.batch.job.dataset)
-        received: list[npt.NDArray[Any]] = []
-
-        def sink(header: FrameHeader) -> list[memoryview]:
-            self._rows(header, piece, None)
-            total, count = header.tensors[0].shape[0], len(header.ids)
-            received[:] = [
-                np.empty(total, np.uint8),
-                np.empty(count + 1, np.int64),
-                np.empty(count, np.int64),
-            ]
-            return [byte_view(a) for a in received]
-
-        while True:
-            header = self._next(reader, piece, sink)
-            if isinstance(header, StreamEnd):
-                return header
-            rows = self._next_rows(piece, len(header.ids))
-            samples = _checked_samples(np.asarray(header.ids), *received)
-            self._take_stored(batch, rows, samples)
-            piece.next += len(rows)
-            if cache is not None:
-                cache.put(samples)
-
-    def _from_cache(self, piece: _Piece, cache: SampleCache) -> None:
-        """Take what the cache has of a piece; the other rows are left to be asked for."""
-        batch = piece.batch
-        for found, samples in cache.parts(batch.ids[piece.rows]):
-            if self._closed:
-                raise Stopped
-            self._take_stored(batch, piece.rows[found], samples)
-            self.traffic.cached(batch.job.split, len(samples), len(samples.data))
-        piece.rows = piece.rows[~batch.arrived[piece.rows]]
-
-    def _take_stored(self, batch: _OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
-        """Decode stored samples into ``rows`` of their batch."""
-        job, started = batch.job, time.monotonic()
-        with self.traffic.decoding(job.split), self._tracer.span("decode", "decode", samples=len(rows)):
-            inputs = input_batch(samples, job.layout, job.transform)
-            if tuple(inputs.shape[1:]) != job.shape:
-                raise BadRequestError(
-                    f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
-                    "choose an image size (--image-size) that fits the data set"
-                )
-            spot = _spot(rows)
-            batch.features[spot] = inputs
-            batch.labels[spot] = torch.from_numpy(samples.labels)
-        batch.spans.append(Span("client", "decode", started, time.monotonic()))
-        self._arrived(batch, rows, samples.ids)
-
-    def _next(self, reader: FrameReader, piece: _Piece, sink: Any) -> FrameHeader | StreamEnd:
-        """The next frame; the network's clock runs from its header's arrival to its checksum."""
-        spans, asked, before = piece.batch.spans, time.monotonic(), reader.bytes_read
-        arrival = self.traffic.arrival(piece.batch.job.split)
-
-        def timed(header: FrameHeader) -> Any:
-            buffers = sink(header)
-            spans.append(Span("server", "wait for a frame", asked, time.monotonic()))
-            arrival.begin()
-            return buffers
-
-        try:
-            return reader.next(timed)
-        finally:
-            if arrival.started is not None:
-                spans.append(Span("network", "frame", arrival.started, time.monotonic()))
-            arrival.end(reader.bytes_read - before)
-
-    @staticmethod
-    def _next_rows(piece: _Piece, count: int) -> npt.NDArray[np.int64]:
-        return piece.rows[piece.next : piece.next + count]
-
-    def _rows(
-        self, header: FrameHeader, piece: _Piece, expected: tuple[TensorSpec, ...] | None
-    ) -> npt.NDArray[np.int64]:
-        """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
-        if self._closed:
-            raise Stopped  # nobody wants the rest of the answer; its connection is broken
-        count = len(header.ids)
-        rows = self._next_rows(piece, count)
-        if not count or not np.array_equal(header.ids, piece.batch.ids[rows]):
-            raise WireError("the server sent other samples than were asked for, or in another order")
-        if expected is None:
-            total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
-            expected = (
-                TensorSpec(messages.STORED, "uint8", (total,)),
-                TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
-                TensorSpec(messages.LABELS, "int64", (count,)),
-            )
-        if header.tensors != expected:
-            raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
-        return rows
-
-    def _arrived(self, batch: _OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
+    def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
         """The samples of ``rows``, which carried ``ids``, are in their places."""
         with self._changed:
             if batch.arrived[rows].any():
@@ -402,22 +255,3 @@ class Window:
             batch.arrived_ids[rows] = ids
             if batch.arrived.all():
                 self._changed.notify_all()
-
-
-def _spot(rows: npt.NDArray[np.int64]) -> Any:
-    """An index of these rows (ascending), a slice where they are consecutive."""
-    first, stop = int(rows[0]), int(rows[-1]) + 1
-    return slice(first, stop) if stop - first == len(rows) else torch.from_numpy(rows)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Writable raw bytes of a contiguous host tensor of any dtype."""
-    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
-
-
-def _checked_samples(
-    ids: messages.IdArray, data: npt.NDArray[np.uint8], offsets: messages.IdArray, labels: messages.IdArray
-) -> Samples:
-    if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
-        raise WireError("the offsets of stored samples do not fit their bytes")
-    return Samples(ids=ids, data=data, offsets=offsets, labels=labels)

@@ -233,6 +233,7 @@ def frame_seconds() -> tuple[float, float]:
     import numpy as np
 
     from hapi.wire import frames
+    from hapi.wire.frame_reader import FrameReader
 
     side = _PATTERN_BYTES // 4 // _FRAME_SAMPLES
     spec = frames.TensorSpec("features", "float32", (_FRAME_SAMPLES, side))
@@ -256,7 +257,7 @@ def frame_seconds() -> tuple[float, float]:
     with sending, receiving:
         sender = threading.Thread(target=send, name="hapi-measure-frames", daemon=True)
         sender.start()
-        reader = frames.FrameReader(_SocketSource(receiving))
+        reader = FrameReader(_SocketSource(receiving))
         received = _fastest(lambda: reader.next(lambda _: [target]), time.thread_time)
         sender.join(_TIMEOUT_SECONDS)
     return max(1e-9, min(sent[1:])) / len(payload), received / len(payload)

@@ -83,7 +83,6 @@ class RunScanner:
         module: Format,
         fields: Fields,
         *,
-        labels_ignored: bool,
         decode: bool,
         skip_bad: bool,
         alive: Callable[[int, int], None],
@@ -92,7 +91,7 @@ class RunScanner:
         self._below = len(folder) + 1 if folder else 0
         self._look = decode_image if decode else check_image
         self._skip_bad, self._alive = skip_bad, alive
-        self._labels = LabelBook(labels_ignored)
+        self._labels = LabelBook(fields.unlabelled)
         self._skipped = Skipped()
         self._places: list[tuple[int, int, int]] = []
         """Shard, offset and length of each sample."""

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import xxhash
@@ -153,20 +153,14 @@ class _Indexer:
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._store, self._folder, self._options = store, folder, options
+        self._fields = replace(options.fields, unlabelled=options.labels is not None)
         self._on_progress = on_progress
         self._guard = threading.Lock()
         self._stop = threading.Event()
 
     def fingerprint(self) -> str:
         """Of all that decides what a run's part holds, beside its shards."""
-        options = self._options
-        known = [
-            self._folder.prefix,
-            self._folder.module.NAME,
-            asdict(options.fields),
-            options.labels is None,
-            options.decode,
-        ]
+        known = [self._folder.prefix, self._folder.module.NAME, asdict(self._fields), self._options.decode]
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
 
     def run(self, target: PackFolder, on_start: Callable[[int, int], None]) -> list[Scanned]:
@@ -199,8 +193,7 @@ class _Indexer:
             self._store,
             self._folder.prefix,
             self._folder.module,
-            self._options.fields,
-            labels_ignored=self._options.labels is not None,
+            self._fields,
             decode=self._options.decode,
             skip_bad=self._options.skip_bad,
             alive=self._alive,

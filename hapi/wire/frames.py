@@ -23,16 +23,16 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.errors import HapiError, WireError, from_problem
+from hapi.errors import HapiError, WireError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -42,9 +42,9 @@ ALIGNMENT = 64
 SLICE_BYTES = 1 << 20
 """Bytes handed to the socket at a time; 1 MiB was the fastest in our measurements (64 KiB: half)."""
 
-_MAGIC = b"HAPF"
-_PREFIX = struct.Struct("<4sBBHIQ")
-_TRAILER = struct.Struct("<Q")
+MAGIC = b"HAPF"
+PREFIX = struct.Struct("<4sBBHIQ")
+TRAILER = struct.Struct("<Q")
 _ID_BYTES = 8
 
 DTYPE_BYTES: Mapping[str, int] = {
@@ -134,7 +134,7 @@ class FrameHeader:
 
     @property
     def payload_bytes(self) -> int:
-        return _payload_bytes(len(self.ids), self.tensors)
+        return payload_size(len(self.ids), self.tensors)
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,21 @@ class StreamEnd:
     """Seconds per stage and what else the server tells; see ``messages.RequestReport``."""
 
 
-def _padded(nbytes: int) -> int:
+def padded(nbytes: int) -> int:
+    """With the zeros up to the next multiple of :data:`ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _head(kind: FrameKind, header: Mapping[str, Any], payload_bytes: int, pad_to: int = 0) -> bytes:
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    length = max(_padded(_PREFIX.size + len(text)), pad_to) - _PREFIX.size
-    prefix = _PREFIX.pack(_MAGIC, WIRE_VERSION, kind, 0, length, payload_bytes)
+    length = max(padded(PREFIX.size + len(text)), pad_to) - PREFIX.size
+    prefix = PREFIX.pack(MAGIC, WIRE_VERSION, kind, 0, length, payload_bytes)
     return prefix + text.ljust(length)
 
 
-def _payload_bytes(count: int, tensors: Sequence[TensorSpec]) -> int:
-    return _padded(count * _ID_BYTES) + sum(_padded(t.nbytes) for t in tensors)
+def payload_size(count: int, tensors: Sequence[TensorSpec]) -> int:
+    """Bytes of ``count`` ids and these tensors, each with its padding."""
+    return padded(count * _ID_BYTES) + sum(padded(t.nbytes) for t in tensors)
 
 
 def _header_json(header: FrameHeader) -> dict[str, Any]:
@@ -168,10 +170,10 @@ def _header_json(header: FrameHeader) -> dict[str, Any]:
 
 def frame_bytes(header: FrameHeader) -> int:
     """Length on the wire of the data frame with this header, known before its tensors are."""
-    return len(_head(FrameKind.DATA, _header_json(header), 0)) + header.payload_bytes + _TRAILER.size
+    return len(_head(FrameKind.DATA, _header_json(header), 0)) + header.payload_bytes + TRAILER.size
 
 
-END_BYTES = 2048 + _TRAILER.size
+END_BYTES = 2048 + TRAILER.size
 """Length on the wire of an end frame whose report lists no layers."""
 _LAYER_BYTES = 16
 """Most bytes that a layer's seconds take in a report."""
@@ -200,11 +202,11 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer]) -> Iterator[Buffe
             piece = view[start : start + SLICE_BYTES]
             digest.update(piece)
             yield piece
-        padding = _padded(len(view)) - len(view)
+        padding = padded(len(view)) - len(view)
         if padding:
             digest.update(bytes(padding))
             yield bytes(padding)
-    yield _TRAILER.pack(digest.intdigest())
+    yield TRAILER.pack(digest.intdigest())
 
 
 SMALL_BYTES = 16 << 10
@@ -229,182 +231,16 @@ def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 def end_frame(end: StreamEnd, layers: int = 0) -> bytes:
     """The whole end frame, :func:`end_bytes` of ``layers`` long (ValueError if the report does not fit)."""
     document = {"frames": end.frames, "samples": end.samples, "report": end.report}
-    head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - _TRAILER.size)
-    if len(head) + _TRAILER.size != end_bytes(layers):
+    head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - TRAILER.size)
+    if len(head) + TRAILER.size != end_bytes(layers):
         raise ValueError("the report does not fit an end frame")
-    return head + _TRAILER.pack(xxhash.xxh3_64_intdigest(head))
+    return head + TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
 
 def error_frame(error: HapiError) -> bytes:
     """The whole error frame that carries ``error`` as problem details."""
     head = _head(FrameKind.ERROR, error.to_problem(), 0)
-    return head + _TRAILER.pack(xxhash.xxh3_64_intdigest(head))
-
-
-class ByteSource(Protocol):
-    """Where a reader takes its bytes: a socket's response, a file, a list of buffers."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill at most ``len(buffer)`` bytes, return how many; 0 at the end of the stream."""
-
-
-Sink = Callable[[FrameHeader], Sequence[memoryview]]
-"""Given a frame's header, the buffers that its tensors are received into, one each, of their exact length."""
-
-
-class FrameReader:
-    """Reads a stream of frames, each tensor straight into the buffer that the caller's sink names.
-
-    States: ``open`` -> (data frame)* -> ``ended`` after the end frame; any error leaves it ``broken`` and the
-    connection unusable. Raises :class:`WireError` for bytes that break the format or their checksum, and the
-    carried :class:`HapiError` for an error frame.
-    """
-
-    def __init__(self, source: ByteSource, limits: FrameLimits | None = None) -> None:
-        self._source = source
-        self._limits = limits or FrameLimits()
-        self._digest = xxhash.xxh3_64()
-        self.frames = 0
-        self.samples = 0
-        self.bytes_read = 0
-        """Bytes of the stream consumed so far, headers and checksums included."""
-
-    def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
-        """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
-        return FrameReader(wrap(self._source), self._limits)
-
-    def next(self, sink: Sink) -> FrameHeader | StreamEnd:
-        """The next data frame's header once its tensors have arrived and been checked, or the end."""
-        self._digest = xxhash.xxh3_64()
-        prefix = memoryview(bytearray(_PREFIX.size))
-        self._fill(prefix)
-        magic, version, kind, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
-        if magic != _MAGIC or reserved != 0:
-            raise WireError("stream out of step: no frame starts here")
-        if version != WIRE_VERSION:
-            raise WireError(
-                f"the other side speaks wire version {version}, this one {WIRE_VERSION}; update one"
-            )
-        if header_bytes > self._limits.header or payload_bytes > self._limits.payload:
-            raise WireError(
-                f"frame of {header_bytes} + {payload_bytes} bytes exceeds the limit of "
-                f"{self._limits.header} + {self._limits.payload}"
-            )
-        document = self._json(header_bytes)
-        if kind == FrameKind.DATA:
-            return self._data(document, payload_bytes, sink)
-        if payload_bytes:
-            raise WireError(f"a frame of kind {kind} carries no payload, this one {payload_bytes} bytes")
-        self._check_trailer()
-        if kind == FrameKind.ERROR:
-            status = document.get("status")
-            raise from_problem(document, status if type(status) is int else 500)
-        if kind != FrameKind.END:
-            raise WireError(f"unknown frame kind {kind}")
-        return self._end(document)
-
-    def _data(self, document: dict[str, Any], payload_bytes: int, sink: Sink) -> FrameHeader:
-        count, tensors = _parse_header(document)
-        needed = _payload_bytes(count, tensors)
-        if needed != payload_bytes:
-            raise WireError(f"frame says {payload_bytes} payload bytes, its ids and tensors need {needed}")
-        header = FrameHeader(self._ids(count), tensors)
-        buffers = sink(header)
-        if [len(b) for b in buffers] != [t.nbytes for t in header.tensors]:
-            raise ValueError("sink gave buffers of another length than the frame header says")
-        for spec, buffer in zip(header.tensors, buffers, strict=True):
-            self._fill(buffer)
-            self._skip_padding(spec.nbytes)
-        self._check_trailer()
-        self.frames += 1
-        self.samples += len(header.ids)
-        return header
-
-    def _ids(self, count: int) -> npt.NDArray[np.int64]:
-        ids = np.empty(count, dtype="<i8")
-        self._fill(byte_view(ids))
-        self._skip_padding(ids.nbytes)
-        if count and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_ID:
-            raise WireError("frame: something else than sample ids stands where they belong")
-        return ids.astype(np.int64, copy=False)
-
-    def _skip_padding(self, nbytes: int) -> None:
-        padding = bytearray(_padded(nbytes) - nbytes)
-        self._fill(memoryview(padding))
-        if any(padding):
-            raise WireError("frame padding is not zero")
-
-    def _end(self, document: dict[str, Any]) -> StreamEnd:
-        frames, samples, report = (document.get(k) for k in ("frames", "samples", "report"))
-        if frames != self.frames or samples != self.samples or not isinstance(report, dict):
-            raise WireError(
-                f"end frame counts {frames!r:.20} frames and {samples!r:.20} samples, "
-                f"received were {self.frames} and {self.samples}"
-            )
-        return StreamEnd(self.frames, self.samples, report)
-
-    def _json(self, length: int) -> dict[str, Any]:
-        raw = bytearray(length)
-        self._fill(memoryview(raw))
-        try:
-            document = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise WireError(f"frame header is not JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise WireError("frame header is not a JSON object")
-        return document
-
-    def _check_trailer(self) -> None:
-        computed = self._digest.intdigest()
-        raw = memoryview(bytearray(_TRAILER.size))
-        self._fill(raw)
-        (sent,) = _TRAILER.unpack(raw)
-        if sent != computed:
-            raise WireError(f"frame checksum mismatch: {computed:016x} received, {sent:016x} sent")
-
-    def _fill(self, buffer: memoryview) -> None:
-        """Fill ``buffer`` wholly, hashing each slice while it is in the cache."""
-        start, total = 0, len(buffer)
-        while start < total:
-            piece = buffer[start : start + SLICE_BYTES]
-            count = self._source.readinto(piece)
-            if not count:
-                raise WireError(f"stream cut off after {self.bytes_read} bytes")
-            self._digest.update(piece[:count])
-            start += count
-            self.bytes_read += count
-
-
-def _parse_header(document: dict[str, Any]) -> tuple[int, tuple[TensorSpec, ...]]:
-    """Number of ids, and the tensors."""
-    if set(document) != {"ids", "tensors"}:
-        raise WireError("frame header: expected exactly ids and tensors")
-    ids, tensors = document["ids"], document["tensors"]
-    if type(ids) is not int or not 0 <= ids < 1 << 48:
-        raise WireError("frame header: ids is not a number of samples")
-    if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
-        raise WireError(f"frame header: expected 1 to {MAX_TENSORS} tensors")
-    return ids, tuple(TensorSpec.from_json(t) for t in tensors)
-
-
-class BufferSource:
-    """A :class:`ByteSource` over buffers that are already there (the loopback transport, tests)."""
-
-    def __init__(self, buffers: Iterator[Buffer]) -> None:
-        self._buffers = buffers
-        self._current = memoryview(b"")
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Fill as much of ``buffer`` as the present piece has; the bytes written, 0 at the end."""
-        while not self._current:
-            following = next(self._buffers, None)
-            if following is None:
-                return 0
-            self._current = memoryview(following).cast("B")
-        count = min(len(buffer), len(self._current))
-        buffer[:count] = self._current[:count]
-        self._current = self._current[count:]
-        return count
+    return head + TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:

@@ -13,7 +13,8 @@ from hapi.bench.conditions import conditions
 from hapi.bench.gpu import MODELS, GpuSettings, measure_gpu
 from hapi.bench.gpu_wire import FROM_DEVICE, FROM_HOST, DeviceFeatures
 from hapi.cli.main import main
-from hapi.wire.frames import BufferSource, FrameHeader, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import EXTRACT_PATH
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")

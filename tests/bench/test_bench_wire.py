@@ -14,7 +14,8 @@ from hapi.bench.wire import AIOHTTP, AIOHTTP_READ, HAPI, SOCKET, WireResult, mea
 from hapi.bench.wire_server import FEATURE_SHAPE, ResidentFeatures
 from hapi.cli.main import main
 from hapi.errors import UsageError
-from hapi.wire.frames import BufferSource, FrameHeader, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import EXTRACT_PATH
 
 two_cores = pytest.mark.skipif(

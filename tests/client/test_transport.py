@@ -27,7 +27,8 @@ from hapi.errors import (
     UsageError,
     WireError,
 )
-from hapi.wire.frames import FrameReader, StreamEnd, end_frame
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import StreamEnd, end_frame
 
 END = bytes(end_frame(StreamEnd(0, 0, {})))
 

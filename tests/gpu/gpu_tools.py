@@ -15,7 +15,8 @@ from torch import nn
 
 from hapi.client.job import ExtractionJob
 from hapi.server.service import Service
-from hapi.wire.frames import BufferSource, FrameHeader, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd
 from hapi.wire.messages import EXTRACT_PATH, RequestReport
 
 MIB = 1 << 20

@@ -16,7 +16,8 @@ import pytest
 from harness import ServerProcess, server
 from http_tools import EXTRACT, Known, make_store, metric, received, until
 
-from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import StreamEnd
 
 pytestmark = [
     pytest.mark.slow,

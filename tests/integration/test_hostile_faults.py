@@ -29,7 +29,8 @@ from http_tools import (
 
 from hapi.client.transport import HttpTransport
 from hapi.errors import HapiError
-from hapi.wire.frames import FrameReader, StreamEnd
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import StreamEnd
 
 pytestmark = pytest.mark.slow
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",

@@ -33,7 +33,8 @@ from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.sources import open_source
 from hapi.storage.transform import input_batch
-from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import StreamEnd
 from hapi.wire.references import TransformSpec
 
 COUNT, SIDE, SPLIT = 40, 32, 4

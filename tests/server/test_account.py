@@ -27,7 +27,8 @@ from http_tools import (
 from hapi.errors import BadRequestError
 from hapi.server.account import JOBS_KEPT, Account
 from hapi.server.loopback import loopback_handler
-from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import STAGES, RequestReport
 
 

@@ -31,7 +31,8 @@ from hapi.server.memory import Ask
 from hapi.server.settings import ServerSettings
 from hapi.server.worker import make_workers
 from hapi.storage.objects import open_store
-from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
 
 IDS = list(range(40))

@@ -25,7 +25,8 @@ from http_tools import (
 
 from hapi.server import app as server_app
 from hapi.server.tenants import Tenants, read_tenants
-from hapi.wire.frames import BufferSource, FrameReader, StreamEnd
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import DEADLINE_HEADER, RequestReport
 
 FILE = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,25 @@ def test_train_and_validation_files_in_one_folder_are_not_mixed(store: ObjectSto
     with pytest.raises(UsageError, match=r"2 sets of TFRecord files \(set/train-\?\?\?\?\?-of-00003"):
         index(store)
     assert index(store, "set/train-*").manifest.count == 30
+
+
+def test_labels_from_a_file_need_none_in_the_shards(store: ObjectStore, kind: str, tmp_path: Path) -> None:
+    """What stands where a label might be is not even looked at."""
+    if kind == "mds":
+        columns = {"image": "png", "label": "str"}
+        samples = [{"image": image(n), "label": "x" * (2000 if n else 3)} for n in range(3)]
+        parts = {"shard.00000.mds": mds_shard(columns, samples)}
+        for name, data in {**parts, "index.json": mds_index(columns, parts, HASHES)}.items():
+            store.put(f"set/{name}", data)
+    else:
+        records = [example({"label": b"\xff\xfe", "image/encoded": image(n)}) for n in range(3)]
+        store.put("set/train-00000-of-00001", tfrecord(records))
+    with pytest.raises(DataError, match="its label"):
+        index(store)
+    labels = tmp_path / "labels.txt"
+    labels.write_text("2\n0\n1\n")
+    index(store, name="e", labels=labels)
+    assert open_dataset(store, "e").labels([0, 1, 2]).tolist() == [2, 0, 1]
 
 
 def test_labels_that_count_from_one_stay_as_they_are(store: ObjectStore) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import DataError, HapiError, WireError
+from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import (
     ALIGNMENT,
     DTYPE_BYTES,
@@ -21,10 +22,8 @@ from hapi.wire.frames import (
     NO_IDS,
     SMALL_BYTES,
     WIRE_VERSION,
-    BufferSource,
     FrameHeader,
     FrameLimits,
-    FrameReader,
     StreamEnd,
     TensorSpec,
     byte_view,

@@ -167,7 +167,8 @@ def _layout(shard: ShardBytes, table_end: int, fields: Fields) -> _Layout:
             f"{table_end} on; it is damaged"
         )
     columns = _columns(shard, shard.read(table_end, first - table_end))
-    image, label = _image(shard, columns, fields.image), _label_column(shard, columns, fields.label)
+    image = _image(shard, columns, fields.image)
+    label = None if fields.unlabelled else _label_column(shard, columns, fields.label)
     varying = sum(column.size is None for column in columns)
     return _Layout(
         first=first,

@@ -59,6 +59,8 @@ class Fields:
 
     image: str | None = None
     label: str | None = None
+    unlabelled: bool = False
+    """Labels come from elsewhere: none is looked for, and none can be wrong."""
 
 
 class ShardBytes:

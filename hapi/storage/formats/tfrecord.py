@@ -59,8 +59,10 @@ class _Wanted:
     @classmethod
     def of(cls, fields: Fields) -> Self:
         images = _encoded(IMAGES if fields.image is None else (fields.image,))
-        labels = _encoded(LABELS if fields.label is None else (fields.label,))
-        return cls(images, labels, frozenset((*images, *labels)), fields.label is not None)
+        named = LABELS if fields.label is None else (fields.label,)
+        labels = _encoded(() if fields.unlabelled else named)
+        needed = fields.label is not None and not fields.unlabelled
+        return cls(images, labels, frozenset((*images, *labels)), needed)
 
 
 def _encoded(names: Sequence[str]) -> tuple[bytes, ...]:

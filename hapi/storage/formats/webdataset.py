@@ -82,7 +82,8 @@ def _result(shard: ShardBytes, sample: _Sample, fields: Fields) -> Found | Bad:
         if sample.twice is not None:
             raise _WrongError(sample.twice)
         image = _image(sample, fields.image)
-        return Found(image.offset, image.size, _label(shard, sample, fields.label), sample.name)
+        label = None if fields.unlabelled else _label(shard, sample, fields.label)
+        return Found(image.offset, image.size, label, sample.name)
     except _WrongError as error:
         return Bad(sample.name, str(error))
 

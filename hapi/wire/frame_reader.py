@@ -1,0 +1,197 @@
+"""Reading frames (:mod:`hapi.wire.frames`): every length, name and number is checked before anything is believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hapi.errors import WireError, from_problem
+from hapi.wire.frames import (
+    MAGIC,
+    MAX_ID,
+    MAX_TENSORS,
+    PREFIX,
+    SLICE_BYTES,
+    TRAILER,
+    WIRE_VERSION,
+    Buffer,
+    FrameHeader,
+    FrameKind,
+    FrameLimits,
+    StreamEnd,
+    TensorSpec,
+    byte_view,
+    padded,
+    payload_size,
+)
+
+
+class ByteSource(Protocol):
+    """Where a reader takes its bytes: a socket's response, a file, a list of buffers."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill at most ``len(buffer)`` bytes, return how many; 0 at the end of the stream."""
+
+
+Sink = Callable[[FrameHeader], Sequence[memoryview]]
+"""Given a frame's header, the buffers that its tensors are received into, one each, of their exact length."""
+
+
+class FrameReader:
+    """Reads a stream of frames, each tensor straight into the buffer that the caller's sink names.
+
+    States: ``open`` -> (data frame)* -> ``ended`` after the end frame; any error leaves it ``broken`` and the
+    connection unusable. Raises :class:`WireError` for bytes that break the format or their checksum, and the
+    carried :class:`HapiError` for an error frame.
+    """
+
+    def __init__(self, source: ByteSource, limits: FrameLimits | None = None) -> None:
+        self._source = source
+        self._limits = limits or FrameLimits()
+        self._digest = xxhash.xxh3_64()
+        self.frames = 0
+        self.samples = 0
+        self.bytes_read = 0
+        """Bytes of the stream consumed so far, headers and checksums included."""
+
+    def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
+        """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
+        return FrameReader(wrap(self._source), self._limits)
+
+    def next(self, sink: Sink) -> FrameHeader | StreamEnd:
+        """The next data frame's header once its tensors have arrived and been checked, or the end."""
+        self._digest = xxhash.xxh3_64()
+        prefix = memoryview(bytearray(PREFIX.size))
+        self._fill(prefix)
+        magic, version, kind, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
+        if magic != MAGIC or reserved != 0:
+            raise WireError("stream out of step: no frame starts here")
+        if version != WIRE_VERSION:
+            raise WireError(
+                f"the other side speaks wire version {version}, this one {WIRE_VERSION}; update one"
+            )
+        if header_bytes > self._limits.header or payload_bytes > self._limits.payload:
+            raise WireError(
+                f"frame of {header_bytes} + {payload_bytes} bytes exceeds the limit of "
+                f"{self._limits.header} + {self._limits.payload}"
+            )
+        document = self._json(header_bytes)
+        if kind == FrameKind.DATA:
+            return self._data(document, payload_bytes, sink)
+        if payload_bytes:
+            raise WireError(f"a frame of kind {kind} carries no payload, this one {payload_bytes} bytes")
+        self._check_trailer()
+        if kind == FrameKind.ERROR:
+            status = document.get("status")
+            raise from_problem(document, status if type(status) is int else 500)
+        if kind != FrameKind.END:
+            raise WireError(f"unknown frame kind {kind}")
+        return self._end(document)
+
+    def _data(self, document: dict[str, Any], payload_bytes: int, sink: Sink) -> FrameHeader:
+        count, tensors = _parse_header(document)
+        needed = payload_size(count, tensors)
+        if needed != payload_bytes:
+            raise WireError(f"frame says {payload_bytes} payload bytes, its ids and tensors need {needed}")
+        header = FrameHeader(self._ids(count), tensors)
+        buffers = sink(header)
+        if [len(b) for b in buffers] != [t.nbytes for t in header.tensors]:
+            raise ValueError("sink gave buffers of another length than the frame header says")
+        for spec, buffer in zip(header.tensors, buffers, strict=True):
+            self._fill(buffer)
+            self._skip_padding(spec.nbytes)
+        self._check_trailer()
+        self.frames += 1
+        self.samples += len(header.ids)
+        return header
+
+    def _ids(self, count: int) -> npt.NDArray[np.int64]:
+        ids = np.empty(count, dtype="<i8")
+        self._fill(byte_view(ids))
+        self._skip_padding(ids.nbytes)
+        if count and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_ID:
+            raise WireError("frame: something else than sample ids stands where they belong")
+        return ids.astype(np.int64, copy=False)
+
+    def _skip_padding(self, nbytes: int) -> None:
+        padding = bytearray(padded(nbytes) - nbytes)
+        self._fill(memoryview(padding))
+        if any(padding):
+            raise WireError("frame padding is not zero")
+
+    def _end(self, document: dict[str, Any]) -> StreamEnd:
+        frames, samples, report = (document.get(k) for k in ("frames", "samples", "report"))
+        if frames != self.frames or samples != self.samples or not isinstance(report, dict):
+            raise WireError(
+                f"end frame counts {frames!r:.20} frames and {samples!r:.20} samples, "
+                f"received were {self.frames} and {self.samples}"
+            )
+        return StreamEnd(self.frames, self.samples, report)
+
+    def _json(self, length: int) -> dict[str, Any]:
+        raw = bytearray(length)
+        self._fill(memoryview(raw))
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"frame header is not JSON: {error}") from None
+        if not isinstance(document, dict):
+            raise WireError("frame header is not a JSON object")
+        return document
+
+    def _check_trailer(self) -> None:
+        computed = self._digest.intdigest()
+        raw = memoryview(bytearray(TRAILER.size))
+        self._fill(raw)
+        (sent,) = TRAILER.unpack(raw)
+        if sent != computed:
+            raise WireError(f"frame checksum mismatch: {computed:016x} received, {sent:016x} sent")
+
+    def _fill(self, buffer: memoryview) -> None:
+        """Fill ``buffer`` wholly, hashing each slice while it is in the cache."""
+        start, total = 0, len(buffer)
+        while start < total:
+            piece = buffer[start : start + SLICE_BYTES]
+            count = self._source.readinto(piece)
+            if not count:
+                raise WireError(f"stream cut off after {self.bytes_read} bytes")
+            self._digest.update(piece[:count])
+            start += count
+            self.bytes_read += count
+
+
+def _parse_header(document: dict[str, Any]) -> tuple[int, tuple[TensorSpec, ...]]:
+    """Number of ids, and the tensors."""
+    if set(document) != {"ids", "tensors"}:
+        raise WireError("frame header: expected exactly ids and tensors")
+    ids, tensors = document["ids"], document["tensors"]
+    if type(ids) is not int or not 0 <= ids < 1 << 48:
+        raise WireError("frame header: ids is not a number of samples")
+    if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
+        raise WireError(f"frame header: expected 1 to {MAX_TENSORS} tensors")
+    return ids, tuple(TensorSpec.from_json(t) for t in tensors)
+
+
+class BufferSource:
+    """A :class:`ByteSource` over buffers that are already there (the loopback transport, tests)."""
+
+    def __init__(self, buffers: Iterator[Buffer]) -> None:
+        self._buffers = buffers
+        self._current = memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill as much of ``buffer`` as the present piece has; the bytes written, 0 at the end."""
+        while not self._current:
+            following = next(self._buffers, None)
+            if following is None:
+                return 0
+            self._current = memoryview(following).cast("B")
+        count = min(len(buffer), len(self._current))
+        buffer[:count] = self._current[:count]
+        self._current = self._current[count:]
+        return count
