@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,10 +76,14 @@ class Receiver:
         caches: Mapping[DatasetReference, SampleCache],
         closed: Callable[[], bool],
         arrived: Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """``closed()``: nobody wants any more. ``arrived(batch, rows, ids)``: these rows are in their places."""
+        """``closed()``: nobody wants any more. ``arrived(batch, rows, ids)``: these rows are in their places.
+
+        ``later(work)`` has stored samples decoded while the connection that they came by is asked for the next ones.
+        """
         self._traffic, self._tracer, self._caches = traffic, tracer, caches
-        self._closed, self._arrived = closed, arrived
+        self._closed, self._arrived, self._later = closed, arrived, later
 
     def features(self, reader: FrameReader, piece: Piece) -> StreamEnd:
         """The frames of an answer to a request for features."""
@@ -97,7 +102,7 @@ class Receiver:
 
     def stored(self, reader: FrameReader, piece: Piece) -> StreamEnd:
         """The frames of an answer to a request for stored samples; a sample cache, if there is one, keeps these."""
-        batch, cache = piece.batch, self._caches.get(piece.batch.job.dataset)
+        batch = piece.batch
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
@@ -116,10 +121,14 @@ class Receiver:
                 return header
             rows = piece.next_rows(len(header.ids))
             samples = _checked_samples(np.asarray(header.ids), *received)
-            self._take(batch, rows, samples)
             piece.next += len(rows)
-            if cache is not None:
-                cache.put(samples)
+            self._later(partial(self._keep, batch, rows, samples))
+
+    def _keep(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        cache = self._caches.get(batch.job.dataset)
+        self._take(batch, rows, samples)
+        if cache is not None:
+            cache.put(samples)
 
     def from_cache(self, piece: Piece) -> None:
         """Take what a sample cache has of a piece; the other rows are left to be asked for."""

@@ -14,7 +14,8 @@ one batch beyond the consumer's is always allowed, so that one is prefetched wha
 (HAPI, section 4.2: requests for iteration i+1 are sent before the client starts on i).
 
 A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
-(split 0) that are in a sample cache are not asked for; the others come into it.
+(split 0) that are in a sample cache are not asked for; the others come into it. They are decoded by threads of their
+while their connection is asked for the next ones: answers that share a link end together, and it would be idle.
 
 Each batch has its own job, asked for when the batch opens, so that the split can change from one batch to the next
 while the batches before are still under way.
@@ -26,6 +27,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,7 +93,9 @@ class Window:
         self._budget = budget
         self._buffers = buffers
         self.traffic = traffic or Traffic(servers.received_bytes)
-        self._receiver = Receiver(self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived)
+        self._receiver = Receiver(
+            self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode
+        )
         self._changed = threading.Condition()
         self._opened = 0
         self._pieces: list[Piece] = []
@@ -101,6 +105,7 @@ class Window:
         self._failure: BaseException | None = None
         self._closed = False
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
+        self._decoders = ThreadPoolExecutor(max(1, count), thread_name_prefix="hapi-window-decode")
         self._threads = [
             threading.Thread(target=self._work, name=f"hapi-window-{i}", daemon=True) for i in range(count)
         ]
@@ -120,6 +125,7 @@ class Window:
                 del self._live[number], batch
                 self._changed.notify_all()
         self._joined(CLOSE_SECONDS)  # the last answers' reports come after their samples
+        self._decoders.shutdown()
 
     def close(self) -> None:
         """Stop receiving; returns once no thread writes into a batch any more."""
@@ -133,6 +139,7 @@ class Window:
             self._changed.notify_all()
         while not self._joined(CLOSE_SECONDS):
             self._servers.interrupt()  # a server that is silent would hold them until its timeout
+        self._decoders.shutdown(cancel_futures=True)
 
     def _joined(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -159,6 +166,20 @@ class Window:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+
+    def _decode(self, work: Callable[[], None]) -> None:
+        """Have ``work`` done by a thread of its own; the receiving one goes on."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._fail(error)
+
+        try:
+            self._decoders.submit(guarded)
+        except RuntimeError:  # they have been shut down
+            raise Stopped from None
 
     def _fetch(self, piece: Piece) -> None:
         self._receiver.from_cache(piece)

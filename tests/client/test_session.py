@@ -6,16 +6,19 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from local_job import COUNT, open_session, pack_blobs, service_of
 
+from hapi.client import receiving
 from hapi.client import session as session_module
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DataError, HapiError, UsageError
+from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 
 
@@ -49,6 +52,53 @@ def test_batches_have_the_shapes_they_should(session: Session) -> None:
     assert sizes == [10, 10, 10, 10, 6]
     assert session.last.samples == COUNT
     assert session.last.seconds >= session.last.stall_seconds > 0
+
+
+def test_a_connection_is_not_idle_while_samples_are_decoded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_decode, handle, decode = (
+        [],
+        threading.Event(),
+        loopback_handler(service),
+        receiving.input_batch,
+    )
+
+    def answers(method: str, path: str, body: bytes) -> Any:
+        asked.append(path)
+        return handle(method, path, body)
+
+    def late(*given: Any) -> Any:
+        assert may_decode.wait(10)
+        return decode(*given)
+
+    monkeypatch.setattr(receiving, "input_batch", late)
+    with open_session(answers, split="none", request_size=5, in_flight=1) as session:
+        stream = session.epoch(0)
+        training = threading.Thread(target=lambda: sizes.append(len(next(stream)[0])))
+        sizes: list[int] = []
+        training.start()
+        deadline = time.monotonic() + 5
+        while asked.count("/v1/samples") < 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert asked.count("/v1/samples") >= 4 and not sizes
+        may_decode.set()
+        training.join()
+        assert sizes == [10]
+        assert sum(len(features) for features, _ in stream) == COUNT - 10
+    assert window_threads() == []
+
+
+def test_what_cannot_be_decoded_reaches_the_consumer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise DataError("sample 3 is no image; pack the data set again")
+
+    monkeypatch.setattr(receiving, "input_batch", broken)
+    with open_session(service, split="none") as session, pytest.raises(DataError, match="sample 3"):
+        list(session.epoch(0))
+    assert window_threads() == []
 
 
 def test_the_order_is_a_pure_function_of_seed_and_epoch(service: Service, session: Session) -> None:
