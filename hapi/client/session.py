@@ -26,6 +26,7 @@ from hapi.client.buffers import BufferPool
 from hapi.client.caching import Expected, close_caches, open_caches
 from hapi.client.measuring import Meter
 from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
+from hapi.client.pacing import Learned, Pacing
 from hapi.client.passes import PassReport
 from hapi.client.prepare import Prepared, prepare
 from hapi.client.servers import ServerPool
@@ -78,6 +79,7 @@ class Session:
         )
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.meter = Meter(self.device, self._servers.size)
+        self._learned = Learned()
         self.caches = open_caches(prepared)
         """Of stored samples, by data set; none without ``--sample-cache``."""
         try:
@@ -220,6 +222,7 @@ class Session:
             tracer=self.tracer,
             traffic=report.traffic,
             caches=self.caches,
+            pacing=Pacing(self._servers.received_bytes, report.traffic.link, self._learned),
         )
         meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()

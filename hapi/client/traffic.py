@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hapi.clocks import BusyClock
 from hapi.wire.messages import RequestReport, ServerTier
@@ -20,6 +21,8 @@ from hapi.wire.messages import RequestReport, ServerTier
 RATE_SECONDS = 0.1
 """Longest stretch of arrivals that counts as one measurement of the link."""
 RATES_KEPT = 4096
+RECENT = 8
+"""Measurements that tell the rate just now."""
 
 
 @dataclass
@@ -97,6 +100,9 @@ class LinkMeter:
         self._before: tuple[int | None, int] = (None, 0)
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
+        self._ended: float | None = None
+        self.idle = 0.0
+        """Seconds between payloads, in which none was arriving."""
 
     def begin(self) -> None:
         """A payload begins to arrive."""
@@ -104,6 +110,8 @@ class LinkMeter:
             self._active += 1
             if self._active == 1:
                 self._open()
+                if self._ended is not None:
+                    self.idle += self._since - self._ended
 
     def end(self, nbytes: int) -> None:
         """It has arrived, or never will; ``nbytes`` of it were read."""
@@ -111,6 +119,7 @@ class LinkMeter:
             self._active -= 1
             self._read += nbytes
             now = time.monotonic()
+            self._ended = now
             if self._active == 0 or now - self._since >= RATE_SECONDS:
                 count = self._count()
                 if count > 0 and now > self._since:
@@ -122,6 +131,13 @@ class LinkMeter:
         """(bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
         with self._lock:
             return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
+
+    def recent(self) -> float | None:
+        """Bytes per second over the newest stretches; None before the first."""
+        with self._lock:
+            newest = list(islice(reversed(self._rates), RECENT))
+        seconds = sum(s for _, _, s in newest)
+        return sum(n for _, n, _ in newest) / seconds if seconds else None
 
     def crossed(self, nbytes: int, seconds: float) -> None:
         """``nbytes`` crossed in at most ``seconds``: they did not exist before and are there now."""

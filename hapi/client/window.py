@@ -15,7 +15,7 @@ one batch beyond the consumer's is always allowed, so that one is prefetched wha
 
 A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
 (split 0) that are in a sample cache are not asked for; the others come into it. They are decoded by threads of their
-while their connection is asked for the next ones: answers that share a link end together, and it would be idle.
+own, while their connection is asked for the next ones. A scarce link brings one answer after the other (``pacing.py``).
 
 Each batch has its own job, asked for when the batch opens, so that the split can change from one batch to the next
 while the batches before are still under way.
@@ -36,6 +36,7 @@ import torch
 
 from hapi.client.buffers import BufferPool
 from hapi.client.job import ExtractionJob
+from hapi.client.pacing import Pacing
 from hapi.client.receiving import OpenBatch, Piece, Receiver, Span
 from hapi.client.servers import ServerPool, Stopped
 from hapi.client.traffic import Traffic
@@ -47,6 +48,9 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.references import DatasetReference
 
+_SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
+"""About what an answer has beside its samples' own bytes: ids, labels and offsets; frames' headers and its report;
+HTTP's headers. What of it is wrong is corrected when the answer has come."""
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
 
@@ -83,8 +87,12 @@ class Window:
         tracer: Tracer,
         traffic: Traffic | None = None,
         caches: Mapping[DatasetReference, SampleCache] | None = None,
+        pacing: Pacing | None = None,
     ) -> None:
-        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set."""
+        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set.
+
+        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs.
+        """
         self._job_of = job_of
         self._tracer = tracer
         self._servers = servers
@@ -96,9 +104,12 @@ class Window:
         self._receiver = Receiver(
             self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode
         )
+        self._pacing = pacing
         self._changed = threading.Condition()
         self._opened = 0
         self._pieces: list[Piece] = []
+        self._in_line: list[Piece] = []
+        """Whose requests wait for their turn."""
         self._live: dict[int, OpenBatch] = {}
         self._next_job: ExtractionJob | None = None
         """Of the batch that opens next, once it was asked for."""
@@ -185,11 +196,41 @@ class Window:
         self._receiver.from_cache(piece)
         if piece.next == len(piece.rows):
             return
-        self._servers.run(
-            lambda transport: self._attempt(transport, piece),
-            progress=lambda: piece.next,
-            cancelled=lambda: self._closed,
-        )
+        received = None
+        self._await_turn(piece)
+        try:
+            received = self._servers.run(
+                lambda transport: self._attempt(transport, piece),
+                progress=lambda: piece.next,
+                cancelled=lambda: self._closed,
+            )
+        finally:
+            if self._pacing is not None:
+                with self._changed:
+                    self._pacing.done(piece, piece.batch.job.split, received)
+                    self._changed.notify_all()
+
+    def _await_turn(self, piece: Piece) -> None:
+        """Return when the request for ``piece`` should go out: in the order of the pieces, as the pacing has it."""
+        if self._pacing is None:
+            return
+        job = piece.batch.job
+        each = (job.sample_bytes() if job.split else job.mean_stored_bytes) + _SAMPLE_BYTES
+        with self._changed:
+            self._in_line.append(piece)
+            try:
+                while True:
+                    if self._closed or self._failure is not None:
+                        raise Stopped
+                    first = min(self._in_line, key=lambda p: (p.batch.number, p.rows[0])) is piece
+                    delay = self._pacing.delay(job.split) if first else None
+                    if delay == 0:
+                        self._pacing.sent(piece, len(piece.rows) * each + _ANSWER_BYTES)
+                        return
+                    self._changed.wait(delay)
+            finally:
+                self._in_line.remove(piece)
+                self._changed.notify_all()
 
     def _next_piece(self) -> Piece | None:
         """The first piece nobody works on; opens the next batch when the budget allows."""
@@ -241,12 +282,12 @@ class Window:
         self._pieces += [Piece(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts]
         self._changed.notify_all()
 
-    def _attempt(self, transport: Transport, piece: Piece) -> None:
-        """Ask one server for what is missing of ``piece``."""
+    def _attempt(self, transport: Transport, piece: Piece) -> int:
+        """Ask one server for what is missing of ``piece``; the bytes of its answer."""
         if self._closed:
             raise Stopped
         if piece.next == len(piece.rows):
-            return
+            return 0
         batch, job = piece.batch, piece.batch.job
         ids = batch.ids[piece.rows[piece.next :]]
         receive = self._receiver.features if job.split else self._receiver.stored
@@ -266,6 +307,7 @@ class Window:
         with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
             report = transport.stream(job.path, request, read)
         self.traffic.answered(job.split, len(ids), report, received, time.monotonic() - asked)
+        return received + _HEAD_BYTES
 
     def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
         """The samples of ``rows``, which carried ``ids``, are in their places."""
