@@ -130,7 +130,7 @@ class TrainSettings:
         "samples per request (128 in the paper, section 5.1)", default=128, low=1, high=65536
     )
     in_flight: int = setting(
-        "requests under way at a time, per server (the server runs 4 at a time by default)",
+        "most requests under way at a time, per server (the server runs 4 at a time by default)",
         default=4,
         low=1,
         high=256,
