@@ -10,6 +10,7 @@ under way as may be.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ SHRINK = 0.95
 """A lead's factor with each answer before which the link was not idle."""
 IDLE = 0.02
 """Of an answer's time on the link, for which it may be idle before it."""
+PATIENCE = 2.0
+"""Times what all answers under way should take, after which no request is held back: a server may be silent."""
 UNKNOWN = 2
 """Requests under way while the link's rate is not known."""
 
@@ -39,9 +42,15 @@ class Learned:
 class Pacing:
     """Of the requests of one pass. Not thread-safe: the window's lock guards it."""
 
-    def __init__(self, arrived: Callable[[], int | None], link: LinkMeter, learned: Learned) -> None:
+    def __init__(
+        self,
+        arrived: Callable[[], int | None],
+        link: LinkMeter,
+        learned: Learned,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``arrived()``: bytes that have come over the network so far; None where nobody can tell, nor pace then."""
-        self._arrived, self._link, self._learned = arrived, link, learned
+        self._arrived, self._link, self._learned, self._clock = arrived, link, learned, clock
         self._coming: dict[object, float] = {}
         """Expected bytes of each answer under way."""
         self._expected = 0.0
@@ -49,6 +58,8 @@ class Pacing:
         self._before: int | None = None
         self._idle = link.idle
         self._held = False
+        self._since: float | None = None
+        """When the request that goes next was held back first."""
 
     def delay(self, split: int) -> float:
         """Seconds until the next request should be sent; 0: now."""
@@ -57,9 +68,13 @@ class Pacing:
             return 0.0
         if self._learned.rate is None:
             return 0.0 if len(self._coming) < UNKNOWN else 0.05
-        whole = sum(self._coming.values())
+        whole, rate = sum(self._coming.values()), self._learned.rate
         to_come = min(whole, max(0.0, self._expected - (arrived - self._before)))
-        delay = max(0.0, to_come / self._learned.rate - self._learned.lead[split])
+        delay = max(0.0, to_come / rate - self._learned.lead[split])
+        if delay:
+            now = self._clock()
+            self._since = now if self._since is None else self._since
+            delay = min(delay, max(0.0, self._since + PATIENCE * whole / rate - now))
         self._held |= delay > 0
         return delay
 
@@ -69,6 +84,7 @@ class Pacing:
             self._before, self._expected = self._arrived(), 0.0
         self._coming[request] = nbytes
         self._expected += nbytes
+        self._since = None
 
     def done(self, request: object, split: int, nbytes: int | None) -> None:
         """Its answer has come, of ``nbytes`` in all; or it failed (None)."""

@@ -31,7 +31,8 @@ class Simulation:
         self.now, self.arrived, self.link = 0.0, 0.0, Link()
         self.link.rate = rate if known else None
         learned = Learned(self.link.rate)
-        self.pacing = Pacing(lambda: int(self.arrived), self.link, learned)  # type: ignore[arg-type]
+        link: LinkMeter = self.link  # type: ignore[assignment]
+        self.pacing = Pacing(lambda: int(self.arrived), link, learned, lambda: self.now)
         self.order: list[int] = []
         self.ends: list[float] = []
         self.largest = 0
@@ -145,3 +146,16 @@ def test_what_was_expected_wrongly_is_corrected() -> None:
     assert pacing.delay(0) == pytest.approx(3.0)
     arrived[0] += 9000
     assert pacing.delay(0) == 0.0
+
+
+def test_a_silent_server_holds_nobody_back_for_long() -> None:
+    now = [0.0]
+    pacing = Pacing(lambda: 0, LinkMeter(lambda: 0), Learned(1000.0), lambda: now[0])
+    pacing.sent("silent", 500)
+    assert pacing.delay(0) == pytest.approx(0.5)
+    now[0] = 0.9
+    assert pacing.delay(0) == pytest.approx(0.1)
+    now[0] = 1.1
+    assert pacing.delay(0) == 0
+    pacing.sent("other", 500)
+    assert pacing.delay(0) == pytest.approx(1.0), "the next one is held back anew"
