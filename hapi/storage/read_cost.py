@@ -67,7 +67,7 @@ REMOTE_COST = ReadCost(
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it
 takes 18 ms for a request and 4.6 for each MB: ranges of 1 MB come at 30% of the rate of 16 MB, those of 4 MB at 74%,
-those of 8 MB at 87%."""
+those of 8 MB lie between."""
 
 
 def read_cost(store: ObjectStore) -> ReadCost:
