@@ -157,6 +157,10 @@ class Mounted:
         reader = self.dataset.reader
         if isinstance(shuffle, str):
             shuffle = Shuffle.parse(shuffle, reader.suits)
+        elif not isinstance(shuffle, Shuffle):
+            raise UsageError(
+                f"shuffle: expected a Shuffle or its name, such as 'chunks', got {shuffle!r:.80}"
+            )
         found = shuffle.sequence(seed, epoch, self.count) if order is None else np.asarray(order)
         if len(found):
             self.dataset.locate([found.min(), found.max()])

@@ -188,8 +188,8 @@ class Shuffle:
         group, window = (None if number is None else int(number) for number in match.groups())
         try:
             return cls(suits.group if group is None else group, suits.window if window is None else window)
-        except UsageError as error:
-            raise UsageError(f"{what} {error}") from None
+        except UsageError:
+            raise UsageError(f"{what} {text}: group and window are integers from 1 to {MOST}") from None
 
     def __str__(self) -> str:
         """As :meth:`parse` reads it, with all numbers."""

@@ -97,6 +97,10 @@ def test_shuffles_by_name(mounted: Mounted) -> None:
     assert drain(mounted, [100]) == suits.tolist()
     with pytest.raises(UsageError, match="shuffle: expected 'full' or"):
         mounted.sequence(1, 0, shuffle="chunk")
+    with pytest.raises(UsageError, match="shuffle chunks:0: group and window are integers from 1"):
+        mounted.sequence(1, 0, shuffle="chunks:0")
+    with pytest.raises(UsageError, match="expected a Shuffle or its name, such as 'chunks', got 7"):
+        mounted.sequence(1, 0, shuffle=7)  # type: ignore[arg-type]
 
 
 def test_buffers_are_used_again(address: str) -> None:
