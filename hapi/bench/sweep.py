@@ -3,7 +3,7 @@
 For a cell (model, training batch, bandwidth) a real server and a real client run on the two-tier test bed. An epoch is
 profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
 every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
-bytes at the link's rate alone, exceed 1.5 times the best whole epoch is not run to its end: it is recorded as over
+bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run to its end: it is recorded as over
 that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
 turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
 best worse, splits that were broken off too early are run again. Neighbours that send the same bytes and whose estimates
@@ -28,7 +28,7 @@ from hapi.bench.tiers import BenchClient, start_server
 from hapi.profiler.batching import FIXED_BATCH
 from hapi.units import format_bandwidth, format_duration
 
-BEYOND, SURELY_BEYOND = 1.5, 1.25
+BEYOND, SURELY_BEYOND = 1.3, 1.2
 """Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
 last column begins earlier."""
 NEAR = (1.12, 1.06)
@@ -38,6 +38,8 @@ CHOSEN = 1.25
 That of ``auto`` is always measured again."""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
+TENSORS = 2
+"""Times the best epoch after which one with samples stored as tensors is broken off."""
 WARM = 1
 """Batches with which both sides are made to load a split's layers before it is measured first."""
 
@@ -114,7 +116,7 @@ class _Bench:
         for twin, measured in enumerate(of):
             if twin != measured:
                 self._results.add({"kind": "twin", "cell": cell.key, "split": twin, "of": measured})
-        self._tensors(cell, samples, 3 * times.best())
+        self._tensors(cell, samples, TENSORS * times.best())
         best = times.best_split()
         told = ", ".join(
             f"{name} {split} ({times.median(of[split]) / times.best() - 1:+.0%})"
