@@ -6,10 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import pytest
 
 from hapi.bench import sweep as engine
 from hapi.bench.cells import Grid, Results
+from hapi.bench.sweep_client import spread
 from hapi.errors import TransportError
 
 BANDWIDTH = 1e6
@@ -209,3 +211,13 @@ def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> 
     grid = Grid(models=("alexnet", "vgg11"), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16)
     results, told = measure(tiers, tmp_path, grid, seconds=0.0)
     assert not any(results.done(cell) for cell in grid.cells()) and "2 cells are left" in told[-1]
+
+
+def test_an_epoch_of_a_part_of_the_data_is_like_all_of_it() -> None:
+    """What is stored class by class may have larger samples in front; estimates go by the whole data set's mean."""
+    ids = np.arange(768)
+    assert spread(ids, 768).tolist() == ids.tolist() and spread(ids, 1000).tolist() == ids.tolist()
+    for samples in (1, 16, 192, 384, 500):
+        found = spread(ids, samples)
+        assert len(set(found.tolist())) == samples
+        assert abs(np.count_nonzero(found < 384) - samples / 2) <= 1
