@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _URN = "urn:hapi:problem:"
+_GATEWAY = (502, 503, 504)
+"""What a proxy answers by itself while it cannot reach a server: no word of Hapi's on its store or its queue."""
 
 
 class HapiError(Exception):
@@ -187,10 +189,10 @@ def from_problem(problem: Any, status: int) -> HapiError:
     kind = str(problem.get("type", "")).removeprefix(_URN)
     cls = by_slug.get(kind)
     if cls is None:
-        # A proxy's 504 is about a deadline of its own.
-        known = [c for c in by_slug.values() if c is not DeadlineError]
-        by_status = {c.status: c for c in reversed(known)}
+        by_status = {c.status: c for c in reversed(by_slug.values())}
         cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
+        if status in _GATEWAY:
+            cls = TransportError
     detail = problem.get("detail")
     message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"
     return cls(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import ssl
 import struct
@@ -90,6 +91,8 @@ class HttpTransport:
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._active: set[http.client.HTTPConnection] = set()
+        self._sockets: dict[http.client.HTTPConnection, socket.socket] = {}
+        """Of all connections, a handle of our own: http.client lets go of its own when an answer will close it."""
         self._closed = False
         self._received_before = 0
         """By connections that are closed."""
@@ -108,26 +111,25 @@ class HttpTransport:
 
     def received_bytes(self) -> int | None:
         with self._lock:
-            counts = [_received(connection) for connection in (*self._active, *self._idle)]
+            counts = [_received(sock) for sock in self._sockets.values()]
             known = [count for count in counts if count is not None]
             return self._received_before + sum(known) if len(known) == len(counts) else None
 
     def interrupt(self) -> None:
         with self._lock:
-            connections = list(self._active)
-        for connection in connections:
-            _shut(connection)
+            for connection in self._active:
+                _shut(self._sockets.get(connection))
 
     def close(self) -> None:
         """End all connections, also those that are in use: their requests fail at once."""
         with self._lock:
             self._closed = True
-            idle, active = list(self._idle), list(self._active)
+            idle = list(self._idle)
             self._idle.clear()
-        for connection in active:
-            _shut(connection)
+            for connection in self._active:
+                _shut(self._sockets.get(connection))
         for connection in idle:
-            _break(connection)
+            self._break(connection)
 
     @contextlib.contextmanager
     def _exchange(self, method: str, path: str, document: Any) -> Iterator[http.client.HTTPResponse]:
@@ -191,7 +193,10 @@ class HttpTransport:
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         connection.connect()
         connection.sock.settimeout(self._timeout)
+        # A plain socket's also under TLS, whose own shutdown would wait for the thread that is reading.
+        own = socket.socket(fileno=os.dup(connection.sock.fileno()))
         with self._lock:
+            self._sockets[connection] = own
             if self._closed:  # while there was no socket yet that close() could have broken
                 raise TransportError(f"{self.url}: the transport was closed")
 
@@ -201,8 +206,19 @@ class HttpTransport:
             if reusable and not self._closed:
                 self._idle.append(connection)
                 return
-            self._received_before += _received(connection) or 0
-        _break(connection)
+        self._break(connection)
+
+    def _break(self, connection: http.client.HTTPConnection) -> None:
+        """Close at once, whatever was under way."""
+        with self._lock:
+            sock = self._sockets.pop(connection, None)
+            if sock is not None:
+                self._received_before += _received(sock) or 0
+        _shut(sock)
+        with contextlib.suppress(OSError):
+            connection.close()
+        if sock is not None:
+            sock.close()
 
 
 Handler = Callable[[str, str, bytes], tuple[int, Mapping[str, str], Iterator[Buffer]]]
@@ -321,14 +337,11 @@ def _reason(error: BaseException) -> str:
     return _printable(str(text))
 
 
-def _received(connection: http.client.HTTPConnection) -> int | None:
-    """Bytes that the kernel has received for ``connection``, read or not; None where it does not say."""
-    sock = connection.sock
-    if sock is None:
-        return 0
+def _received(sock: socket.socket) -> int | None:
+    """Bytes that the kernel has received for a connection, read or not; None where it does not say."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
-    except (OSError, AttributeError):  # closed meanwhile; or not Linux
+    except (OSError, AttributeError):  # not Linux
         return None
     if len(info) < _BYTES_RECEIVED + 8:
         return None
@@ -336,17 +349,8 @@ def _received(connection: http.client.HTTPConnection) -> int | None:
     return int(count)
 
 
-def _shut(connection: http.client.HTTPConnection) -> None:
+def _shut(sock: socket.socket | None) -> None:
     """End the talk under a thread that may be blocked in it; that thread wakes up and closes the connection."""
-    sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):
-            # The plain socket's: TLS's own shutdown would wait for the thread that is reading.
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _break(connection: http.client.HTTPConnection) -> None:
-    """Close at once, whatever was under way."""
-    _shut(connection)
-    with contextlib.suppress(OSError):
-        connection.close()
+            sock.shutdown(socket.SHUT_RDWR)

@@ -103,6 +103,32 @@ def test_an_answer_that_ends_with_its_connection_is_not_reused() -> None:
         assert server.connections == 2
 
 
+def test_what_comes_by_connections_that_end_is_counted() -> None:
+    body = json.dumps("x" * 5000).encode()
+    with serving(answer(body, "200 OK", "Connection: close", keep=False)) as server:
+        transport = HttpTransport(server.url)
+        if transport.received_bytes() is None:
+            pytest.skip("this system does not tell what a connection has received")
+        for n in range(1, 4):
+            transport.call("GET", "/v1")
+            assert n * len(body) < (transport.received_bytes() or 0) < n * (len(body) + 500)
+
+
+def test_an_answer_that_would_end_its_connection_can_be_interrupted() -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{"
+    with serving(raw(head, keep=True)) as server:
+        transport = HttpTransport(server.url, timeout=60)
+        failures: list[HapiError] = []
+        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
+        thread.start()
+        while not transport.received_bytes():
+            time.sleep(0.005)
+        time.sleep(0.05)
+        transport.interrupt()
+        thread.join(5)
+        assert not thread.is_alive() and isinstance(failures[0], TransportError)
+
+
 def test_bytes_after_the_end_frame_are_not_read() -> None:
     """Neither into memory, nor as the next request's answer."""
     endless = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n" + END + b"x" * 100_000
@@ -255,7 +281,8 @@ def test_messages_cannot_steer_the_terminal() -> None:
     ("status", "kind"),
     [
         ("401 Unauthorized", UnauthorizedError), ("404 Not Found", NotFoundError), ("400 Bad Request", BadRequestError),
-        ("502 Bad Gateway", HapiError), ("504 Gateway Timeout", TransportError), ("418 Teapot", BadRequestError),
+        ("502 Bad Gateway", TransportError), ("503 Service Unavailable", TransportError),
+        ("504 Gateway Timeout", TransportError), ("418 Teapot", BadRequestError),
     ],
 )  # fmt: skip
 def test_other_servers_errors_name_the_url(status: str, kind: type[HapiError]) -> None:
