@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from hapi.cli.common import EXIT_OK
 from hapi.errors import HapiError, UsageError
+from hapi.paths import user_path
 from hapi.storage.cache_folder import MARKER, SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.units import format_bytes, format_duration
 
@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """One line for each data set version: bytes, last use; or what was removed."""
-    if not (Path(args.folder).expanduser() / MARKER).is_file():
+    if not (user_path(args.folder, "FOLDER") / MARKER).is_file():
         raise UsageError(f"{args.folder}: is no sample cache")
     folder = CacheFolder.open(args.folder, SAMPLE_CACHE_BYTES)
     try:

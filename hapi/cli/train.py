@@ -124,10 +124,10 @@ def check_outputs(settings: TrainSettings) -> None:
 
 def _check_output(flag: str, path: str) -> None:
     target = Path(path)
-    # Files are written beside their place and moved there; that would put a file where a device was.
-    if target.exists() and not target.is_file():
-        raise UsageError(f"{flag} {path}: is not a plain file; give another name")
     try:
+        # Files are written beside their place and moved there; that would put a file where a device was.
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{flag} {path}: is not a plain file; give another name")
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.absolute().parent):
             pass

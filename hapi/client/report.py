@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def write_report(path: str, document: dict[str, Any]) -> None:
     except OSError as error:
         raise HapiError(f"--report {path}: cannot be written: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

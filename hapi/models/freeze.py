@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from hapi.errors import ModelError, UsageError
 from hapi.models.layers import LayeredModel
 
@@ -23,6 +25,12 @@ def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
     if not any(layer.parameter_count for layer in model.layers[freeze:]):
         raise UsageError(f"--freeze {freeze}: no layer after it has parameters, so nothing would be trained")
     model.check_freeze(freeze)
+    trained = (model.tensors.get(name) for name in model.tensor_names(freeze, len(model)))
+    if not any(isinstance(tensor, nn.Parameter) and tensor.requires_grad for tensor in trained):
+        raise UsageError(
+            f"the model's parameters after the freeze (layer {freeze}) have requires_grad off, so nothing would be "
+            "trained; have its factory leave it on for them"
+        )
     return freeze
 
 

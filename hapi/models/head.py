@@ -48,7 +48,7 @@ def outputs(module: nn.Module) -> int | None:
 def resize_head(module: nn.Module, path: str, classes: int, seed: int) -> None:
     """Give the head at ``path`` other outputs, freshly initialised from ``seed`` as torch initialises it.
 
-    Of a head on the meta device only the shape changes.
+    It is to be trained, also where the old one was not. Of a head on the meta device only the shape changes.
     """
     old = module.get_submodule(path)
     new = copy.deepcopy(old)
@@ -58,13 +58,13 @@ def resize_head(module: nn.Module, path: str, classes: int, seed: int) -> None:
     with seeded(seed), torch.no_grad():
         weight = new.weight
         fresh = torch.empty((classes, *weight.shape[1:]), dtype=weight.dtype)
-        new.weight = nn.Parameter(fresh, weight.requires_grad)
+        new.weight = nn.Parameter(fresh)
         # torch's own initialisation of both kinds (nn.Linear.reset_parameters), seeded.
         nn.init.kaiming_uniform_(new.weight, a=math.sqrt(5))
         if new.bias is not None:
             bound = 1 / math.sqrt(max(1, fresh[0].numel()))
             bias = torch.empty(classes, dtype=weight.dtype).uniform_(-bound, bound)
-            new.bias = nn.Parameter(bias, new.bias.requires_grad)
+            new.bias = nn.Parameter(bias)
     if isinstance(new, nn.Linear):
         new.out_features = classes
     else:

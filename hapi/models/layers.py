@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -22,6 +23,8 @@ from hapi.models.segment import Segment, compile_slice, slice_nodes
 from hapi.models.tensors import TensorTable
 from hapi.models.tracing import Traced
 from hapi.models.views import plant, view
+
+_INDEX = re.compile(r"\+?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class LayeredModel:
 
     def resolve(self, which: int | str) -> int:
         """Index of a layer given by index (0 to L) or by name; :class:`ModelError` names near misses."""
-        if isinstance(which, str) and which.strip().lstrip("+").isdigit():
+        if isinstance(which, str) and _INDEX.fullmatch(which.strip()):
             which = int(which)
         if isinstance(which, int):
             if not 0 <= which <= len(self):

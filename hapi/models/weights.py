@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from hapi.errors import ModelError
 from hapi.models.architectures import Architecture, import_timm
 from hapi.models.head import outputs, resize_head
+from hapi.paths import user_path
 
 _RANDOM = re.compile(r"random:(\d{1,18})")
 _FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -105,8 +105,12 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
 
     Also ``{"state_dict": ...}`` and ``{"model": ...}``, and names with ``module.`` before them.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
+    file = user_path(path, "weights file")
+    try:
+        found = file.is_file()
+    except OSError as error:  # in a folder that must not be read, or a name that is too long
+        raise ModelError(f"weights file {path} cannot be read: {error.strerror}") from None
+    if not found:
         raise ModelError(f"weights file {path} does not exist")
     try:
         if file.suffix == ".safetensors":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -181,9 +182,15 @@ class Profile:
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str) -> None:
-        """Write it as JSON; :class:`UsageError` when that fails."""
+        """Write it as JSON, whole or not at all; :class:`UsageError` when that fails."""
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+            try:
+                temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
 

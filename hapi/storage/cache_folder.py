@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hapi.errors import ConflictError, UsageError
+from hapi.paths import user_path
 from hapi.wire.references import DatasetReference
 
 SAMPLE_CACHE_BYTES = 20 * 10**9
@@ -75,7 +76,7 @@ class CacheFolder:
 
         :class:`UsageError` beginning with ``what`` when it cannot be one, or cannot be written.
         """
-        folder = Path(path).expanduser().absolute()
+        folder = user_path(path, what).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             marker = folder / MARKER

@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.paths import user_path
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import (
     Names,
@@ -40,7 +41,7 @@ class LocalStore(ObjectStore):
     """The folder at ``root``; it is made by the first write."""
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).expanduser().absolute()
+        self.root = user_path(root, "store").absolute()
         self.url = str(self.root)
 
     def ping(self) -> None:

@@ -293,7 +293,7 @@ class TransformSpec:
     @classmethod
     def for_image_size(cls, size: int) -> Self:
         """The usual evaluation transform for ``size`` x ``size`` inputs (short side resized to 8/7 of it)."""
-        return cls(resize=max(size, round(size * 256 / 224)), crop=size)
+        return cls(resize=max(size, min(MAX_IMAGE_SIDE, round(size * 256 / 224))), crop=size)
 
 
 def _three(value: Any, low: float, what: str) -> tuple[float, float, float]:

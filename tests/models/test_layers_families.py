@@ -138,6 +138,9 @@ def test_resolve_names_near_misses_and_ranges() -> None:
     for wrong in (-1, 15, "15"):
         with pytest.raises(ModelError, match="layers 1 to 14"):
             model.resolve(wrong)
+    for odd in ("++5", "\u00b2", "9" * 5000):  # digits to str.isdigit(), no numbers to int()
+        with pytest.raises(ModelError, match="no layer"):
+            model.resolve(odd)
 
 
 def test_every_cut_point_instead_of_the_papers_list() -> None:

@@ -11,7 +11,9 @@ import torchvision
 from torch import nn
 from torch.nn import functional as F
 
-from hapi.errors import ModelError
+from hapi.errors import ModelError, UsageError
+from hapi.models.freeze import choose_freeze
+from hapi.models.head import retarget
 from hapi.models.layers import LayeredModel, layered
 
 # The very same operations on the same tensors in the same order: bit-equal on one machine.
@@ -294,6 +296,19 @@ def test_a_parameter_on_both_sides_of_the_freeze_is_refused() -> None:
     model.check_freeze(0)
     model.assign("two.weight", torch.zeros(4, 4))
     assert model.module.one.weight is model.module.two.weight  # one tensor under all its names
+
+
+def test_a_module_that_trains_nothing_is_refused_and_a_fresh_head_trains() -> None:
+    """The usual factory for feature extraction switches every parameter off."""
+
+    def off() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).requires_grad_(False)
+
+    with pytest.raises(UsageError, match=r"after the freeze \(layer 1\) have requires_grad off"):
+        choose_freeze(layered(off(), (4,)), 1)
+    fresh = retarget(layered(off(), (4,)), 5, 0, lambda module: layered(module, (4,)))
+    assert choose_freeze(fresh, 1) == 1
+    assert all(p.requires_grad for p in fresh.module[2].parameters())
 
 
 @pytest.mark.parametrize("name", ["start", "frozen", "_tree", "layers"])

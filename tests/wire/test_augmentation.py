@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError
-from hapi.wire.references import MAX_SEED, Augmentation, Draw, TransformSpec
+from hapi.wire.references import MAX_IMAGE_SIDE, MAX_SEED, Augmentation, Draw, TransformSpec
 
 AUGMENT: dict[str, Any] = {
     "scale": [0.08, 1.0],
@@ -33,6 +33,12 @@ augmentations = st.one_of(
 
 def parse(document: Any) -> TransformSpec:
     return TransformSpec.from_json(document, random=True)
+
+
+@given(st.integers(1, MAX_IMAGE_SIDE))
+def test_the_usual_transform_of_every_size_is_one_that_servers_take(side: int) -> None:
+    spec = TransformSpec.for_image_size(side)
+    assert TransformSpec.from_json(spec.to_json()) == spec
 
 
 def test_round_trip() -> None:
