@@ -61,12 +61,12 @@ def received_ahead(sizes: Sizes, job: Job, earliest: int) -> int:
     return max(0, min([job.prefetch_bytes, *left]))
 
 
-def allowed(found: Plan, earliest: int) -> int:
-    """The plan's split; if that lies before ``earliest``, the fastest of the later ones that fit the memory."""
-    if found.split >= earliest:
+def allowed(found: Plan, earliest: int, latest: int) -> int:
+    """The plan's split; if that lies outside ``earliest`` to ``latest``, the fastest of these that fit the memory."""
+    if earliest <= found.split <= latest:
         return found.split
-    later = found.candidates[earliest:]
-    fitting = [c.estimate for c in later if c.fits] or [c.estimate for c in later]
+    inside = found.candidates[earliest : latest + 1]
+    fitting = [c.estimate for c in inside if c.fits] or [c.estimate for c in inside]
     return min(fitting, key=lambda e: e.epoch_seconds).split
 
 

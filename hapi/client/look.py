@@ -39,18 +39,18 @@ class Look:
         self._unseen = 0
         return True
 
-    def split(self, strategy: str, profile: Profile, job: Job, earliest: int, split: int) -> int | None:
-        """Where to look from; None when a faster link would make no other split better than ``split``.
+    def split(self, strategy: str, profile: Profile, job: Job, splits: range, split: int) -> int | None:
+        """Which of ``splits`` to look from; None when a faster link would make no other better than ``split``.
 
         That is the split that sends least of those whose frames are large enough to show the link, or most of all.
         """
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * self.FASTER)
         found = plan(strategy, replace(profile, link=link), job)
-        best, now = (found.candidates[s].estimate for s in (allowed(found, earliest), split))
+        best, now = (found.candidates[s].estimate for s in (allowed(found, splits[0], splits[-1]), split))
         if best.epoch_seconds >= now.epoch_seconds * (1 - Watch.HYSTERESIS):
             return None
         self._after = min(self.LONGEST, 2 * self._after)
         samples = min(job.request_size, profile.server.cos_batch)
-        sent = {s: samples * profile.sent_bytes(s) for s in range(earliest, profile.last_split + 1)}
+        sent = {s: samples * profile.sent_bytes(s) for s in splits}
         enough = [s for s in sent if sent[s] >= ENOUGH_BYTES]
         return min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])

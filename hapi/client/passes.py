@@ -72,6 +72,8 @@ class PassReport:
     timeline: Timeline = field(default_factory=Timeline)
     unfit: int | None = None
     """The split of a batch that is on its way through the frozen layers here."""
+    refused: int | None = None
+    """The split that a server had no memory for."""
 
     @classmethod
     def over(cls, traffic: Traffic) -> Self:

@@ -12,7 +12,8 @@ States of a planned run::
 While decided, a split that sends too little to show what the link is like is left for a batch or two now and then,
 where a faster link would make another split better: else a link that recovered would never be noticed.
 
-In every state a batch that did not fit this side's memory moves the earliest split, which nothing goes below.
+In every state a batch that did not fit this side's memory moves the earliest split, which nothing goes below, and one
+that a server has no memory for moves the latest, which nothing goes beyond.
 Nothing of this changes what is trained: the split says where frozen layers run, not what comes out of them.
 """
 
@@ -84,7 +85,7 @@ class Planning:
         self._profiled: set[int] = set()
         """Epochs whose profiling is over."""
         self._lock = threading.Lock()
-        self._earliest = earliest_that_fits(sizes, job)
+        self._earliest, self._latest = earliest_that_fits(sizes, job), sizes.last_split
         self._split = max(sizes.freeze, self._earliest)
         self._schedule: list[tuple[int, bool]] = []
         """(split, whether its layers are timed) of the profiling batches that have not opened yet."""
@@ -122,10 +123,10 @@ class Planning:
             if self._schedule:
                 split, timed = self._schedule.pop(0)
                 self._under_way.append((split, timed))
-                return max(split, self._earliest), timed
+                return self._within(split), timed
             if self._looks:
                 self.looks += 1
-                return max(self._looks.pop(), self._earliest), False
+                return self._within(self._looks.pop()), False
             if self._unopened_change:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
@@ -144,7 +145,7 @@ class Planning:
         return bool(self._schedule or self._under_way)
 
     def begin_pass(self, epoch: int, batches: int) -> None:
-        """An epoch (or what is left of it) begins."""
+        """An epoch of ``batches``, or what is left of it, begins; profiling that it is too short for goes on later."""
         self._last_done = time.monotonic()
         self._schedule_again()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
@@ -182,7 +183,7 @@ class Planning:
         second = max(1, batches - first) if limit is None else limit
         parts = [(self.sizes.freeze, first), (self._earliest, second)]
         if self.strategy == ORACLE:
-            parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self.sizes.last_split + 1)]
+            parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
         return [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
@@ -207,18 +208,38 @@ class Planning:
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
-        if split >= self.sizes.last_split:
+        if split >= self._latest:
             return False
-        why = f"out of memory at split {split}"
         self._earliest = max(self._earliest, split + 1)
+        self._keep_within((epoch, batch), split, f"out of memory at split {split}")
+        return True
+
+    def refused(self, epoch: int, batch: int, split: int) -> bool:
+        """A server has no memory for a batch at ``split``; False if it has none for any that fits this side's."""
+        if split <= self._earliest:
+            return False
+        self._latest = min(self._latest, split - 1)
+        self._keep_within((epoch, batch), split, f"a server has no memory for split {split}")
+        return True
+
+    def _within(self, split: int) -> int:
+        return min(max(split, self._earliest), self._latest)
+
+    def _keep_within(self, at: tuple[int, int], split: int, why: str) -> None:
+        """The bounds have moved past ``split``: leave what lies outside of them."""
         self._schedule_again()
         if self._schedule:
-            why += f", profiling goes on from split {self._earliest}"
-            self.changes.append(Change(epoch=epoch, batch=batch, before=split, after=self._earliest, why=why))
-        if self._split < self._earliest:
-            after = self._earliest if self.plan is None else allowed(self.plan, self._earliest)
-            self._change((epoch, batch), after, why)
-        return True
+            nearest = self._within(split)
+            why += f", profiling goes on from split {nearest}"
+            self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
+            with self._lock:
+                self._split = self._within(self._split)
+        elif self._within(self._split) != self._split:
+            after = self._within(self._split) if self.plan is None else self._allowed(self.plan)
+            self._change(at, after, why)
+
+    def _allowed(self, found: Plan) -> int:
+        return allowed(found, self._earliest, self._latest)
 
     @property
     def received_ahead(self) -> int:
@@ -260,10 +281,10 @@ class Planning:
         self.profile = profile
         self._price_cache(at[0])
         self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
-        tried = {s: seconds for s, seconds in self.measured.items() if s >= self._earliest}
+        tried = {s: seconds for s, seconds in self.measured.items() if s == self._within(s)}
         if split is None and tried:
             split = min(tried, key=lambda s: tried[s])
-        chosen = max(split, self._earliest) if split is not None else allowed(self.plan, self._earliest)
+        chosen = self._within(split) if split is not None else self._allowed(self.plan)
         self._change(at, chosen, why)
         self._watch = None
         if self._replan:
@@ -274,7 +295,7 @@ class Planning:
         """Change to what the watch made the plan, for a gain beyond the hysteresis and when the hold is over."""
         if self.plan is None or self._why is None:
             return
-        after = allowed(self.plan, self._earliest)
+        after = self._allowed(self.plan)
         seconds = [c.estimate.epoch_seconds for c in self.plan.candidates]
         gain = 1 - seconds[after] / seconds[self._split] if seconds[self._split] > 0 else 0.0
         if after == self._split or gain <= Watch.HYSTERESIS:
@@ -290,7 +311,8 @@ class Planning:
     def _look_at_link(self, rates: Arrivals) -> None:
         """Have the next batches show the link if it was not seen for long and a faster one would be of use."""
         if self.profile is not None and self._look.due(rates):
-            split = self._look.split(self.strategy, self.profile, self.job, self._earliest, self._split)
+            splits = range(self._earliest, self._latest + 1)
+            split = self._look.split(self.strategy, self.profile, self.job, splits, self._split)
             if split is not None:
                 with self._lock:
                     self._looks = [split] * Drift.EVIDENCE
@@ -338,6 +360,7 @@ class Planning:
             "strategy": self.strategy,
             "split": self._split,
             "earliest": self._earliest,
+            "latest": self._latest,
             "profiled": sorted(self._profiled),
             "profile": self.profile.to_json(),
         }
@@ -349,13 +372,17 @@ class Planning:
         """
         if state is None:
             return
-        split, earliest, profiled = state["split"], state["earliest"], state["profiled"]
-        if not all(type(s) is int and 0 <= s <= self.sizes.last_split for s in (split, earliest)):
+        split, profiled = state["split"], state["profiled"]
+        earliest, latest = state["earliest"], state["latest"]
+        if not all(type(s) is int and 0 <= s <= self.sizes.last_split for s in (split, earliest, latest)):
             raise ValueError("its splits are none of this model")
         if not all(type(e) is int for e in profiled):
             raise ValueError("its profiled epochs are no numbers")
         profile = fitted(Profile.from_json(state["profile"]), self.sizes)
-        self._earliest = max(self._earliest, earliest)
+        earliest = max(self._earliest, earliest)
+        if earliest <= latest:  # else the client's memory is another one now, and the server's may be too
+            self._latest = latest
+        self._earliest = earliest
         self._profiled.update(profiled)
         decided = split if state["strategy"] == self.strategy else None
         self._adopt(profile, (epoch, batch), "from the checkpoint", decided)

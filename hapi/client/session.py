@@ -172,7 +172,7 @@ class Session:
             return self._deliver(Named(self.prepared, split_of), start_batch, planned, epoch)
         if planning is None:
             return self._deliver(Fixed(self.prepared, self.split), start_batch, planned, epoch)
-        splits = Planned(self.prepared, planning, epoch, len(planned) - start_batch)
+        splits = Planned(self.prepared, planning, epoch, len(planned))
         return self._deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -194,8 +194,11 @@ class Session:
                 begin = first + len(delivered)
                 yield from self._through_window(splits, epoch, begin, planned, delivered, report)
             except DeviceMemoryError:
-                unfit, report.unfit = report.unfit, None
-                if unfit is None or not splits.failed(first + len(delivered), unfit):
+                unfit, refused = report.unfit, report.refused
+                report.unfit = report.refused = None
+                number = first + len(delivered)
+                moved = unfit is not None and splits.failed(number, unfit)
+                if not moved and (refused is None or not splits.refused(number, refused)):
                     raise
         _check_exactly_once(planned[first:], delivered)
         for cache in self.caches.values():
@@ -259,6 +262,7 @@ class Session:
                 seen = asked
         finally:
             report.seconds = before + time.monotonic() - started
+            report.refused = window.refused
             window.close()
             finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
 

@@ -40,6 +40,9 @@ class Splits(Protocol):
     def failed(self, number: int, split: int) -> bool:
         """Batch ``number`` did not fit this side's memory; whether it is to be tried at another split."""
 
+    def refused(self, number: int, split: int) -> bool:
+        """A server has no memory for batch ``number``; whether it is to be tried at another split."""
+
 
 @dataclass
 class Fixed:
@@ -63,6 +66,9 @@ class Fixed:
     def failed(self, number: int, split: int) -> bool:
         return False
 
+    def refused(self, number: int, split: int) -> bool:
+        return False
+
 
 class Named(Fixed):
     """The caller names the splits."""
@@ -84,7 +90,7 @@ class Planned:
     planning: Planning
     epoch: int
     batches: int
-    """Batches of the pass."""
+    """Batches of the whole epoch, of which a resumed one runs the last."""
     measured = True
 
     def begin(self) -> None:
@@ -99,6 +105,9 @@ class Planned:
 
     def failed(self, number: int, split: int) -> bool:
         return self.planning.failed(self.epoch, number, split)
+
+    def refused(self, number: int, split: int) -> bool:
+        return self.planning.refused(self.epoch, number, split)
 
 
 def planning_of(

@@ -41,7 +41,8 @@ from hapi.client.receiving import OpenBatch, Piece, Receiver, Span
 from hapi.client.servers import ServerPool, Stopped
 from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
-from hapi.errors import BadRequestError, HapiError, WireError
+from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, WireError
+from hapi.models.devices import is_out_of_memory
 from hapi.storage.sample_cache import SampleCache
 from hapi.trace import Tracer
 from hapi.wire import messages
@@ -114,6 +115,8 @@ class Window:
         self._next_job: ExtractionJob | None = None
         """Of the batch that opens next, once it was asked for."""
         self._failure: BaseException | None = None
+        self.refused: int | None = None
+        """The split that a server said its device has no memory for."""
         self._closed = False
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
         self._decoders = ThreadPoolExecutor(max(1, count), thread_name_prefix="hapi-window-decode")
@@ -174,6 +177,12 @@ class Window:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        if is_out_of_memory(error):
+            size = max(map(len, self._batches))
+            error = DeviceMemoryError(
+                f"this machine's memory does not hold training batches of {size} samples ({error}); "
+                "choose a smaller --bs or a later --split"
+            )
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -204,6 +213,9 @@ class Window:
                 progress=lambda: piece.next,
                 cancelled=lambda: self._closed,
             )
+        except DeviceMemoryError:
+            self.refused = piece.batch.job.split
+            raise
         finally:
             if self._pacing is not None:
                 with self._changed:

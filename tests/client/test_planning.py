@@ -531,11 +531,39 @@ def test_failing_chooses_among_what_fits() -> None:
     job = with_memory(20 * MB + (48 << 20))  # what libraries and the client take on a CPU
     found = plan("auto", true, job)
     assert [c.fits for c in found.candidates] == [True, True, True, False, True]
-    assert allowed(found, 3) == 4
+    assert allowed(found, 3, 4) == 4
     world = World(true)
     planning = planning_in(world, job=job)
     run_epoch(planning, world)
     assert planning.failed(1, 0, planning.split) and planning.split != 3
+
+
+def test_what_a_server_has_no_memory_for_is_left_towards_this_side() -> None:
+    planning, world = decided()
+    assert planning.refused(1, 2, BEST) and planning.split < BEST
+    assert planning.changes[-1].why == f"a server has no memory for split {BEST}"
+    assert planning.refused(1, 2, BEST - 1) and planning.split < BEST - 1
+    slower_link(world, 0.01)
+    assert max(run_epoch(planning, world, 1, batches=40)) <= BEST - 2, "nothing re-plans to what was refused"
+    assert planning.failed(1, 3, 0) and planning.split == 1
+    assert not planning.refused(1, 3, 1) and not planning.failed(1, 3, 1), "nothing is left"
+
+
+def test_being_refused_while_profiling_goes_on_one_earlier() -> None:
+    """The server's device holds splits 0 and 1 only, but the first half is to be profiled at the freeze, 4."""
+    world = World(truth())
+    planning = planning_in(world)
+    planning.begin_pass(0, 10)
+    while (split := planning.open(0, 0)[0]) > 1:
+        assert planning.refused(0, 0, split)
+    assert [c.after for c in planning.changes] == [3, 2, 1]
+    assert "no memory for split 4, profiling goes on from split 3" in planning.changes[0].why
+    planning._schedule_again()
+    assert run_epoch(planning, world, batches=10) == [1] * 5 + [0] * 5
+    assert planning.split in (0, 1)
+    other = planning_in(world)
+    other.restore(json.loads(json.dumps(planning.state())), 1, 0)
+    assert other.split == planning.split and other.open(1, 0)[0] <= 1
 
 
 def test_failing_of_a_batch_that_opened_before_the_last_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from local_job import COUNT, Silent, open_session, pack_blobs, service_of
 
 from hapi.client.session import Session
 from hapi.client.trainer import Trainer
+from hapi.client.transport import Handler
 from hapi.errors import BadRequestError, DeviceMemoryError, UsageError
 from hapi.profiler.profile import Profile
+from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.wire.messages import RequestReport
 
@@ -29,7 +32,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-def train(service: Service, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
+def train(service: Service | Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
         return Trainer(session, watcher or Silent()).run()
 
@@ -279,6 +282,48 @@ def test_all_that_is_left_is_to_push_everything_down(service: Service, reference
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert session.split == LAST
     assert report["epochs"][1]["splits"] == [[LAST, 5]]
+
+
+def test_a_server_with_little_memory_gets_an_earlier_split(service: Service, reference: list[float]) -> None:
+    """Auto begins at the freeze, which is the most that a server can be asked for."""
+    handle = loopback_handler(service)
+
+    def small(method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
+        document = json.loads(body) if body else {}
+        if document.get("split", 0) > 5:
+            problem = DeviceMemoryError("the front does not fit cpu").to_problem()
+            return 507, {}, iter([json.dumps(problem).encode()])
+        return handle(method, path, body)
+
+    report = train(small, split="auto")
+    assert losses(report) == pytest.approx(reference, rel=1e-4)
+    assert [e["samples"] for e in report["epochs"]] == [COUNT] * 2
+    assert {split for e in report["epochs"] for split, _ in e["splits"]} <= set(range(6))
+    assert report["plan"]["changes"][0]["why"].startswith(f"a server has no memory for split {FREEZE}")
+    with pytest.raises(DeviceMemoryError, match="does not fit cpu"):
+        train(small, split="freeze")
+
+
+def test_an_epoch_that_is_resumed_late_leaves_the_rest_of_profiling_to_the_next(service: Service) -> None:
+    with open_session(service, split="auto") as session:
+        planning = session.planning
+        assert planning is not None
+        assert len(list(session.epoch(0, start_batch=4))) == 1 and planning.plan is None
+        list(session.epoch(1))
+        assert planning.profile is not None
+        assert planning.profile.notes[0].endswith(f"{{0: 2, {FREEZE}: 1}}")  # the first at each warms it up
+
+
+def test_a_profile_that_can_no_longer_be_kept_does_not_end_training(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Profile, path: str) -> None:
+        raise UsageError(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(Profile, "save", full)
+    report = train(service, split="auto", save_profile=str(tmp_path / "p.json"))
+    assert len(report["epochs"]) == 2
+    assert "p.json: cannot be written: No space left on device; training goes on" in caplog.text
 
 
 @pytest.mark.slow

@@ -18,7 +18,15 @@ from hapi.client.job import ExtractionJob
 from hapi.client.servers import ServerPool
 from hapi.client.transport import LoopbackTransport
 from hapi.client.window import Window
-from hapi.errors import BusyError, DataError, HapiError, StoreError, TransportError, WireError
+from hapi.errors import (
+    BusyError,
+    DataError,
+    DeviceMemoryError,
+    HapiError,
+    StoreError,
+    TransportError,
+    WireError,
+)
 from hapi.storage.manifest import SampleLayout
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference, ModelReference
@@ -178,6 +186,20 @@ def test_errors_that_do_not_pass_reach_the_consumer_at_once() -> None:
     window, _ = make_window([server], batches_of(64, 16))
     with pytest.raises(DataError, match="sample 3"):
         list(window)
+    window.close()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), MemoryError("of numpy")]
+)
+def test_batches_beyond_this_machines_memory(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(BufferPool, "tensor", full)
+    window, _ = make_window([FakeServer()], batches_of(20, 10))
+    with pytest.raises(DeviceMemoryError, match=r"hold training batches of 10 samples .*--bs"):
+        next(iter(window))
     window.close()
 
 
