@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from torch import nn
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.storage.objects import open_store
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,8 @@ def save(
         reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
         raise HapiError(f"--checkpoint {path}: cannot be written: {reason}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that has become read-only, which the error above has told
+            temporary.unlink(missing_ok=True)
 
 
 def load(
@@ -126,7 +127,7 @@ def load(
         return None
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
-    different = sorted(k for k in identity if found.get(k) != identity[k])
+    different = [k for k in identity if found.get(k) != identity[k]]
     if different:
         key = different[0]
         raise ConflictError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hapi.errors import TransportError, UsageError
+from hapi.errors import HapiError, TransportError, UsageError
 
 START_SECONDS = 120.0
 """Longest time until an embedded server listens; importing torch from a cold disk takes most of it."""
@@ -65,6 +66,15 @@ class EmbeddedServer:
     def pid(self) -> int:
         """Process id of the server."""
         return self._process.pid
+
+    def check(self) -> None:
+        """:class:`HapiError` when the server has ended, with what it said last."""
+        status = self._process.poll()
+        if status is None:
+            return
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        more = "; the system does that when memory runs out" if status == -signal.SIGKILL else ""
+        raise HapiError(f"the embedded server {how}{more} (its last words: {self._last_words()})")
 
     def _await_url(self) -> str:
         lines: list[str] = []

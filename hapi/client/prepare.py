@@ -6,7 +6,6 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.models.devices import resolve_device
 from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
+from hapi.paths import user_path
 from hapi.profiler.decide import STRATEGIES, choose_split
 from hapi.storage.cache_folder import CacheFolder
 from hapi.storage.manifest import SampleLayout
@@ -51,6 +51,8 @@ class Prepared:
     weights: str
     """Where the model's weights came from; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
+    front_digest: str
+    """Over the frozen layers' structure and weights."""
     pushable: range
     """Splits that may be extracted at."""
     strategy: str | None
@@ -116,7 +118,8 @@ def prepare(
             HttpTransport(url, token=token, ca_file=settings.ca_file, timeout=settings.timeout)
             for url in urls
         ]
-    servers = ServerPool(transports, patience=settings.patience)
+    check = (lambda: None) if embedded is None else embedded.check
+    servers = ServerPool(transports, patience=settings.patience, check=check)
     try:
         return _prepare(settings, servers, [t.url for t in transports], embedded, store, device, cache)
     except BaseException:
@@ -154,6 +157,7 @@ def _prepare(
         model=layered,
         weights=model.weights,
         freeze=freeze,
+        front_digest=layered.front_digest(freeze),
         pushable=layered.pushable(freeze),
         strategy=strategy,
         split=split,
@@ -182,8 +186,12 @@ def _prepare(
 
 def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
     is_folder = "://" not in store or store.startswith("file://")
-    folder = Path(store.removeprefix("file://")).expanduser()
-    if is_folder and not (folder / "datasets").is_dir():
+    folder = user_path(store.removeprefix("file://"), "--store")
+    try:
+        empty = is_folder and not (folder / "datasets").is_dir()
+    except OSError as error:
+        raise UsageError(f"--store {store}: cannot be read: {error.strerror}") from None
+    if empty:
         raise UsageError(
             f"no data set in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
             "name another store (--store), or a running server (--server URL)"

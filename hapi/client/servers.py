@@ -6,6 +6,7 @@ Requests are idempotent and stateless, so that a retry on any server is safe (HA
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -36,6 +37,8 @@ OUTAGE_SECONDS = 3.0
 """Seconds without any server after which a person is told."""
 BUSY_SECONDS = 60.0
 """Seconds between two lines that tell a person of servers that are too busy."""
+LONGEST_PATIENCE = 10
+"""Times the patience after which a request is given up even though the servers answer others."""
 LONGEST_WAIT = 0.2
 """Seconds between two looks whether a waiting request is still wanted."""
 
@@ -75,18 +78,29 @@ class _Trouble:
 class ServerPool:
     """Runs attempts against the servers; thread-safe.
 
-    ``patience`` is how many seconds a request goes on trying, from its first failure, while no server answers.
+    ``patience`` is how many seconds a request goes on trying while no server answers, it or another: on servers that
+    are shared by many, one may be sent away for long although all of them move.
     """
 
-    def __init__(self, transports: Sequence[Transport], *, patience: float = 300.0) -> None:
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        *,
+        patience: float = 300.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
         if not transports:
             raise ValueError("a pool needs at least one server")
         self._servers = [_Server(t) for t in transports]
         self._patience = patience
+        self._check = check
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._jitter = random.Random()
         self._outage_told = False
+        self._answered = -math.inf
+        """Monotonic time of the last good answer to any request."""
         self._busy_told = -BUSY_SECONDS
         """Monotonic time at which a person was told of busy servers."""
         self.retries = 0
@@ -127,6 +141,8 @@ class ServerPool:
                 if progress() != before:
                     trouble = _Trouble()
                 trouble.add(server, error)
+                if isinstance(error, TransportError):
+                    self._check()
                 if not error.retryable or self._is_over(trouble):
                     raise
                 with self._lock:
@@ -140,8 +156,13 @@ class ServerPool:
 
     def _is_over(self, trouble: _Trouble) -> bool:
         """Whether a request has had its tries: every server had one when patience ends."""
-        late = time.monotonic() - trouble.since >= self._patience
+        late = time.monotonic() >= self._give_up_at(trouble)
         return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) == self.size)
+
+    def _give_up_at(self, trouble: _Trouble) -> float:
+        """Monotonic time at which patience ends."""
+        latest = trouble.since + LONGEST_PATIENCE * self._patience
+        return min(latest, max(trouble.since, self._answered) + self._patience)
 
     def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
         """The least busy server that is well, waiting for one if need be.
@@ -158,7 +179,7 @@ class ServerPool:
                     return server
                 pause = min(s.well_at for s in self._servers) - now
             if trouble.error is not None:
-                if now + pause > trouble.since + self._patience:
+                if now + pause > self._give_up_at(trouble):
                     raise trouble.error
                 self._tell_outage(trouble, pause)
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
@@ -195,6 +216,7 @@ class ServerPool:
                 server.failures = 0
                 server.well_at = 0.0
                 self._outage_told = False
+                self._answered = time.monotonic()
             if error is None or not error.retryable:
                 return
             server.failures += 1

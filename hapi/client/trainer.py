@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +21,12 @@ from hapi.client.passes import PassReport
 from hapi.client.report import added, counters, epoch_entry
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.errors import DeviceMemoryError, HapiError, UnprocessableError
+from hapi.errors import DeviceMemoryError, UnprocessableError, UsageError
+from hapi.models.devices import is_out_of_memory
 from hapi.models.tracing import TRACE_LOCK
 from hapi.profiler.profile import Profile
+
+log = logging.getLogger("hapi.client")
 
 
 class Watcher(Protocol):
@@ -104,7 +108,7 @@ class Trainer:
             try:
                 while self.progress.epoch < self.settings.epochs:
                     self._epoch(interrupts)
-            except (KeyboardInterrupt, OSError, HapiError):  # OSError: who watches went away
+            except (KeyboardInterrupt, Exception):
                 if not self._torn and self._saved != (self.progress.epoch, self.progress.batch):
                     self._save()
                 raise
@@ -160,7 +164,9 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 self.optimizer.step()
-            except torch.cuda.OutOfMemoryError:
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 raise DeviceMemoryError(
                     f"the trained layers with --bs {self.settings.bs} do not fit {self.session.device}; "
                     "choose a smaller --bs or a later --freeze"
@@ -180,9 +186,13 @@ class Trainer:
         """Write the profile that was measured where the settings say, when it is made and when it changes."""
         path, planning = self.settings.save_profile, self.session.planning
         measured = None if planning is None else planning.profile
-        if path is not None and measured is not None and measured is not self._kept:
+        if path is None or measured is None or measured is self._kept:
+            return
+        try:
             measured.save(path)
-            self._kept = measured
+        except UsageError as error:  # that it can be written was tried before training began
+            log.warning("--save-profile %s; training goes on", error)
+        self._kept = measured
 
     def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
         samples = self.progress.samples
@@ -238,6 +248,7 @@ class Trainer:
         s, prepared = self.settings, self.session.prepared
         transform = prepared.transforms[0]
         return {
+            "seed": s.seed,
             "model": s.model,
             "weights": prepared.weights,
             "dataset": prepared.description.reference.version,
@@ -245,13 +256,13 @@ class Trainer:
             "freeze": prepared.freeze,
             "bs": s.bs,
             "drop_last": s.drop_last,
-            "seed": s.seed,
             **prepared.order.identity(),
             "optimizer": s.optimizer,
             "lr": s.lr,
             "momentum": s.momentum,
             "weight_decay": s.weight_decay,
             "transform": None if transform is None else transform.to_json(),
+            "frozen layers": prepared.front_digest,
         }
 
     def _save(self) -> None:

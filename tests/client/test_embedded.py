@@ -14,8 +14,9 @@ from harness import environment, wait_for
 
 from hapi.client import embedded
 from hapi.client.embedded import EmbeddedServer
+from hapi.client.servers import ServerPool
 from hapi.client.transport import HttpTransport
-from hapi.errors import TransportError, UnauthorizedError, UsageError
+from hapi.errors import HapiError, TransportError, UnauthorizedError, UsageError
 
 
 def is_alive(pid: int) -> bool:
@@ -46,6 +47,22 @@ def test_it_serves_who_knows_the_token_and_ends(tmp_path: Path) -> None:
         server.close()
         server.close()
     assert not is_alive(server.pid)
+
+
+def test_its_end_in_the_middle_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = "echo listening on http://127.0.0.1:9; echo out of luck >&2; exec sleep 60"
+    monkeypatch.setattr(sys, "executable", program(tmp_path, listening))
+    server = EmbeddedServer(str(tmp_path))
+    try:
+        server.check()
+        os.kill(server.pid, signal.SIGKILL)
+        pool = ServerPool([HttpTransport(server.url)], patience=60, check=server.check)
+        started = time.monotonic()
+        with pytest.raises(HapiError, match=r"was killed by SIGKILL; .*memory.*last words: out of luck"):
+            pool.call("GET", "/v1/datasets")
+        assert time.monotonic() - started < 10
+    finally:
+        server.close()
 
 
 @pytest.mark.slow

@@ -167,6 +167,28 @@ def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch)
     assert pool.run(Attempts(plan)) == "0"
 
 
+@pytest.mark.parametrize("kind", [BusyError, DeadlineError, TransportError])
+def test_patience_lasts_while_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch, kind: type[HapiError]
+) -> None:
+    """One that is sent away again and again does not end a job that moves; one that nobody ever answers does."""
+    pauses(monkeypatch, 0.01)
+    pool = make_pool(1, patience=0.15)
+
+    def plan(url: str, number: int) -> HapiError | None:
+        pool._servers[0].failures = 0
+        if number < 40:
+            assert pool.run(lambda transport: "other") == "other"
+        return kind("x") if number < 40 else None
+
+    started = time.monotonic()
+    assert pool.run(Attempts(plan)) == "0"
+    assert time.monotonic() - started > 2 * 0.15
+    monkeypatch.setattr(servers_module, "LONGEST_PATIENCE", 1)
+    with pytest.raises(kind):
+        pool.run(Attempts(plan))
+
+
 def test_progress_begins_patience_and_faults_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses(monkeypatch, 0.03, 0.05)
     pool = make_pool(1, patience=0.15)

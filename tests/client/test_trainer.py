@@ -27,7 +27,7 @@ from hapi.client.report import write_report
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import Trainer, make_optimizer, step_seed
 from hapi.client.transport import Handler
-from hapi.errors import ConflictError, HapiError, UsageError
+from hapi.errors import ConflictError, DeviceMemoryError, HapiError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +264,38 @@ def test_the_server_fails_for_good(service: Handler, tmp_path: Path) -> None:
     assert trainer.has_checkpoint
 
 
+def test_an_error_that_nobody_foresaw_keeps_the_steps_that_were_done(
+    service: Handler, tmp_path: Path
+) -> None:
+    path = tmp_path / "training.pt"
+    with open_session(service, checkpoint=str(path), prefetch_bytes=0) as session:
+        watcher = Silent()
+        watcher.on_step = lambda steps: [][steps] if steps == 3 else None  # type: ignore[method-assign]
+        with pytest.raises(IndexError):
+            Trainer(session, watcher).run()
+    assert torch.load(path, weights_only=True)["progress"]["batch"] == 3
+
+
+def test_a_step_beyond_the_host_memory_says_so(
+    service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "training.pt"
+    with open_session(service, checkpoint=str(path)) as session:
+        trainer = Trainer(session, Silent())
+        done: list[int] = []
+
+        def full(*_: Any) -> None:
+            done.append(1)
+            if len(done) == 3:
+                raise RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"
+                )
+
+        monkeypatch.setattr(trainer.optimizer, "step", full)
+        with pytest.raises(DeviceMemoryError, match=r"do not fit cpu; choose a smaller --bs"):
+            trainer.run()
+
+
 def test_nothing_done_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_session(service, checkpoint=str(tmp_path / "training.pt")) as session:
         trainer = Trainer(session, Silent())
@@ -309,6 +341,14 @@ def test_another_job_is_refused(service: Handler, begun: Path, changes: dict[str
     with pytest.raises(ConflictError, match=match):
         train(service, checkpoint=path, resume=True, **changes)
     assert Path(path).read_bytes() == before
+
+
+def test_a_front_that_was_replaced_is_another_job(service: Handler, begun: Path) -> None:
+    """The names are the same: pushed anew, or another version of a library's default weights."""
+    with open_session(service, checkpoint=str(begun), resume=True) as session:
+        session.prepared.front_digest = "0" * 32
+        with pytest.raises(ConflictError, match=r"its frozen layers is '[0-9a-f]{32}', this one's '0{32}'"):
+            Trainer(session, Silent()).run()
 
 
 def test_two_jobs_on_one_checkpoint(service: Handler, tmp_path: Path) -> None:
