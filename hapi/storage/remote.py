@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,9 +88,13 @@ class RemoteStore(ObjectStore):
             self._tell(fetches[0], then)
         else:
             running = [self._workers.submit(self._fetch, fetch) for fetch in fetches]
-            for fetch, done in zip(fetches, running, strict=True):
-                done.result()
-                self._tell(fetch, then)
+            try:
+                for fetch, done in zip(fetches, running, strict=True):
+                    done.result()
+                    self._tell(fetch, then)
+            finally:
+                # After a failure the caller's memory is given back: nobody may write there any more.
+                wait([fetching for fetching in running if not fetching.cancel()])
         for number, part in enumerate(parts):
             if not part.out.nbytes:
                 then(number)

@@ -18,7 +18,7 @@ from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreErro
 from hapi.storage.local import LocalStore
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
-from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, _coalesced
+from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, RemoteStore, _coalesced, _Fetch
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -29,6 +29,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
         "memory": f"memory://{uuid.uuid4().hex}",
     }
     return open_store(urls[request.param])
+
+
+def memory() -> ObjectStore:
+    """A new store that is remote as far as it can be without a network."""
+    return open_store(f"memory://{uuid.uuid4().hex}")
 
 
 def test_round_trip(store: ObjectStore) -> None:
@@ -84,6 +89,31 @@ def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: 
     parts = [ReadPart(key, start, memoryview(o)) for (key, start, _), o in zip(places, outs, strict=True)]
     store.read_many(parts, then)
     assert sorted(told) == [0, 1, 2, 3, 4]
+
+
+def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was not begun is not begun any more: others wait for the same few threads."""
+    monkeypatch.setattr("hapi.storage.remote.PIECE_BYTES", 10)
+    store = memory()
+    store.put("x", bytes([1]) * 1000)
+    whole, began, ended = RemoteStore._fetch, [], []
+
+    def fetch(self: RemoteStore, one: _Fetch) -> None:
+        began.append(one.start)
+        if one.start == 0:
+            raise StoreError("the store is down; start it")
+        time.sleep(0.05)
+        whole(self, one)
+        ended.append(one.start)
+
+    monkeypatch.setattr(RemoteStore, "_fetch", fetch)
+    out = bytearray(1000)
+    with pytest.raises(StoreError, match="is down"):
+        store.read_into("x", 0, memoryview(out))
+    assert sorted(began) == sorted([0, *ended]) and len(began) < 50
+    before = bytes(out)
+    time.sleep(0.1)
+    assert bytes(out) == before and len(began) == 1 + len(ended)
 
 
 @pytest.mark.parametrize("flag", [None, 1 << 20])
