@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.storage.files_below import files_below
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import (
     Names,
@@ -147,19 +148,11 @@ class LocalStore(ObjectStore):
         return self._path(key).is_file()
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Every object below ``prefix`` in order of names; none where there is no such folder."""
-        top = self.root / check_prefix(prefix)
-        found = []
+        """Every object below ``prefix`` in order of names, linked folders included; none where there is no folder."""
+        top = str(self.root / check_prefix(prefix)).rstrip("/")
+        below = len(str(self.root).rstrip("/")) + 1
         try:
-            for folder, folders, files in os.walk(top, onerror=_unless_missing):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                # Texts, not paths: a million of those take a quarter of a minute.
-                above = (
-                    "" if Path(folder) == self.root else f"{Path(folder).relative_to(self.root).as_posix()}/"
-                )
-                for name in files:
-                    if not name.startswith("."):
-                        found.append(ObjectInfo(f"{above}{name}", os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
+            found = [ObjectInfo(path[below:], state.st_size) for path, state in files_below(top)]
         except OSError as error:
             raise self._mapped(error, prefix) from error
         return sorted(found, key=lambda info: info.key)
@@ -292,11 +285,6 @@ def _announced(descriptor: int, parts: Sequence[ReadPart], numbers: Sequence[int
             held -= parts[waiting[0]].out.nbytes
             yield waiting.popleft()
     yield from waiting
-
-
-def _unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -412,6 +412,21 @@ def test_what_was_kept_of_shards_that_changed_is_not_used(monkeypatch: pytest.Mo
     assert done == [(20, sum(info.size for info in store.list("wds")[:2]))] and manifest.count == 30
 
 
+def test_linked_folders_are_indexed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    store.put("own/1.tar", tar(samples([1])))
+    elsewhere = open_store(str(tmp_path / "elsewhere"))
+    elsewhere.put("2.tar", tar(samples([2])))
+    elsewhere.put("deep/3.tar", tar(samples([3])))
+    (tmp_path / "store" / "own" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "store" / "own" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "store")
+    assert index(store, "own").manifest.count == 3
+    dataset = open_dataset(store, "d")
+    assert [dataset.shards.key(n) for n in range(3)] == ["1.tar", "more/2.tar", "more/deep/3.tar"]
+    assert [dataset.read([n]).data.tobytes() for n in range(3)] == [image(1), image(2), image(3)]
+
+
 def test_a_name_that_is_taken(store: ObjectStore) -> None:
     three_shards(store)
     old = index(store).manifest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,6 +155,45 @@ def test_listing(store: ObjectStore) -> None:
     store.delete("datasets/a/p/s.bin")
     store.delete("datasets/a/p/s.bin")
     assert store.list_names("datasets/a") == []
+
+
+def test_listing_follows_links(tmp_path: Path) -> None:
+    """Each folder once, under its own name if it has one; a link that leads nowhere hides nothing else."""
+    inside, outside = tmp_path / "store", tmp_path / "outside"
+    for path in (inside / "own" / "x", outside / "deep" / "y", outside / ".hidden" / "z"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12")
+    (inside / "a").symlink_to(inside / "own")
+    (inside / "b").symlink_to(outside)
+    (inside / "c").symlink_to(outside)
+    (inside / "file").symlink_to(outside / "deep" / "y")
+    (outside / "up").symlink_to(inside)
+    (inside / "own" / "gone").symlink_to(tmp_path / "nowhere")
+    (inside / "own" / "round").symlink_to("round")
+    store = LocalStore(inside)
+    assert [i.key for i in store.list()] == ["b/deep/y", "file", "own/x"]
+    assert [(i.key, i.size) for i in store.list("b")] == [
+        ("b/deep/y", 2),
+        ("b/up/file", 2),
+        ("b/up/own/x", 2),
+    ]
+    assert [i.key for i in store.list("own")] == ["own/x"] and store.get("b/deep/y") == b"12"
+    assert store.list("own/gone") == store.list("own/round") == store.list("file") == []
+
+
+def test_a_file_that_goes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    scandir = os.scandir
+
+    def late(folder: str) -> Any:
+        entries = list(scandir(folder))
+        if folder.endswith("/a"):
+            (tmp_path / "a" / "x").rename(tmp_path / "b")
+        return contextlib.nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert [i.key for i in store.list()] == []
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,16 @@ def test_folder_with_a_link_upwards(tmp_path: Path) -> None:
     assert open_source(str(root)).count == 8
 
 
+def test_links_that_lead_nowhere_are_counted(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    (root / "cat" / "gone.jpg").symlink_to(root / "nowhere.jpg")
+    (root / "cat" / "round").symlink_to("round")
+    (root / "cat" / "b-again.jpg").symlink_to(root / "cat" / "b.jpg")
+    source = open_source(str(root))
+    assert source.count == 9
+    assert source.note == ("3 files were left out: no images by their names, or links that lead nowhere")
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     image_file(tmp_path / "flat" / "a.png", 0)
     (tmp_path / "empty").mkdir()
