@@ -152,7 +152,10 @@ class LocalStore(ObjectStore):
         top = str(self.root / check_prefix(prefix)).rstrip("/")
         below = len(str(self.root).rstrip("/")) + 1
         try:
-            found = [ObjectInfo(path[below:], state.st_size) for path, state in files_below(top)]
+            found = [
+                ObjectInfo(path[below:], state.st_size, changed=str(state.st_mtime_ns))
+                for path, state in files_below(top)
+            ]
         except OSError as error:
             raise self._mapped(error, prefix) from error
         return sorted(found, key=lambda info: info.key)

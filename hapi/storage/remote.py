@@ -152,7 +152,14 @@ class RemoteStore(ObjectStore):
         found = []
         with self._mapped(prefix):
             for page in obstore.list(self._store, check_prefix(prefix) or None, chunk_size=1000):
-                found += [ObjectInfo(str(meta["path"]), int(meta["size"])) for meta in page]
+                found += [
+                    ObjectInfo(
+                        str(meta["path"]),
+                        int(meta["size"]),
+                        changed=str(meta.get("e_tag") or meta["last_modified"]),
+                    )
+                    for meta in page
+                ]
         return sorted(found, key=lambda info: info.key)
 
     def list_names(self, prefix: str) -> Names:

@@ -196,6 +196,19 @@ def test_a_file_that_goes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest
     assert [i.key for i in store.list()] == []
 
 
+def test_marks_of_change(store: ObjectStore) -> None:
+    store.put("a", b"12")
+    store.put("b", b"12")
+    if (local := store.local_path("a")) is not None:
+        os.utime(local, (1, 1))  # clocks of file systems tick every few milliseconds
+    before = store.list()
+    assert before == store.list() and [i.changed for i in before] == [i.changed for i in store.list()]
+    store.put("a", b"34")
+    after = store.list()
+    assert after == before, "the mark is no part of what an object is"
+    assert after[0].changed != before[0].changed and after[1].changed == before[1].changed != ""
+
+
 @pytest.mark.parametrize(
     "key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a/.tmp-1", "a\0b", "a\\b"]
 )
