@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
-from hapi.storage.files_below import files_below
+from hapi.storage.files_below import GONE, files_below
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import (
     Names,
@@ -45,7 +46,7 @@ class LocalStore(ObjectStore):
         self.url = str(self.root)
 
     def ping(self) -> None:
-        if not self.root.is_dir():
+        if not stat.S_ISDIR(self._mode(self.root, "")):
             raise NotFoundError(
                 f"there is no folder {self.root}; check the store's path, or pack a data set into it"
             )
@@ -145,7 +146,16 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, key) from error
 
     def exists(self, key: str) -> bool:
-        return self._path(key).is_file()
+        return stat.S_ISREG(self._mode(self._path(key), key))
+
+    def _mode(self, path: Path, key: str) -> int:
+        """What ``path`` is, as ``stat`` has it; 0 when nothing is there."""
+        try:
+            return path.stat().st_mode
+        except OSError as error:
+            if error.errno in GONE:
+                return 0
+            raise self._mapped(error, key) from error
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """Every object below ``prefix`` in order of names, linked folders included; none where there is no folder."""
@@ -247,7 +257,7 @@ class LocalStore(ObjectStore):
         return self.root / check_key(key)
 
     def _mapped(self, error: OSError, key: str) -> HapiError:
-        where = f"{self.url}/{key}"
+        where = f"{self.url}/{key}" if key else self.url
         if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             return NotFoundError(f"there is no object {where}")
         if error.errno in _FULL:

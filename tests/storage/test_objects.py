@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import socket
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
+from hapi.storage.listing import list_datasets
 from hapi.storage.local import LocalStore
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
@@ -207,6 +209,29 @@ def test_marks_of_change(store: ObjectStore) -> None:
     after = store.list()
     assert after == before, "the mark is no part of what an object is"
     assert after[0].changed != before[0].changed and after[1].changed == before[1].changed != ""
+
+
+def test_what_may_not_be_looked_at_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("open", "shut"):
+        store.put(f"datasets/{name}/packing.json", b"")
+    look = Path.stat
+
+    def denied(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if "shut" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(StoreError, match="shut/x: Permission denied"):
+        store.exists("datasets/shut/x")
+    assert store.exists("datasets/open/packing.json") and not store.exists("datasets/open/x")
+    assert not store.exists("datasets/open")
+    with pytest.raises(StoreError, match="shut: Permission denied"):
+        LocalStore(tmp_path / "datasets" / "shut").ping()
+    sound, bad = list_datasets(store)
+    assert sound.state == "incomplete" and bad.state == "damaged"
+    assert bad.name == "shut" and "Permission denied" in str(bad.problem)
 
 
 @pytest.mark.parametrize(
