@@ -207,8 +207,11 @@ class LocalStore(ObjectStore):
         except OSError as error:
             raise self._mapped(error, key) from error
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
+            except OSError as error:
+                raise self._mapped(error, key) from error
             yield
         finally:
             path.unlink(missing_ok=True)

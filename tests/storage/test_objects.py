@@ -333,6 +333,22 @@ def test_lock_excludes_and_frees(store: ObjectStore) -> None:
     assert store.list() == []
 
 
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(StoreError, match=r"d/pack\.lock: .*No space left on device; make room"):
+            store.lock("d/pack.lock").__enter__()
+    with store.lock("d/pack.lock"):
+        assert store.exists("d/pack.lock")
+    with pytest.raises(OSError, match="mine"), store.lock("d/pack.lock"):
+        raise OSError("mine")
+
+
 def test_dead_owners_lock_is_taken_over() -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
