@@ -212,12 +212,15 @@ class RemoteStore(ObjectStore):
                 self.delete(guard)
 
     def _create(self, key: str, mine: LockOwner) -> bool:
-        """Write the lock unless there is one."""
+        """Write the lock unless there is one.
+
+        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
+        """
         with self._mapped(key):
             try:
                 obstore.put(self._store, key, mine.to_bytes(), mode="create")
             except exceptions.AlreadyExistsError:
-                return False
+                return self._owner(key) == mine
         return True
 
     def _owner(self, key: str) -> LockOwner | None:

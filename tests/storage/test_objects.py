@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -347,6 +348,27 @@ def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.exists("d/pack.lock")
     with pytest.raises(OSError, match="mine"), store.lock("d/pack.lock"):
         raise OSError("mine")
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_lock_that_was_written_without_a_word_is_ours(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
+    """The store answers with an error, is asked again, and finds what it wrote."""
+    store = memory()
+    if dead:
+        owner = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
+        store.put("d/pack.lock", owner.to_bytes())
+    put = obstore.put
+
+    def again(*arguments: Any, **options: Any) -> Any:
+        if options.get("mode") == "create":
+            put(*arguments, **options)
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(obstore, "put", again)
+    refused = pytest.raises(ConflictError, match=str(os.getpid()))
+    with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
+        pass
+    assert store.list() == []
 
 
 def test_dead_owners_lock_is_taken_over() -> None:
