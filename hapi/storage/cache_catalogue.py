@@ -58,6 +58,11 @@ class _Segment:
         self.path = path
         self.descriptor = descriptor
 
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
 
 class Catalogue:
     """What the segments in one folder hold. Thread-safe."""
@@ -70,6 +75,8 @@ class Catalogue:
         self._numbers = 0
         self._known: set[str] = set()
         """Names that were taken in, or are this process's own."""
+        self._written: _Segment | None = None
+        """That which grows: its writer alone has the file, readers have copies of its descriptor."""
         self._retired: list[_Segment] = []
         """Those that are no more, of which a file may still be open and in some thread's hands."""
         self._lock = threading.Lock()
@@ -103,16 +110,21 @@ class Catalogue:
         """An open file of a segment, closed by ``opened`` unless it is kept; None when it is gone."""
         with self._lock:
             segment = self._segments.get(number)
-            if segment is None or segment.descriptor is not None:
-                return None if segment is None else segment.descriptor
+            if segment is None:
+                return None
+            kept = segment.descriptor
+            if kept is not None and segment is not self._written:
+                return kept
             try:
-                descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = (
+                    os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC) if kept is None else os.dup(kept)
+                )
             except (
                 OSError
             ):  # removed by another process; or too many open files, and then it is just left alone
                 self._forget(number)
                 return None
-            if self._open < self._most_open:
+            if kept is None and self._open < self._most_open:
                 segment.descriptor = descriptor
                 self._open += 1
             else:
@@ -128,9 +140,10 @@ class Catalogue:
                     self._remove(segment.path, "a sample is not there or fails its checksum")
 
     def begin(self, path: Path, descriptor: int) -> int:
-        """The number of a segment that this process writes."""
+        """The number of a segment that this process writes, one at a time; its file is closed here in the end."""
         with self._lock:
-            return self._number(_Segment(path, descriptor))
+            self._written = _Segment(path, descriptor)
+            return self._number(self._written)
 
     def add(self, number: int, contents: Contents) -> bool:
         """These are in the segment now; False when it is no more."""
@@ -139,17 +152,25 @@ class Catalogue:
                 self._note(number, contents)
             return number in self._segments
 
-    def renamed(self, number: int, path: Path) -> None:
-        """The segment is another file now."""
+    def sealed(self, number: int, path: Path) -> None:
+        """The segment that was written is whole, and the file at ``path``: one like the others from now on."""
         with self._lock:
             self._known.add(path.name)
-            if number in self._segments:
-                self._segments[number].path = path
+            segment, self._written = self._written, None
+            if segment is not None:
+                segment.path = path
+                if number in self._segments and self._open < self._most_open:
+                    self._open += 1
+                else:
+                    segment.close()
 
     def forget(self, number: int) -> None:
-        """The segment is no more, which is nobody's fault."""
+        """The segment that was written is no more, which is nobody's fault."""
         with self._lock:
             self._forget(number)
+            if self._written is not None:
+                self._written.close()
+                self._written = None
 
     def __contains__(self, number: int) -> bool:
         return number in self._segments
@@ -158,8 +179,7 @@ class Catalogue:
         """Close all files."""
         with self._lock:
             for segment in [*self._segments.values(), *self._retired]:
-                if segment.descriptor is not None:
-                    os.close(segment.descriptor)
+                segment.close()
             self._segments.clear()
             self._retired.clear()
 

@@ -29,7 +29,7 @@ RUN_SHARDS = 1000
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive shards; ``key`` stands for their names and sizes."""
+    """Consecutive shards; ``key`` stands for their names, sizes and marks of change."""
 
     shards: tuple[ObjectInfo, ...]
     key: str
@@ -68,7 +68,7 @@ def runs_of(shards: Sequence[ObjectInfo]) -> Iterator[Run]:
         gathered.append(info)
         size += info.size
         if size >= RUN_BYTES or len(gathered) >= RUN_SHARDS or number == len(shards) - 1:
-            text = json.dumps([[one.key, one.size] for one in gathered])
+            text = json.dumps([[one.key, one.size, one.changed] for one in gathered])
             yield Run(tuple(gathered), xxhash.xxh3_128_hexdigest(text.encode()))
             gathered, size = [], 0
 

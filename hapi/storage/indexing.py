@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from hapi.errors import DataError, UsageError
@@ -103,7 +104,7 @@ def index_folder(
 
     manifest = write_dataset(
         store, name, f"{folder.title} ({folder.module.NAME})", indexer.fingerprint(), make,
-        replace=replace, restart=restart, force_lock=force_lock,
+        whole=indexer.whole(labels), replace=replace, restart=restart, force_lock=force_lock,
     )  # fmt: skip
     return Indexed(manifest, skipped)
 
@@ -162,6 +163,18 @@ class _Indexer:
         """Of all that decides what a run's part holds, beside its shards."""
         known = [self._folder.prefix, self._folder.module.NAME, asdict(self._fields), self._options.decode]
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
+
+    def whole(self, labels: IntArray | None) -> str:
+        """Of all that decides the data set, ``labels`` of ``--labels`` among it."""
+        options = self._options
+        transform = (options.transform or TransformSpec()).to_json()
+        known = [self.fingerprint(), options.classes, transform, options.skip_bad, labels is None]
+        state = xxhash.xxh3_128(json.dumps(known, sort_keys=True).encode())
+        for run in runs_of(self._folder.shards):
+            state.update(run.key.encode())
+        if labels is not None:
+            state.update(np.ascontiguousarray(labels).data)
+        return state.hexdigest()
 
     def run(self, target: PackFolder, on_start: Callable[[int, int], None]) -> list[Scanned]:
         """What is in all runs, in their order; what an earlier indexing completed is taken from there."""

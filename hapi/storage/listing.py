@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hapi.errors import DataError, NotFoundError
+from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError
 from hapi.storage.manifest import InPlace, Manifest
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import NAME_PATTERN, TransformSpec
@@ -15,7 +15,10 @@ PACKING_NAME = "packing.json"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSummary:
-    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing or indexing to go on with) or "damaged"."""
+    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing or indexing to go on with) or "damaged".
+
+    Damaged is also what cannot be read; ``problem`` says why.
+    """
 
     name: str
     state: str
@@ -45,14 +48,20 @@ def list_datasets(store: ObjectStore) -> list[DatasetSummary]:
 
 
 def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
-    """One data set; None when there is neither a manifest nor a packing of it."""
+    """One data set; None when there is neither a manifest nor a packing of it.
+
+    One that cannot be read is a damaged one, so that the others are listed all the same.
+    """
     prefix = f"datasets/{name}"
-    packing = store.exists(f"{prefix}/{PACKING_NAME}")
+    packing = False
     try:
+        packing = store.exists(f"{prefix}/{PACKING_NAME}")
         manifest = Manifest.from_bytes(store.get(f"{prefix}/manifest.json"), name, f"{store.url}/{prefix}")
     except NotFoundError:
         return DatasetSummary(name=name, state="incomplete", packing=True) if packing else None
-    except DataError as error:
+    except StoreUnavailableError:
+        raise
+    except (DataError, StoreError) as error:
         return DatasetSummary(name=name, state="damaged", packing=packing, problem=str(error))
     return DatasetSummary(
         name=name,

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.paths import user_path
+from hapi.storage.files_below import GONE, files_below
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import (
     Names,
@@ -45,7 +47,7 @@ class LocalStore(ObjectStore):
         self.url = str(self.root)
 
     def ping(self) -> None:
-        if not self.root.is_dir():
+        if not stat.S_ISDIR(self._mode(self.root, "")):
             raise NotFoundError(
                 f"there is no folder {self.root}; check the store's path, or pack a data set into it"
             )
@@ -145,22 +147,26 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, key) from error
 
     def exists(self, key: str) -> bool:
-        return self._path(key).is_file()
+        return stat.S_ISREG(self._mode(self._path(key), key))
+
+    def _mode(self, path: Path, key: str) -> int:
+        """What ``path`` is, as ``stat`` has it; 0 when nothing is there."""
+        try:
+            return path.stat().st_mode
+        except OSError as error:
+            if error.errno in GONE:
+                return 0
+            raise self._mapped(error, key) from error
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Every object below ``prefix`` in order of names; none where there is no such folder."""
-        top = self.root / check_prefix(prefix)
-        found = []
+        """Every object below ``prefix`` in order of names, linked folders included; none where there is no folder."""
+        top = str(self.root / check_prefix(prefix)).rstrip("/")
+        below = len(str(self.root).rstrip("/")) + 1
         try:
-            for folder, folders, files in os.walk(top, onerror=_unless_missing):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                # Texts, not paths: a million of those take a quarter of a minute.
-                above = (
-                    "" if Path(folder) == self.root else f"{Path(folder).relative_to(self.root).as_posix()}/"
-                )
-                for name in files:
-                    if not name.startswith("."):
-                        found.append(ObjectInfo(f"{above}{name}", os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
+            found = [
+                ObjectInfo(path[below:], state.st_size, changed=str(state.st_mtime_ns))
+                for path, state in files_below(top)
+            ]
         except OSError as error:
             raise self._mapped(error, prefix) from error
         return sorted(found, key=lambda info: info.key)
@@ -202,8 +208,11 @@ class LocalStore(ObjectStore):
         except OSError as error:
             raise self._mapped(error, key) from error
         try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
+            except OSError as error:
+                raise self._mapped(error, key) from error
             yield
         finally:
             path.unlink(missing_ok=True)
@@ -252,7 +261,7 @@ class LocalStore(ObjectStore):
         return self.root / check_key(key)
 
     def _mapped(self, error: OSError, key: str) -> HapiError:
-        where = f"{self.url}/{key}"
+        where = f"{self.url}/{key}" if key else self.url
         if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
             return NotFoundError(f"there is no object {where}")
         if error.errno in _FULL:
@@ -293,11 +302,6 @@ def _announced(descriptor: int, parts: Sequence[ReadPart], numbers: Sequence[int
             held -= parts[waiting[0]].out.nbytes
             yield waiting.popleft()
     yield from waiting
-
-
-def _unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

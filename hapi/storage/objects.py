@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +30,8 @@ class ObjectInfo:
 
     key: str
     size: int
+    changed: str = field(default="", compare=False, kw_only=True)
+    """A mark that is another one after the object was written again; empty where it is not known."""
 
 
 Range = tuple[str, int, int]

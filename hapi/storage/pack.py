@@ -79,12 +79,14 @@ def pack(
     """
     options = (options or PackOptions()).checked()
     packer = _Packer(source, options, select(source.count, options))
+    fingerprint = packer.fingerprint()
     manifest = write_dataset(
         store,
         name,
         source.description,
-        packer.fingerprint(),
+        fingerprint,
         lambda folder, packing: packer.run(folder, packing, on_start, on_progress),
+        whole=fingerprint,
         replace=replace,
         restart=restart,
         force_lock=force_lock,

@@ -12,6 +12,7 @@ any two of these steps leaves one of these states, never a data set that only lo
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -46,9 +47,23 @@ class Packing:
 
     pack: str
     fingerprint: str
-    """Digest of source and options: equal means the same samples in the same shards."""
+    """Digest of what decides the parts: equal means that those that are there are as they would be made again."""
+    whole: str
+    """Digest of all that decides the data set: equal means that a finished one is that which is asked for."""
     source: str
     created: str
+
+    @classmethod
+    def new(cls, source: str, fingerprint: str, whole: str) -> Self:
+        """One that begins now."""
+        now = datetime.now(UTC)
+        return cls(
+            pack=f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}",
+            fingerprint=fingerprint,
+            whole=whole,
+            source=source,
+            created=now.isoformat(timespec="seconds"),
+        )
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.__dict__, indent=1).encode()
@@ -63,12 +78,15 @@ class Packing:
             return None
         try:
             fields = ("pack", "fingerprint", "source", "created")
-            d = strict_fields(json.loads(data), dict.fromkeys(fields, True), "packing")
+            # Those begun by an older Hapi do not say what the whole is made from.
+            allowed = {**dict.fromkeys(fields, True), "whole": False}
+            d = strict_fields(json.loads(data), allowed, "packing")
             check_name(d["pack"], "packing.pack")
             check_digest(d["fingerprint"], "packing.fingerprint")
             return cls(
                 pack=d["pack"],
                 fingerprint=d["fingerprint"],
+                whole=str(d.get("whole", d["fingerprint"])),
                 source=str(d["source"]),
                 created=str(d["created"]),
             )
@@ -189,20 +207,22 @@ def write_dataset(
     fingerprint: str,
     make: Callable[[PackFolder, Packing], Manifest],
     *,
+    whole: str,
     replace: bool,
     restart: bool,
     force_lock: bool,
 ) -> Manifest:
     """Begin a data set or go on with it, ``make`` shards and index, write the manifest, remove what is left over.
 
-    ``source`` and ``fingerprint`` say what it is made from (:class:`Packing`). Raises :class:`ConflictError` when the
-    name is taken, being written by another process, or half made from something else. When ``make`` refuses what
-    it finds before it has written anything, nothing is left behind.
+    ``source``, ``fingerprint`` and ``whole`` say what it is made from (:class:`Packing`). Raises
+    :class:`ConflictError` when the name is taken, being written by another process, or half made from something
+    else. When ``make`` refuses what it finds before it has written anything, nothing is left behind.
     """
     with store.lock(f"{dataset_prefix(name)}/{LOCK_NAME}", force=force_lock):
-        folder, packing = _begin(store, name, source, fingerprint, replace, restart)
-        manifest = _existing(store, name)
-        if manifest is None or manifest.pack != packing.pack:
+        asked = Packing.new(source, fingerprint, whole)
+        folder, packing = _begin(store, name, asked, replace, restart)
+        manifest = _finished(store, name, packing)
+        if manifest is None:
             try:
                 manifest = make(folder, packing)
             except (DataError, UsageError):
@@ -214,42 +234,41 @@ def write_dataset(
     return manifest
 
 
-def _existing(store: ObjectStore, name: str) -> Manifest | None:
+def _finished(store: ObjectStore, name: str, packing: Packing) -> Manifest | None:
+    """The manifest that came of ``packing``; None when it has not come that far."""
     if not store.exists(manifest_key(name)):
         return None
     try:
-        return load_manifest(store, name)
+        manifest = load_manifest(store, name)
     except DataError:
         return None
+    return manifest if manifest.pack == packing.pack else None
 
 
 def _begin(
-    store: ObjectStore, name: str, source: str, fingerprint: str, replace: bool, restart: bool
+    store: ObjectStore, name: str, asked: Packing, replace: bool, restart: bool
 ) -> tuple[PackFolder, Packing]:
-    """The packing to go on with, or a new one."""
+    """The packing to go on with, or ``asked``, a new one."""
     where = f"{store.url}/{name}"
     packing = None if restart else Packing.load(store, name)
-    if packing is not None and packing.fingerprint != fingerprint:
+    finished = packing is not None and _finished(store, name, packing) is not None
+    if packing is not None and finished and packing.whole != asked.whole:
+        # Nothing was left to do of it but to clean up. What is asked for now is another one, if only in its labels.
+        PackFolder(store, name, packing.pack).clean(keep=True)
+        packing, finished = None, False
+    if packing is not None and packing.fingerprint != asked.fingerprint:
         raise ConflictError(
             f"{where} is half packed from another source or with other options ({packing.source}, begun "
             f"{packing.created}); run that command again, or pass --restart to begin anew"
         )
-    finished = (
-        packing is not None and (known := _existing(store, name)) is not None and known.pack == packing.pack
-    )
     if store.exists(manifest_key(name)) and not replace and not finished:
         raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")
     if packing is not None:
         store.clean_temporary(dataset_prefix(name))
-        return PackFolder(store, name, packing.pack), packing
-    now = datetime.now(UTC)
-    packing = Packing(
-        pack=f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}",
-        fingerprint=fingerprint,
-        source=source,
-        created=now.isoformat(timespec="seconds"),
-    )
-    store.put(f"{dataset_prefix(name)}/{PACKING_NAME}", packing.to_bytes())
+    if packing is None or packing.whole != asked.whole:
+        # Its parts are of use all the same; what comes of them is what is asked for now.
+        packing = asked if packing is None else dataclasses.replace(asked, pack=packing.pack)
+        store.put(f"{dataset_prefix(name)}/{PACKING_NAME}", packing.to_bytes())
     return PackFolder(store, name, packing.pack), packing
 
 

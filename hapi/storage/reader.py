@@ -226,6 +226,8 @@ class Reader:
         sound = np.zeros(len(chunks), dtype=np.bool_)
         try:
             spans = [grid.span(chunk) for chunk in chunks.tolist()]
+            # Before anything is read: when a part fails, those that came before it are published all the same.
+            grid.begins[chunks] = [span.start for span in spans]
             loads = [
                 (at, span, self._cache.slot(slot)[: span.stop - span.start])
                 for at, (slot, span) in enumerate(zip(slots.tolist(), spans, strict=True))
@@ -239,7 +241,6 @@ class Reader:
             self._store.read_many(
                 [ReadPart(self._key_of(span.shard), span.start, view) for _, span, view in loads], check
             )
-            grid.begins[chunks] = [span.start for span in spans]
             grid.refused[chunks] = ~sound
         finally:
             self._cache.publish(slots, sound)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,9 +88,13 @@ class RemoteStore(ObjectStore):
             self._tell(fetches[0], then)
         else:
             running = [self._workers.submit(self._fetch, fetch) for fetch in fetches]
-            for fetch, done in zip(fetches, running, strict=True):
-                done.result()
-                self._tell(fetch, then)
+            try:
+                for fetch, done in zip(fetches, running, strict=True):
+                    done.result()
+                    self._tell(fetch, then)
+            finally:
+                # After a failure the caller's memory is given back: nobody may write there any more.
+                wait([fetching for fetching in running if not fetching.cancel()])
         for number, part in enumerate(parts):
             if not part.out.nbytes:
                 then(number)
@@ -148,7 +152,14 @@ class RemoteStore(ObjectStore):
         found = []
         with self._mapped(prefix):
             for page in obstore.list(self._store, check_prefix(prefix) or None, chunk_size=1000):
-                found += [ObjectInfo(str(meta["path"]), int(meta["size"])) for meta in page]
+                found += [
+                    ObjectInfo(
+                        str(meta["path"]),
+                        int(meta["size"]),
+                        changed=str(meta.get("e_tag") or meta["last_modified"]),
+                    )
+                    for meta in page
+                ]
         return sorted(found, key=lambda info: info.key)
 
     def list_names(self, prefix: str) -> Names:
@@ -201,12 +212,15 @@ class RemoteStore(ObjectStore):
                 self.delete(guard)
 
     def _create(self, key: str, mine: LockOwner) -> bool:
-        """Write the lock unless there is one."""
+        """Write the lock unless there is one.
+
+        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
+        """
         with self._mapped(key):
             try:
                 obstore.put(self._store, key, mine.to_bytes(), mode="create")
             except exceptions.AlreadyExistsError:
-                return False
+                return self._owner(key) == mine
         return True
 
     def _owner(self, key: str) -> LockOwner | None:

@@ -254,9 +254,10 @@ class SampleCache:
         try:
             if writer.samples and number in self._catalogue:
                 writer.finish()
-                self._catalogue.renamed(number, self.folder.seal(self.path, token))
+                path = self.folder.seal(self.path, token)
                 fcntl.flock(writer.descriptor, fcntl.LOCK_UN)
                 whole = True
+                self._catalogue.sealed(number, path)
         finally:
             if not whole:
                 self._catalogue.forget(number)

@@ -19,10 +19,12 @@ from hapi.wire.references import TransformSpec
 
 SAMPLE_NAMES = ("images", "features", "x", "data", "X")
 LABEL_NAMES = ("labels", "y", "targets", "Y")
+_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+"""What numpy raises on files that are no arrays."""
 
 
 class ArraySource(Source):
-    """Samples stay tensors of their type.
+    """Samples stay tensors of their type, in this machine's byte order.
 
     Models want channels first, so uint8 images are brought there: [N, H, W] becomes [N, 1, H, W], and
     [N, H, W, C] with C of 1 or 3 (and H none of both) becomes [N, C, H, W]. Arrays of floats are stored as
@@ -60,7 +62,9 @@ class ArraySource(Source):
             self.transform = TransformSpec(resize=side, crop=side)
 
     def sample(self, number: int) -> memoryview:
-        return np.ascontiguousarray(self._samples[number]).reshape(-1).view(np.uint8).data
+        sample = self._samples[number]
+        native = np.ascontiguousarray(sample, dtype=sample.dtype.newbyteorder("="))
+        return native.reshape(-1).view(np.uint8).data
 
     def content_key(self) -> bytes:
         stat = self._path.stat()
@@ -89,7 +93,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
                 return _pick(path, archive)
         if path.suffix == ".safetensors":
             return _pick(path, decode_tensors(map_file(path), str(path))[0])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, DataError) as error:
+    except (*_UNREADABLE, DataError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     raise UsageError(
         f"{path}: not a kind of file that can be packed; give .npy, .npz or .safetensors, or a folder"
@@ -110,7 +114,7 @@ def read_labels(path: Path) -> IntArray:
         if path.suffix == ".npy":
             return integer_labels(np.load(path, allow_pickle=False), str(path))
         return np.array([int(line) for line in path.read_text().split()], dtype=np.int64)
-    except (OSError, ValueError, OverflowError) as error:
+    except (*_UNREADABLE, OverflowError) as error:
         raise UsageError(
             f"labels {path}: {error}; give a .npy file, or text with one integer a line"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import xxhash
 
 from hapi.errors import UsageError
+from hapi.storage.files_below import GONE
 from hapi.storage.sources import Source
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -29,7 +31,9 @@ class FolderSource(Source):
         self.classes = self._class_names()
         self._scan()
         if self._left_out:
-            self.note = f"{self._left_out} files are no images by their names and were left out"
+            self.note = (
+                f"{self._left_out} files were left out: no images by their names, or links that lead nowhere"
+            )
 
     def _class_names(self) -> tuple[str, ...]:
         try:
@@ -62,14 +66,20 @@ class FolderSource(Source):
         """Append every image of a class to the block of names; yields where each name ends."""
         for folder in sorted(_folders(self.root / name)):
             with os.scandir(folder) as entries:
-                files = sorted((e for e in entries if e.is_file()), key=lambda e: e.name)
-            for entry in files:
-                if not entry.name.lower().endswith(EXTENSIONS):
+                found = sorted(entries, key=lambda e: e.name)
+            for entry in found:
+                state = _state(entry)
+                if state is not None and stat.S_ISDIR(state.st_mode):
+                    continue
+                if (
+                    state is None
+                    or not stat.S_ISREG(state.st_mode)
+                    or not entry.name.lower().endswith(EXTENSIONS)
+                ):
                     self._left_out += 1
                     continue
-                stat = entry.stat()
                 path = os.fsencode(os.path.relpath(entry.path, self.root))
-                self._files.update(path + b"\0%d %d\0" % (stat.st_size, stat.st_mtime_ns))
+                self._files.update(path + b"\0%d %d\0" % (state.st_size, state.st_mtime_ns))
                 self._names += path
                 yield len(self._names)
 
@@ -92,6 +102,16 @@ class FolderSource(Source):
         return self._files.digest()
 
 
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What the entry is, or its link leads to; None for a link that leads nowhere, or what went meanwhile."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise UsageError(f"{entry.path}: {error.strerror}; it cannot be read") from error
+
+
 def _folders(top: Path) -> Iterator[str]:
     """``top`` and all folders below; links are followed, each folder once (a link may point upwards)."""
     seen: set[tuple[int, int]] = set()
@@ -99,12 +119,19 @@ def _folders(top: Path) -> Iterator[str]:
     while waiting:
         folder = waiting.pop()
         try:
-            stat = Path(folder).stat()
-            if (stat.st_dev, stat.st_ino) in seen:
+            state = Path(folder).stat()
+            if (state.st_dev, state.st_ino) in seen:
                 continue
-            seen.add((stat.st_dev, stat.st_ino))
+            seen.add((state.st_dev, state.st_ino))
             with os.scandir(folder) as entries:
-                waiting += [entry.path for entry in entries if entry.is_dir()]
+                waiting += [entry.path for entry in entries if _is_folder(entry)]
         except OSError as error:
             raise UsageError(f"{folder}: {error.strerror}; it cannot be read") from error
         yield folder
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return entry.is_dir()
+    state = _state(entry)
+    return state is not None and stat.S_ISDIR(state.st_mode)

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from PIL import Image
 
-from hapi.errors import UsageError
+from hapi.errors import DataError, UsageError
 from hapi.storage.images import png_bytes
 from hapi.storage.sequence import IntArray
 from hapi.storage.source_folder import EXTENSIONS
@@ -37,6 +37,7 @@ class TorchvisionSource(Source):
         count = len(self._dataset)
         if count == 0:
             raise UsageError(f"{self.description} has no samples")
+        self._probes = self._sound_samples(count)
         self.labels = self._labels(count)
         self._files = self._image_files(count)
         if self._files is not None:
@@ -44,13 +45,16 @@ class TorchvisionSource(Source):
         self.classes = self._class_names()
 
     def sample(self, number: int) -> bytes:
-        if self._files is not None:
+        if self._files is None:
+            return png_bytes(self._image(number))
+        try:
             return self._files(number).read_bytes()
-        return png_bytes(self._image(number))
+        except OSError as error:
+            raise DataError(f"{self.describe(number)}: {error}") from error
 
     def content_key(self) -> bytes:
         state = xxhash.xxh3_128()
-        for number in {0, self.count // 2, self.count - 1}:
+        for number in self._probes:
             state.update(self.sample(number))
         return bytes(state.digest())
 
@@ -61,12 +65,29 @@ class TorchvisionSource(Source):
         return image
 
     def _item(self, number: int) -> tuple[Any, Any]:
-        item = self._dataset[number]
+        try:
+            item = self._dataset[number]
+        # A missing file is an OSError, a damaged one makes Pillow raise nearly anything.
+        except Exception as error:
+            raise DataError(f"{self.describe(number)}: {type(error).__name__}: {str(error)[:200]}") from error
         if not isinstance(item, tuple) or len(item) != 2:
             raise UsageError(
                 f"{self.description} does not give (image, label) pairs: no classification data set"
             )
         return item
+
+    def _sound_samples(self, count: int) -> list[int]:
+        """Samples that the rest is judged by: the first, the middle and the last one, but for those that are bad."""
+        found, problem = [], None
+        for number in sorted({0, count // 2, count - 1}):
+            try:
+                self._item(number)
+                found.append(number)
+            except DataError as error:
+                problem = error
+        if problem is not None and not found:
+            raise problem
+        return found
 
     def _labels(self, count: int) -> IntArray:
         """From the data set's own list when it has one that agrees with its items, else from the items."""
@@ -80,10 +101,7 @@ class TorchvisionSource(Source):
         return integer_labels([_plain(label) for label in labels], self.description)
 
     def _agrees(self, labels: np.ndarray) -> bool:
-        return all(
-            np.array_equal(_plain(self._item(n)[1]), labels[n])
-            for n in {0, len(labels) // 2, len(labels) - 1}
-        )
+        return all(np.array_equal(_plain(self._item(n)[1]), labels[n]) for n in self._probes)
 
     def _image_files(self, count: int) -> Callable[[int], Path] | None:
         """Number to file, when the data set has a list of files that decode to just its images."""
@@ -97,7 +115,7 @@ class TorchvisionSource(Source):
                 return Path(entry[0] if isinstance(entry, tuple | list) else entry)
 
             try:
-                if all(self._same_image(file(n), n) for n in {0, count // 2, count - 1}):
+                if all(self._same_image(file(n), n) for n in self._probes):
                     return file
             except (OSError, TypeError, IndexError):
                 continue

@@ -53,6 +53,12 @@ def store_error(error: BaseException, url: str, key: str, connection: Connection
         return StoreError(
             f"{where}: {place} refuses the region {connection.region!r}: {belongs}; set AWS_REGION"
         )
+    if "contained empty path segment" in said:
+        name = _found(r'[Pp]ath "([^"]*)" contained empty path segment', said) or "NAME//NAME"
+        return StoreError(
+            f"{where}: cannot be listed: the object {name[:200]!r} there has an empty part in its name; rename or "
+            "remove it, or give a narrower FOLDER that does not hold it"
+        )
     denied = _denial(code, status, connection.origin)
     if denied is not None:
         return StoreError(f"{where}: {place} {denied}")

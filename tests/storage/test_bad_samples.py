@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision import datasets
 
 from hapi.errors import DataError
 from hapi.storage.dataset import open_dataset
@@ -20,6 +21,7 @@ from hapi.storage.objects import ObjectStore, open_store
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.skipped import LISTED_BAD, Skipped
+from hapi.storage.source_torchvision import TorchvisionSource
 from hapi.storage.sources import Source, open_source
 from hapi.storage.verify import verify_dataset
 
@@ -139,6 +141,37 @@ def test_nothing_but_bad_samples(tmp_path: Path, store: ObjectStore) -> None:
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no")
     with pytest.raises(DataError, match=r"not one sample can be used; .*0\.png"):
         packed(open_source(str(tmp_path)), store, SKIP)
+
+
+@pytest.mark.parametrize("number", [0, 4, 15, 29])
+@pytest.mark.parametrize("trouble", ["missing", "damaged", "cut off"])
+def test_torchvision_files_that_are_bad(
+    tmp_path: Path, store: ObjectStore, number: int, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept as files or made PNG: the sample is named, and left out when the user says so."""
+    for n, content in enumerate(CONTENTS):
+        path = tmp_path / f"class{n // 10}" / f"{n:02d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    text = f"torchvision:ImageFolder:root={tmp_path}"
+    found = datasets.ImageFolder(str(tmp_path))
+    monkeypatch.setattr("torchvision.datasets.ImageFolder", lambda root: found)
+    bad = Path(found.samples[number][0])
+    if trouble == "missing":
+        bad.unlink()
+    else:
+        bad.write_bytes(b"no image" if trouble == "damaged" else CONTENTS[number][:-100])
+    for as_files in (True, False):
+        if not as_files:
+            monkeypatch.setattr(TorchvisionSource, "_image_files", lambda self, count: None)
+        source = open_source(text)
+        options = replace(SKIP, decode=True)
+        with pytest.raises(DataError, match=rf"torchvision:ImageFolder, sample {number}: .*--skip-bad"):
+            packed(source, store, replace(options, skip_bad=False), replace=True, restart=True)
+        manifest, skipped = packed(source, store, options, replace=True, restart=True)
+        assert manifest.count == 29 and skipped.count == 1
+        kinds = {bytes(open_dataset(store, "d").read([k]).data[:2]) for k in range(29)}
+        assert kinds == {b"\xff\xd8" if as_files else b"\x89P"}
 
 
 def test_many_are_counted_and_some_named() -> None:

@@ -30,7 +30,9 @@ def scan(data: bytes, fields: Fields | None = None, info: ObjectInfo | None = No
     """What a shard of these bytes holds; every sample found lies in it."""
     STORE.put("a.mds", data)
     info = info or ObjectInfo("a.mds", len(data))
-    found = list(mds.scan(ShardBytes(STORE, info), fields or Fields()))
+    shard_bytes = ShardBytes(STORE, info)
+    found = list(mds.scan(shard_bytes, fields or Fields()))
+    shard_bytes.checksum()
     for one in found:
         if isinstance(one, Found):
             assert one.offset >= 0 and one.length >= 0 and one.offset + one.length <= len(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hapi.storage.listing import describe
 from hapi.storage.manifest import InPlace
 from hapi.storage.objects import ObjectStore, open_store
 from hapi.storage.pack import pack
+from hapi.storage.packing import PackFolder
 from hapi.storage.sources import open_source
 from hapi.storage.verify import verify_dataset
 from hapi.wire.references import TransformSpec
@@ -410,6 +412,108 @@ def test_what_was_kept_of_shards_that_changed_is_not_used(monkeypatch: pytest.Mo
     done: list[tuple[int, int]] = []
     manifest = index(store, on_start=lambda *numbers: done.append(numbers)).manifest
     assert done == [(20, sum(info.size for info in store.list("wds")[:2]))] and manifest.count == 30
+
+
+def test_what_was_kept_of_a_shard_that_was_rewritten_in_its_size_is_not_used(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The padding of tar makes most shards of like samples as long as each other."""
+    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
+    three_shards(store)
+    if (local := store.local_path("wds/part/000.tar")) is not None:
+        os.utime(local, (1, 1))  # clocks of file systems tick every few milliseconds
+    whole = store.get("wds/part/002.tar")
+    store.put("wds/part/002.tar", whole[:-12_000])
+    with pytest.raises(DataError, match=r"shard part/002.tar is cut off"):
+        index(store, workers=1)
+    store.put("wds/part/002.tar", whole)
+    before, after = store.get("wds/part/000.tar"), tar(samples(range(40, 50)))
+    assert len(before) == len(after) and before != after
+    store.put("wds/part/000.tar", after)
+    done: list[int] = []
+    index(store, on_start=lambda count, size: done.append(count))
+    found = open_dataset(store, "d").read([3, 13])
+    assert done == [10] and [found.sample(k).tobytes() for k in range(2)] == [image(43), image(13)]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "pattern": {"folder": "wds/part/00[01]*"},
+    "labels": {"labels": "other.txt"},
+    "classes": {"classes": ("a", "b", "c")},
+    "transform": {"transform": TransformSpec.for_image_size(8)},
+    "shards": {},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_other_options_after_a_death_at_every_single_change(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes is what was asked for last, also when the first had all but cleaned up."""
+    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
+    (tmp_path / "one.txt").write_text("0\n" * 30)
+    (tmp_path / "other.txt").write_text("1\n" * 30)
+    options: dict[str, Any] = {"folder": "wds/part/*"}
+    if changed == "labels":
+        options["labels"] = tmp_path / "one.txt"
+    others = {**options, **CHANGES[changed]}
+    if changed == "labels":
+        others["labels"] = tmp_path / "other.txt"
+    store = memory_store()
+    three_shards(store)
+    first, second = store.get("wds/part/000.tar"), tar(samples(range(40, 50)))
+    last = second if changed == "shards" else first
+    store.put("wds/part/000.tar", last)
+    wanted = index(store, name="other", **others).manifest.version
+    deaths = 0
+    while True:
+        store.put("wds/part/000.tar", first)
+        for info in store.list("datasets/d"):
+            store.delete(info.key)
+        try:
+            index(KilledStore(store, deaths), **options)  # type: ignore[arg-type]
+            break
+        except _Killed:
+            deaths += 1
+        store.put("wds/part/000.tar", last)
+        assert index(store, replace=True, **others).manifest.version == wanted
+        assert len(store.list("datasets/d")) == 2 and verify_dataset(store, "d").sound
+    assert deaths > 5
+
+
+def test_a_finished_one_is_not_taken_for_another_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which only the clean-up was interrupted: what it is made from does not bind who replaces it."""
+    store = memory_store()
+    three_shards(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(PackFolder, "clean", lambda self, keep: None)
+        version = index(store).manifest.version
+    assert store.exists("datasets/d/packing.json") and index(store).manifest.version == version
+    with monkeypatch.context() as patched:
+        patched.setattr(PackFolder, "clean", lambda self, keep: None)
+        index(store, replace=True)
+    with pytest.raises(ConflictError, match=r"there is a data set .* or pass --replace"):
+        index(store, classes=("a", "b", "c"))
+    assert index(store, replace=True, decode=True, classes=("a", "b", "c")).manifest.classes == (
+        "a",
+        "b",
+        "c",
+    )
+
+
+def test_linked_folders_are_indexed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    store.put("own/1.tar", tar(samples([1])))
+    elsewhere = open_store(str(tmp_path / "elsewhere"))
+    elsewhere.put("2.tar", tar(samples([2])))
+    elsewhere.put("deep/3.tar", tar(samples([3])))
+    (tmp_path / "store" / "own" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "store" / "own" / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "store")
+    assert index(store, "own").manifest.count == 3
+    dataset = open_dataset(store, "d")
+    assert [dataset.shards.key(n) for n in range(3)] == ["1.tar", "more/2.tar", "more/deep/3.tar"]
+    assert [dataset.read([n]).data.tobytes() for n in range(3)] == [image(1), image(2), image(3)]
 
 
 def test_a_name_that_is_taken(store: ObjectStore) -> None:

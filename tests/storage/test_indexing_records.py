@@ -129,6 +129,20 @@ def test_bad_samples_are_skipped_and_counted_as_the_user_says(kind: str, store: 
     assert open_dataset(store, "d").labels(np.arange(4)).tolist() == [0, 1, 3, 4]
 
 
+def test_of_a_shard_that_is_not_what_the_index_says_nothing_is_used(store: ObjectStore) -> None:
+    """Which of its bytes are wrong nobody knows: all images begin as they should."""
+    write_mds(store)
+    swap(store, "set/shard.00001.mds", image(13), image(13)[:-20] + b"\0" * 20)
+    indexed = index(store, skip_bad=True)
+    assert indexed.manifest.count == 20 and indexed.manifest.shards == 2
+    (line,) = indexed.skipped.lines
+    assert line.startswith("shard shard.00001.mds: its sha1 is") and line.endswith("(all of it is left out)")
+    found = open_dataset(store, "d").read(np.arange(20))
+    left = [*range(10), *range(20, 30)]
+    assert [found.sample(k).tobytes() for k in range(20)] == [image(n) for n in left]
+    assert found.labels.tolist() == [n % 3 for n in left]
+
+
 def test_a_cut_off_shard(kind: str, store: ObjectStore) -> None:
     WRITERS[kind](store)
     key = next(info.key for info in store.list("set") if "00002" in info.key)

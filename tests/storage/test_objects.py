@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import multiprocessing
 import os
 import socket
@@ -9,16 +11,19 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
+from hapi.storage.listing import list_datasets
 from hapi.storage.local import LocalStore
 from hapi.storage.locks import LockOwner
 from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
-from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, _coalesced
+from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, RemoteStore, _coalesced, _Fetch
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -29,6 +34,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
         "memory": f"memory://{uuid.uuid4().hex}",
     }
     return open_store(urls[request.param])
+
+
+def memory() -> ObjectStore:
+    """A new store that is remote as far as it can be without a network."""
+    return open_store(f"memory://{uuid.uuid4().hex}")
 
 
 def test_round_trip(store: ObjectStore) -> None:
@@ -86,6 +96,31 @@ def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: 
     assert sorted(told) == [0, 1, 2, 3, 4]
 
 
+def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was not begun is not begun any more: others wait for the same few threads."""
+    monkeypatch.setattr("hapi.storage.remote.PIECE_BYTES", 10)
+    store = memory()
+    store.put("x", bytes([1]) * 1000)
+    whole, began, ended = RemoteStore._fetch, [], []
+
+    def fetch(self: RemoteStore, one: _Fetch) -> None:
+        began.append(one.start)
+        if one.start == 0:
+            raise StoreError("the store is down; start it")
+        time.sleep(0.05)
+        whole(self, one)
+        ended.append(one.start)
+
+    monkeypatch.setattr(RemoteStore, "_fetch", fetch)
+    out = bytearray(1000)
+    with pytest.raises(StoreError, match="is down"):
+        store.read_into("x", 0, memoryview(out))
+    assert sorted(began) == sorted([0, *ended]) and len(began) < 50
+    before = bytes(out)
+    time.sleep(0.1)
+    assert bytes(out) == before and len(began) == 1 + len(ended)
+
+
 @pytest.mark.parametrize("flag", [None, 1 << 20])
 def test_a_system_that_cannot_tell_what_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int | None
@@ -123,6 +158,81 @@ def test_listing(store: ObjectStore) -> None:
     store.delete("datasets/a/p/s.bin")
     store.delete("datasets/a/p/s.bin")
     assert store.list_names("datasets/a") == []
+
+
+def test_listing_follows_links(tmp_path: Path) -> None:
+    """Each folder once, under its own name if it has one; a link that leads nowhere hides nothing else."""
+    inside, outside = tmp_path / "store", tmp_path / "outside"
+    for path in (inside / "own" / "x", outside / "deep" / "y", outside / ".hidden" / "z"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"12")
+    (inside / "a").symlink_to(inside / "own")
+    (inside / "b").symlink_to(outside)
+    (inside / "c").symlink_to(outside)
+    (inside / "file").symlink_to(outside / "deep" / "y")
+    (outside / "up").symlink_to(inside)
+    (inside / "own" / "gone").symlink_to(tmp_path / "nowhere")
+    (inside / "own" / "round").symlink_to("round")
+    store = LocalStore(inside)
+    assert [i.key for i in store.list()] == ["b/deep/y", "file", "own/x"]
+    assert [(i.key, i.size) for i in store.list("b")] == [
+        ("b/deep/y", 2),
+        ("b/up/file", 2),
+        ("b/up/own/x", 2),
+    ]
+    assert [i.key for i in store.list("own")] == ["own/x"] and store.get("b/deep/y") == b"12"
+    assert store.list("own/gone") == store.list("own/round") == store.list("file") == []
+
+
+def test_a_file_that_goes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a/x", b"1")
+    scandir = os.scandir
+
+    def late(folder: str) -> Any:
+        entries = list(scandir(folder))
+        if folder.endswith("/a"):
+            (tmp_path / "a" / "x").rename(tmp_path / "b")
+        return contextlib.nullcontext(entries)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert [i.key for i in store.list()] == []
+
+
+def test_marks_of_change(store: ObjectStore) -> None:
+    store.put("a", b"12")
+    store.put("b", b"12")
+    if (local := store.local_path("a")) is not None:
+        os.utime(local, (1, 1))  # clocks of file systems tick every few milliseconds
+    before = store.list()
+    assert before == store.list() and [i.changed for i in before] == [i.changed for i in store.list()]
+    store.put("a", b"34")
+    after = store.list()
+    assert after == before, "the mark is no part of what an object is"
+    assert after[0].changed != before[0].changed and after[1].changed == before[1].changed != ""
+
+
+def test_what_may_not_be_looked_at_is_a_store_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(tmp_path)
+    for name in ("open", "shut"):
+        store.put(f"datasets/{name}/packing.json", b"")
+    look = Path.stat
+
+    def denied(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if "shut" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(StoreError, match="shut/x: Permission denied"):
+        store.exists("datasets/shut/x")
+    assert store.exists("datasets/open/packing.json") and not store.exists("datasets/open/x")
+    assert not store.exists("datasets/open")
+    with pytest.raises(StoreError, match="shut: Permission denied"):
+        LocalStore(tmp_path / "datasets" / "shut").ping()
+    sound, bad = list_datasets(store)
+    assert sound.state == "incomplete" and bad.state == "damaged"
+    assert bad.name == "shut" and "Permission denied" in str(bad.problem)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +330,43 @@ def test_lock_excludes_and_frees(store: ObjectStore) -> None:
     with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
         pass
     with store.lock("d/pack.lock"):
+        pass
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
+def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full)
+        with pytest.raises(StoreError, match=r"d/pack\.lock: .*No space left on device; make room"):
+            store.lock("d/pack.lock").__enter__()
+    with store.lock("d/pack.lock"):
+        assert store.exists("d/pack.lock")
+    with pytest.raises(OSError, match="mine"), store.lock("d/pack.lock"):
+        raise OSError("mine")
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_lock_that_was_written_without_a_word_is_ours(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
+    """The store answers with an error, is asked again, and finds what it wrote."""
+    store = memory()
+    if dead:
+        owner = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
+        store.put("d/pack.lock", owner.to_bytes())
+    put = obstore.put
+
+    def again(*arguments: Any, **options: Any) -> Any:
+        if options.get("mode") == "create":
+            put(*arguments, **options)
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(obstore, "put", again)
+    refused = pytest.raises(ConflictError, match=str(os.getpid()))
+    with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
         pass
     assert store.list() == []
 

@@ -53,6 +53,8 @@ class CountingStore(LocalStore):
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
         self.failing = False
+        self.fails_after: int | None = None
+        """Parts of one call that are read before it fails."""
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         self.ranges += [(part.key, part.start, part.out.nbytes) for part in parts]
@@ -61,6 +63,9 @@ class CountingStore(LocalStore):
             assert self.gate.wait(10)
         if self.failing:
             raise StoreError("the store is down; start it")
+        if self.fails_after is not None:
+            super().read_many(parts[: self.fails_after], then)
+            raise StoreError("the store went down; start it")
         super().read_many(parts, then)
 
 
@@ -225,6 +230,20 @@ def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
             dataset.read(np.array([1]))
     store.failing = False
     assert dataset.read(np.array([1])).data.tobytes() == source.samples[1]
+
+
+def test_a_load_that_fails_half_way_keeps_what_was_read(tmp_path: Path) -> None:
+    """Right bytes from the chunks that came before the failure, also where these are not their shard's first."""
+    source, store = packed(tmp_path, [512] * 2_000)
+    dataset = opened(store, 8)  # of 4 chunks
+    near = dataset.reader.suits.group
+    store.fails_after = 3
+    with pytest.raises(StoreError, match="went down"):
+        dataset.read(np.arange(2_000), near)
+    store.fails_after = None
+    store.ranges.clear()
+    assert dataset.read(np.arange(2_000), near).data.tobytes() == b"".join(source.samples)
+    assert len(store.ranges) == 1, "the other three are there"
 
 
 def test_damage_is_named_and_its_neighbours_stay_readable(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -296,6 +297,41 @@ def test_a_full_disk_ends_keeping_and_nothing_else(
     monkeypatch.setattr(os, "pwrite", write)
     cache.close()
     assert not list(cache.path.glob("open-*"))
+
+
+def test_segments_that_were_written_do_not_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cache of any size needs no more files than its bound, whoever wrote it; the one that grows comes on top."""
+    monkeypatch.setattr(sample_cache, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(cache_catalogue, "_MOST_OPEN", 3)
+    with cache_at(tmp_path / "cache") as cache:
+        before = len(list(Path("/dev/fd").iterdir()))
+        for first in range(0, COUNT, 10):
+            cache.put(samples_of(range(first, first + 10)))
+            assert found(cache, range(first + 10)) == set(range(first + 10))
+            assert len(list(Path("/dev/fd").iterdir())) <= before + 3 + 1
+        cache.flush()
+        assert len(files(tmp_path / "cache")) > 20 and not caplog.records
+        assert len(list(Path("/dev/fd").iterdir())) <= before + 3
+        assert found(cache, range(COUNT)) == set(range(COUNT))
+    assert len(list(Path("/dev/fd").iterdir())) < before
+
+
+def test_a_segment_is_read_while_it_is_written_and_sealed(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader's file is his own: it stays open when the writer's is closed in the middle of his read."""
+    cache._catalogue._most_open = 0
+    cache.put(samples_of(range(20)))
+    read = os.preadv
+
+    def preadv(*arguments: Any) -> int:
+        cache.flush()
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert found(cache, range(20)) == set(range(20))
 
 
 # -- wrong folders -----------------------------------------------------------------------------------------------

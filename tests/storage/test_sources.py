@@ -68,6 +68,16 @@ def test_folder_with_a_link_upwards(tmp_path: Path) -> None:
     assert open_source(str(root)).count == 8
 
 
+def test_links_that_lead_nowhere_are_counted(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    (root / "cat" / "gone.jpg").symlink_to(root / "nowhere.jpg")
+    (root / "cat" / "round").symlink_to("round")
+    (root / "cat" / "b-again.jpg").symlink_to(root / "cat" / "b.jpg")
+    source = open_source(str(root))
+    assert source.count == 9
+    assert source.note == ("3 files were left out: no images by their names, or links that lead nowhere")
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     image_file(tmp_path / "flat" / "a.png", 0)
     (tmp_path / "empty").mkdir()
@@ -97,6 +107,29 @@ def test_arrays_of_each_kind_agree(tmp_path: Path) -> None:
         assert source.transform is None and source.classes == ("0", "1", "2")
         assert source.labels.tolist() == y.tolist()
         assert [bytes(source.sample(n)) for n in range(6)] == [v.tobytes() for v in x]
+
+
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
+def test_arrays_of_the_other_byte_order(tmp_path: Path, kind: str) -> None:
+    x = np.arange(24).reshape(4, 2, 3).astype(f">{kind}")
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.array([0, 1, 2, 0], dtype=">i4"))
+    np.savez(tmp_path / "xy.npz", x=x, y=np.array([0, 1, 2, 0], dtype=">i4"))
+    for source in (
+        open_source(str(tmp_path / "x.npy"), SourceOptions(labels=tmp_path / "y.npy")),
+        open_source(str(tmp_path / "xy.npz")),
+    ):
+        assert source.labels.tolist() == [0, 1, 2, 0] and source.layout.sample_dtype == x.dtype.name
+        found = [np.frombuffer(source.sample(n), dtype=source.layout.sample_dtype) for n in range(4)]
+        assert np.array_equal(np.stack(found).reshape(x.shape), x)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
+def test_files_of_labels_that_are_none(tmp_path: Path, content: bytes) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3, 2), dtype=np.float32))
+    (tmp_path / "y.npy").write_bytes(content)
+    with pytest.raises(UsageError, match=r"labels .*y\.npy: .*; give a \.npy file, or text"):
+        open_source(str(tmp_path / "x.npy"), SourceOptions(labels=tmp_path / "y.npy"))
 
 
 def test_uint8_images_become_channels_first(tmp_path: Path) -> None:

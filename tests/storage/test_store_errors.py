@@ -142,6 +142,22 @@ def test_bodies_that_end_early(answers: Answers) -> None:
     assert "3 bytes came for the range 0..8; the object is shorter" in said(StoreError)
 
 
+def test_a_name_with_an_empty_part(answers: Answers) -> None:
+    """Such an object cannot be read, and hides the others of its listing: one line says which it is."""
+    answers.headers = {"Content-Type": "application/xml"}
+    answers.body = (
+        b'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>deep/a//b</Key>'
+        b"<LastModified>2026-11-21T00:00:00.000Z</LastModified><ETag>&quot;1&quot;</ETag><Size>3</Size>"
+        b"<StorageClass>STANDARD</StorageClass></Contents></ListBucketResult>"
+    )
+    with pytest.raises(StoreError) as caught:
+        open_store("s3://bucket/deep").list("a")
+    assert str(caught.value) == (
+        "s3://bucket/deep/a: cannot be listed: the object 'deep/a//b' there has an empty part in its name; "
+        "rename or remove it, or give a narrower FOLDER that does not hold it"
+    )
+
+
 def test_an_instance_without_credentials(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a machine may be given credentials and is not."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

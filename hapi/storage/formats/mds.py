@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,18 +93,17 @@ def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) ->
 
 
 def scan(shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
-    """The samples of a shard in their order; then its digests are checked against ``index.json``."""
-    check_digests = _watch(shard)
+    """The samples of a shard in their order; at its end its digests are checked against ``index.json``."""
+    _watch(shard)
     count, table_end = _count(shard)
     layout = _layout(shard, table_end, fields) if count else None
     for number, begin, end in _spans(shard, count):
         if layout is not None:
             yield _sample(shard, layout, number, begin, end)
-    check_digests()
 
 
-def _watch(shard: ShardBytes) -> Callable[[], None]:
-    """Take the digests that ``index.json`` has while the shard is read; the check, to be called at the end."""
+def _watch(shard: ShardBytes) -> None:
+    """Take the digests that ``index.json`` has while the shard is read, and have them checked at its end."""
     info = shard.info
     promised = info.digests if isinstance(info, MdsShard) else ()
     digests = [(kind, _digest(kind), value) for kind, value in promised]
@@ -112,7 +111,6 @@ def _watch(shard: ShardBytes) -> Callable[[], None]:
         shard.watch(digest.update)
 
     def check() -> None:
-        shard.checksum()  # reads what no sample needed
         for kind, digest, value in digests:
             if digest.hexdigest() != value:
                 raise DataError(
@@ -120,7 +118,7 @@ def _watch(shard: ShardBytes) -> Callable[[], None]:
                     "it is damaged or another file"
                 )
 
-    return check
+    shard.check_at_end(check)
 
 
 def _digest(kind: str) -> Any:

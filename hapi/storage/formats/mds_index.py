@@ -40,16 +40,16 @@ def listed_shards(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]
     the index is damaged or a shard is not there in the size it says.
     """
     prefix = f"{folder.rstrip('/')}/" if folder else ""
-    sizes = {info.key: info.size for info in objects}
+    there = {info.key: info for info in objects}
     key = f"{prefix}{INDEX}"
-    if key not in sizes:
+    if key not in there:
         raise _no_index(store, folder, [info.key.removeprefix(prefix) for info in objects])
     where = f"{store.url}/{key}"
-    if sizes[key] > _MAX_INDEX_BYTES:
-        raise DataError(f"{where} has {sizes[key]} bytes; up to {_MAX_INDEX_BYTES} are read")
+    if there[key].size > _MAX_INDEX_BYTES:
+        raise DataError(f"{where} has {there[key].size} bytes; up to {_MAX_INDEX_BYTES} are read")
     found: dict[str, MdsShard] = {}
     for number, entry in enumerate(_entries(store.get(key), where)):
-        shard = _shard(entry, f"{where}, shard {number}", prefix, sizes)
+        shard = _shard(entry, f"{where}, shard {number}", prefix, there)
         if shard.key in found:
             raise DataError(f"{where} lists {shard.key[:200]!r} twice; write the index again")
         found[shard.key] = shard
@@ -83,7 +83,7 @@ def _entries(data: bytes, where: str) -> list[Any]:
     return list(document["shards"])
 
 
-def _shard(entry: Any, where: str, prefix: str, sizes: Mapping[str, int]) -> MdsShard:
+def _shard(entry: Any, where: str, prefix: str, there: Mapping[str, ObjectInfo]) -> MdsShard:
     if not isinstance(entry, dict) or not isinstance(entry.get("raw_data"), dict):
         raise DataError(f"{where}: it has no field 'raw_data'; write the index again")
     if entry.get("format") != "mds" or entry.get("version") != 2:
@@ -91,22 +91,23 @@ def _shard(entry: Any, where: str, prefix: str, sizes: Mapping[str, int]) -> Mds
         raise DataError(f"{where} has format {told}; 'mds' of version 2 can be read in place")
     raw = entry["raw_data"]
     key = _key(prefix, raw.get("basename"), where)
-    if key not in sizes:
+    if key not in there:
         if entry.get("compression") or entry.get("zip_data"):
             raise UsageError(
                 f"{where} is compressed ({str(entry.get('compression'))[:40]}), so that samples cannot be read from "
                 "the middle of it: decompress the shards, or pack the images with 'hapi pack'"
             )
         raise DataError(f"{where}: {key[:200]!r} is not there; copy it again, or write the index again")
-    if raw.get("bytes") != sizes[key]:
+    info = there[key]
+    if raw.get("bytes") != info.size:
         told = str(raw.get("bytes"))[:40]
         raise DataError(
-            f"{where}: {key[:200]!r} has {sizes[key]} bytes, not {told}: it is cut off or another file"
+            f"{where}: {key[:200]!r} has {info.size} bytes, not {told}: it is cut off or another file"
         )
     samples = entry.get("samples")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
         raise DataError(f"{where}: its number of samples is {str(samples)[:40]!r}; write the index again")
-    return MdsShard(key, sizes[key], samples, _digests(raw.get("hashes"), where))
+    return MdsShard(key, info.size, samples, _digests(raw.get("hashes"), where), changed=info.changed)
 
 
 def _key(prefix: str, basename: Any, where: str) -> str:

@@ -10,7 +10,8 @@ A format is a module with
 
 ``objects`` is the listing of the folder, sorted by key; a prefix ``.../`` of their keys is ``folder``. ``scan`` only
 says where samples lie: that they are images, no longer than a sample may be, with a label, is checked by who calls.
-Damage of a record is a :class:`Bad` when the scan can go on behind it, else :class:`DataError` naming the shard.
+Damage of a record is a :class:`Bad` when the scan can go on behind it, else :class:`DataError` naming the shard. What
+only the whole shard shows is checked at its end (:meth:`ShardBytes.check_at_end`): then none of its samples is used.
 """
 
 from __future__ import annotations
@@ -83,10 +84,15 @@ class ShardBytes:
         self._next = 0
         self._digest = xxhash.xxh3_64()
         self._watching: list[Callable[[memoryview], None]] = [self._digest.update]
+        self._checks: list[Callable[[], None]] = []
 
     def watch(self, update: Callable[[memoryview], None]) -> None:
         """Call ``update`` with the object's bytes in their order as they are first read. Before the first read."""
         self._watching.append(update)
+
+    def check_at_end(self, check: Callable[[], None]) -> None:
+        """Call ``check`` when all bytes have been read: a :class:`DataError` of it makes the whole shard useless."""
+        self._checks.append(check)
 
     def read(self, offset: int, length: int) -> memoryview:
         """Bytes ``offset..offset + length``; :class:`DataError` naming the shard when it does not have them.
@@ -114,10 +120,12 @@ class ShardBytes:
         return out.toreadonly()
 
     def checksum(self) -> int:
-        """xxh3_64 of the whole object; reads what was not read yet."""
+        """xxh3_64 of the whole object; reads what was not read yet. DataError when a check at its end fails."""
         count = -(-self.size // BLOCK_BYTES)
         if self._next < count:
             self._block(count - 1)
+        for check in self._checks:
+            check()
         return self._digest.intdigest()
 
     def _block(self, number: int) -> memoryview:
