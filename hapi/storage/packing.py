@@ -77,16 +77,15 @@ class Packing:
         except NotFoundError:
             return None
         try:
-            fields = ("pack", "fingerprint", "source", "created")
-            # Those begun by an older Hapi do not say what the whole is made from.
-            allowed = {**dict.fromkeys(fields, True), "whole": False}
-            d = strict_fields(json.loads(data), allowed, "packing")
+            fields = ("pack", "fingerprint", "whole", "source", "created")
+            d = strict_fields(json.loads(data), dict.fromkeys(fields, True), "packing")
             check_name(d["pack"], "packing.pack")
-            check_digest(d["fingerprint"], "packing.fingerprint")
+            for digest_of in ("fingerprint", "whole"):
+                check_digest(d[digest_of], f"packing.{digest_of}")
             return cls(
                 pack=d["pack"],
                 fingerprint=d["fingerprint"],
-                whole=str(d.get("whole", d["fingerprint"])),
+                whole=d["whole"],
                 source=str(d["source"]),
                 created=str(d["created"]),
             )
