@@ -74,11 +74,11 @@ def parse_body(body: bytes) -> Any:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two readers may take different ones of two fields of one name, so there must not be two."""
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in document if names.count(name) > 1)
-        raise BadRequestError(f"request body: field {twice[:80]!r} is given twice")
+    document: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in document:
+            raise BadRequestError(f"request body: field {name[:80]!r} is given twice")
+        document[name] = value
     return document
 
 
