@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import sys
@@ -70,6 +71,7 @@ class ResidentFeatures(Service):
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
         progress: Progress | None = None,
+        latest: float = math.inf,
     ) -> FrameStream:
         """The prepared features."""
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES

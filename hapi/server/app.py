@@ -245,9 +245,16 @@ class Application:
         """The answer of a request that has its slot, sent by ``latest`` (``time.monotonic``)."""
         tenant, asked = request[TENANT], at_work.asked
         opening = self._workers.submit(
-            self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant, at_work.progress
+            self.service.stream,
+            asked,
+            cancelled,
+            slot.waited,
+            slot.expected_wait,
+            tenant,
+            at_work.progress,
+            latest,
         )
-        stream = await finished(opening, FrameStream.close)
+        stream = await finished(opening, FrameStream.close, cancelled.set)
         settings = self.service.settings
         pace = Pace(settings.pace(), latest, self.admission.pressed)
         answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)

@@ -7,6 +7,7 @@ memory: the one being sent and the one being made.
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -171,12 +172,13 @@ class Service:
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
         progress: Progress | None = None,
+        latest: float = math.inf,
     ) -> FrameStream:
         """The stream that answers ``request``.
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
         ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``. ``progress`` is told how
-        far it is.
+        far it is. Until ``latest`` (``time.monotonic``) it waits for a device's memory.
         """
         cancelled = cancelled or threading.Event()
         clock = self.account.clock(
@@ -188,7 +190,7 @@ class Service:
         if isinstance(request, messages.ExtractRequest):
             dataset = self._dataset(request.dataset, clock)
             near = self._orders.near(dataset, request.windows)
-            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress)
+            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
             return self._start(self._stored(request, clock, cancelled, progress), clock, len(request.ids))

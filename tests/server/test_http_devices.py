@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from http_tools import (
     served,
     until,
 )
+from test_http_clients import long_request, opened, reset
 
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
 from hapi.profiler.memory import ForwardMemory
-from hapi.server.memory import Ask
+from hapi.server.memory import Ask, DeviceMemory
 from hapi.server.settings import ServerSettings
 from hapi.server.worker import make_workers
 from hapi.storage.objects import open_store
@@ -113,22 +115,29 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
         assert 0 < max(seen) <= budget and memory.waiting == 0
 
 
+@contextmanager
+def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
+    """Somebody holds all of the device's memory."""
+    memory = server.service.workers.all[0].memory
+    ask = Ask(
+        key=("other", 1, (1,)),
+        samples=1,
+        forward=ForwardMemory(layers=((memory.budget, 0),)),
+        weights=(),
+        smallest=1,
+        largest=1,
+    )
+    with memory.claim(ask, threading.Event()):
+        yield memory
+
+
 def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known: Known) -> None:
     """A digest is a client's word until the front is loaded."""
     false = known.extract(IDS, split=SPLIT + 1)
     false["model"] |= {"digest": known.extract(IDS)["model"]["digest"]}
     with served(folder, max_running=8) as server:
-        memory = server.service.workers.all[0].memory
-        ask = Ask(
-            key=("other", 1, (1,)),
-            samples=1,
-            forward=ForwardMemory(layers=((memory.budget, 0),)),
-            weights=(),
-            smallest=1,
-            largest=1,
-        )
         with ThreadPoolExecutor(4) as pool:
-            with memory.claim(ask, threading.Event()):
+            with all_memory(server) as memory:
                 lies = [pool.submit(exchange, server.port, "POST", EXTRACT, false) for _ in range(2)]
                 truths = [pool.submit(asked, server, known) for _ in range(2)]
                 until(lambda: memory.waiting == 4, 60, "all four wait for memory")
@@ -137,6 +146,26 @@ def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known:
             assert all(sum(truth.result()[0]) == len(IDS) for truth in truths)
         server.idle()
         assert memory.held_bytes == 0 and memory.waiting == 0
+
+
+def test_a_client_that_leaves_while_it_waits_for_memory(folder: Path, known: Known) -> None:
+    """Its place and its slot are free at once, not when the memory comes."""
+    with served(folder) as server:
+        with all_memory(server) as memory:
+            sock = opened(server.port, long_request(known, 8))
+            until(lambda: memory.waiting == 1, 60, "the wait for memory")
+            reset(sock)
+            until(lambda: memory.waiting == 0, 10, "the end of the wait")
+            server.idle()
+        asked(server, known)
+
+
+def test_nobody_waits_for_memory_beyond_the_longest_time(folder: Path, known: Known) -> None:
+    with served(folder, max_request_seconds=1.0) as server:
+        with all_memory(server) as memory:
+            answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS))
+            check_problem(answer, 429, "device's memory", "--max-request-seconds")
+            assert memory.waiting == 0 and int(answer.headers["Retry-After"]) >= 1
 
 
 def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
