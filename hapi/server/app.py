@@ -256,7 +256,10 @@ class Application:
         )
         stream = await finished(opening, FrameStream.close, cancelled.set)
         settings = self.service.settings
-        pace = Pace(settings.pace(), latest, self.admission.pressed)
+        workers, progress = self.service.workers, at_work.progress
+        pace = Pace(
+            settings.pace(), latest, lambda: self.admission.pressed() or workers.pressed(progress.device)
+        )
         answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
         self.admission.sent(tenant, stream.content_length)
         try:

@@ -193,6 +193,12 @@ class DeviceMemory:
         with self._changed:
             return len(self._queue)
 
+    def pressed(self) -> bool:
+        """Whether somebody waits for memory that others hold, not just for company."""
+        gathered = time.monotonic() - GATHER_SECONDS
+        with self._changed:
+            return any(claim.since < gathered for claim in self._queue)
+
     def report(self) -> MemoryReport:
         """How predictions compared with what the device saw."""
         with self._changed:

@@ -90,6 +90,10 @@ class Workers:
             with self._lock:
                 chosen.running -= 1
 
+    def pressed(self, name: str) -> bool:
+        """Whether somebody waits for the memory of the device of this name, if there is one."""
+        return any(worker.memory.pressed() for worker in self.all if worker.name == name)
+
     def close(self) -> None:
         """Stop the devices' threads."""
         for worker in self.all:
