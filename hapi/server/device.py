@@ -198,8 +198,13 @@ class Device:
                 passes = self._next()
             passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
             self.running = len(passes)
-            if passes:
-                self._serve(passes)
+            try:
+                if passes:
+                    self._serve(passes)
+            except BaseException as error:  # whatever it is, those behind must not wait for ever
+                for one in passes:
+                    if not one.future.done():
+                        one.future.set_exception(error)
             self.running = 0
             passes = []  # what a pass holds must not stay until the next one comes
 
@@ -238,7 +243,10 @@ class Device:
             one.future.set_exception(error)
 
     def _together(self, passes: Sequence[_Pass]) -> bool:
-        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own."""
+        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own.
+
+        A model's layers may raise anything; alone, each pass gets its own error.
+        """
         clock, counts = StageClock(("forward",)), [one.count for one in passes]
         try:
             with clock.stage("forward"), torch.inference_mode():
@@ -246,7 +254,7 @@ class Device:
                 pieces = passes[0].layers(x).split(counts)
                 ready = [self._copy_out(y, one.output) for y, one in zip(pieces, passes, strict=True)]
                 finish(self.device)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             self.out_of_memory_caught += is_out_of_memory(error)
             return False
         wall, cpu = clock.seconds()["forward"], clock.cpu_seconds()["forward"]

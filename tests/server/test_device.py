@@ -203,6 +203,28 @@ def test_merged_passes_that_fail_run_alone() -> None:
     assert hungry.batches == [8, 4, 4] and device.out_of_memory_caught == 1
 
 
+@pytest.mark.parametrize("kind", [ValueError, IndexError, TypeError, AssertionError, SystemExit])
+def test_merged_passes_get_any_error_of_the_layers(kind: type[BaseException]) -> None:
+    """The device goes on, whatever a model raises."""
+    device = Device(torch.device("cpu"), merge=100)
+    gate, _ = held_up(device)
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if (x == -2.0).any():
+            raise kind("not this one")
+        return x * 2
+
+    alike = Turn(alike="front")
+    good, bad = (begin(device, picky, value, alike, count=4)[0] for value in (1.0, -2.0))
+    gate.open.set()
+    with pytest.raises(kind):
+        bad.result()
+    if issubclass(kind, Exception):
+        assert good.result() == 4
+    assert run(device, picky, 1, key="the device lives on")[0] == 1
+    device.close()
+
+
 def test_a_closed_device_takes_nothing() -> None:
     device = Device(torch.device("cpu"))
     gate, first = held_up(device)
