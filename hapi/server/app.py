@@ -187,6 +187,8 @@ class Application:
     async def _ready(self, request: web.Request) -> web.Response:
         if self.draining:
             raise DrainingError("the server is shutting down")
+        if not self.service.workers.usable:
+            raise DrainingError("no device of the server works any more")
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:

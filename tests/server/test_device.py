@@ -225,6 +225,35 @@ def test_merged_passes_get_any_error_of_the_layers(kind: type[BaseException]) ->
     device.close()
 
 
+def test_a_broken_device_fails_all_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA after a device-side assert: whoever waits hears at once that another server is to be asked."""
+
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        monkeypatch.setattr(device.health, "probe", refuse)
+        raise RuntimeError(
+            "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
+        )
+
+    device = Device(torch.device("cpu"))
+    gate, first = held_up(device)
+    running = [begin(device, layers, 1.0)[0] for layers in (broken, gate, gate)]
+    gate.open.set()
+    first.result()
+    for one in running:
+        with pytest.raises(
+            TransportError, match="does not work any more: CUDA error: device-side assert"
+        ) as caught:
+            one.result()
+        assert caught.value.retryable
+    with pytest.raises(TransportError, match="does not work any more"):
+        begin(device, gate, 2.0)
+    assert gate.seen == [0.0] and device.waiting == 0
+    device.close()
+
+
 def test_a_closed_device_takes_nothing() -> None:
     device = Device(torch.device("cpu"))
     gate, first = held_up(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,9 +30,12 @@ from test_http_clients import long_request, opened, reset
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
 from hapi.profiler.memory import ForwardMemory
+from hapi.server import run
+from hapi.server.app import Application
 from hapi.server.memory import Ask, DeviceMemory
+from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.server.worker import make_workers
+from hapi.server.worker import DeviceWorker, make_workers
 from hapi.storage.objects import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
@@ -195,6 +199,55 @@ def test_a_busy_device_gets_help(folder: Path) -> None:
 def test_devices_that_make_no_sense(folder: Path, device: str) -> None:
     with pytest.raises(UsageError, match="device"):
         make_workers(ServerSettings(store=str(folder), device=device), open_store(str(folder)))
+
+
+def break_device(worker: DeviceWorker, patch: pytest.MonkeyPatch) -> None:
+    """Loading layers fails from now on, and so does all else, as after an illegal access on a GPU."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    patch.setattr(worker.fronts, "load", refuse)
+    patch.setattr(worker.device.health, "probe", refuse)
+
+
+def test_a_broken_device_is_left_out(folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder, device="cpu,cpu") as server:
+        first, second = server.service.workers.all
+        break_device(first, monkeypatch)
+        check_problem(exchange(server.port, "POST", EXTRACT, known.extract()), 503, "illegal memory access")
+        for _ in range(3):
+            asked(server, known)
+        assert exchange(server.port, "GET", "/readyz").status == 200 and second.cache.misses == 1
+        break_device(second, monkeypatch)
+        other = known.extract(split=SPLIT + 1)
+        check_problem(exchange(server.port, "POST", EXTRACT, other), 503, "illegal memory access")
+        check_problem(exchange(server.port, "GET", "/readyz"), 503, "no device")
+        check_problem(exchange(server.port, "POST", EXTRACT, known.extract()), 503, "no device")
+
+
+def test_a_request_error_breaks_no_device(
+    folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(folder) as server, monkeypatch.context() as patch:
+        break_device(server.service.workers.all[0], patch)
+        patch.setattr(server.service.workers.all[0].device.health, "probe", lambda: None)
+        assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 500
+        patch.undo()
+        asked(server, known)
+
+
+def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an exit code by which a supervisor starts it again."""
+    service = Service(ServerSettings(store=str(folder), device="cpu"), open_store(str(folder)))
+    application = Application(service)
+    monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.05)
+    service.workers.all[0].device.health.broken = "CUDA error"
+    try:
+        assert asyncio.run(run._serve(application, run.ListenSettings(), None)) == 1
+    finally:
+        application.close()
+        service.close()
 
 
 def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:
