@@ -189,11 +189,13 @@ class Service:
         progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
             dataset = self._dataset(request.dataset, clock)
-            near = self._orders.near(dataset, request.windows)
+            near = self._orders.near(dataset, request.windows, tenant)
             parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
-            return self._start(self._stored(request, clock, cancelled, progress), clock, len(request.ids))
+            return self._start(
+                self._stored(request, clock, cancelled, progress, tenant), clock, len(request.ids)
+            )
         return self._start(self._tensors(request, clock, cancelled, progress), clock, 0)
 
     def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
@@ -224,15 +226,16 @@ class Service:
         clock: RequestClock,
         cancelled: threading.Event,
         progress: Progress,
+        tenant: Tenant,
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset, clock)
         begun = self.account.marks(request.job)
         if isinstance(request.ids, SequenceRange):
             with self.account.busy.running(), clock.stage("model"):
-                ids = self._orders.find(dataset, request.ids)
+                ids = self._orders.find(dataset, request.ids, tenant)
         else:
             ids = request.ids
-        near = self._orders.near(dataset, request.windows)
+        near = self._orders.near(dataset, request.windows, tenant)
         places = dataset.locate(ids)
         frames = _by_bytes(places.length, STORED_FRAME_BYTES)
         headers = [_stored_header(ids[low:high], int(places.length[low:high].sum())) for low, high in frames]
