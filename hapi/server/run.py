@@ -7,6 +7,7 @@ import contextlib
 import ipaddress
 import json
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -194,7 +195,8 @@ async def _drain(application: Application, at_once: asyncio.Event) -> None:
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin, whose lock a thread that reads would hold when the interpreter ends, which is fatal.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     for event in (stop, at_once):
         loop.call_soon_threadsafe(event.set)
