@@ -14,7 +14,7 @@ from hapi.errors import DeviceMemoryError, TransportError
 from hapi.profiler.memory import HEALTHY_PASSES
 from hapi.server.device import Device, Turn
 from hapi.server.fair_queue import Tenant
-from hapi.wire.messages import STAGES
+from hapi.wire.report import STAGES
 
 
 class Hungry:

@@ -39,7 +39,8 @@ from hapi.server.worker import DeviceWorker, make_workers
 from hapi.storage.objects import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
-from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
+from hapi.wire.messages import ExtractRequest
+from hapi.wire.report import STAGES, RequestReport
 
 IDS = list(range(40))
 MERGED_RTOL = 1e-5
@@ -165,11 +166,10 @@ def test_a_client_that_leaves_while_it_waits_for_memory(folder: Path, known: Kno
 
 
 def test_nobody_waits_for_memory_beyond_the_longest_time(folder: Path, known: Known) -> None:
-    with served(folder, max_request_seconds=1.0) as server:
-        with all_memory(server) as memory:
-            answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS))
-            check_problem(answer, 429, "device's memory", "--max-request-seconds")
-            assert memory.waiting == 0 and int(answer.headers["Retry-After"]) >= 1
+    with served(folder, max_request_seconds=1.0) as server, all_memory(server) as memory:
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS))
+        check_problem(answer, 429, "device's memory", "--max-request-seconds")
+        assert memory.waiting == 0 and int(answer.headers["Retry-After"]) >= 1
 
 
 def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:

@@ -16,13 +16,12 @@ from hapi.wire.messages import (
     MAX_SAMPLES,
     DatasetDescription,
     ExtractRequest,
-    RequestReport,
     SamplesRequest,
-    ServerTier,
     TensorsRequest,
     parse_body,
 )
 from hapi.wire.references import TransformSpec, check_name
+from hapi.wire.report import RequestReport, ServerTier
 
 EXTRACT = {
     "dataset": {"name": "digits", "version": "0123456789abcdef"},
