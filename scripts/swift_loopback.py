@@ -19,8 +19,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 ACCESS_KEY, SECRET_KEY = "hapi:tester", "testing"
@@ -33,6 +35,7 @@ LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 CHUNK_BYTES = 1 << 20
 """Bytes that proxy and object servers move at once; with Swift's own 64 KiB a large read is slower."""
 START_SECONDS, STOP_SECONDS = 90.0, 5.0
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 COMMON = """[DEFAULT]
 bind_ip = 127.0.0.1
@@ -196,13 +199,13 @@ class Cluster:
     def _spawn(self, name: str) -> None:
         kind = name.split("-", 1)[0]
         program = Path(sys.executable).with_name(f"swift-{kind}-server")
-        with (self.log / f"{name}.log").open("ab") as log:
+        with unbroken(), (self.log / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, str(program), str(self.etc / f"{name}.conf"), "-v"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        # The start time tells it from a later process with the same number.
-        (self.run / f"{name}.pid").write_text(f"{process.pid} {started_at(process.pid)}")
+            # The start time tells it from a later process with the same number.
+            (self.run / f"{name}.pid").write_text(f"{process.pid} {started_at(process.pid)}")
 
     def _last_words(self, name: str) -> str:
         lines = (self.log / f"{name}.log").read_text(errors="replace").split("\n")
@@ -220,6 +223,26 @@ class Cluster:
                     _signal_group(pid, signal.SIGKILL)
                 time.sleep(0.02)
             (self.run / f"{name}.pid").unlink()
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """A signal that comes inside the block ends this process behind it: a process that starts must be written down."""
+    came: list[int] = []
+    old = {n: signal.getsignal(n) for n in ENDING if signal.getsignal(n) is not signal.SIG_IGN}
+    for number in old:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if came:
+        os.kill(os.getpid(), came[0])
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _signal_group(pid: int, number: int) -> None:
@@ -292,17 +315,31 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _start(cluster: Cluster, port: int | None, *, stay: bool) -> None:
+    """Start it; with ``stay`` until standard input closes. Nothing is left of a start that is broken off."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _ended)
+    cluster.prepare(port)
+    left_running = False
+    try:
+        cluster.start()
+        print(f"s3://{BUCKET} at http://127.0.0.1:{cluster.port}", flush=True)
+        while stay and os.read(sys.stdin.fileno(), 4096):
+            pass
+        left_running = not stay
+    finally:
+        if not left_running:
+            for number in ENDING:
+                signal.signal(number, signal.SIG_IGN)
+            cluster.stop()
+
+
 def main(command: str, folder: str, *rest: str) -> int:
     """Run one command of ``scripts/swift-loopback``."""
     cluster = Cluster(Path(folder).absolute())
-    if command == "start":
-        cluster.prepare(_port(rest[0]) if rest else None)
-        try:
-            cluster.start()
-        except BaseException:
-            cluster.stop()
-            raise
-        print(f"s3://{BUCKET} at http://127.0.0.1:{cluster.port}")
+    if command in ("start", "run"):
+        _start(cluster, _port(rest[0]) if rest else None, stay=command == "run")
     elif not cluster.ports:
         fail(f"{folder} holds no Swift; start one with scripts/swift-loopback start {folder}")
     elif command == "stop":

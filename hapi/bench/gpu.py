@@ -25,7 +25,7 @@ from hapi.models.families import PAPER_FREEZE
 from hapi.models.layers import LayeredModel
 from hapi.models.zoo import ModelSpec, build
 from hapi.server.device import Device
-from hapi.wire.messages import STAGES
+from hapi.wire.report import STAGES
 
 MODELS = tuple(PAPER_FREEZE)
 COPY_BYTES = 256 << 20

@@ -28,8 +28,8 @@ from hapi.clocks import StageClock
 from hapi.errors import TransportError
 from hapi.server.app import Application
 from hapi.server.service import Frame
-from hapi.wire import messages
 from hapi.wire.frames import StreamEnd, byte_view, data_frame, end_frame
+from hapi.wire.report import STAGES
 
 FROM_DEVICE, FROM_HOST = "features from the device", "features from host memory"
 SAMPLES = 20 * COS_BATCH
@@ -48,7 +48,7 @@ class DeviceFeatures(ResidentFeatures):
         return self._resident.index_select(0, rows)
 
     def _frames(self) -> Iterator[Frame]:
-        clock = StageClock(messages.STAGES)
+        clock = StageClock(STAGES)
         for chunk, header in zip(self.chunks, self.headers, strict=True):
             rows = self._device.pinned(torch.arange(chunk.start, chunk.stop))
             output = self._device.host_buffer((len(rows), *FEATURE_SHAPE), torch.float32)

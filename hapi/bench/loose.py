@@ -7,18 +7,23 @@ this way says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any, Self
 
+from hapi.bench.signals import ended_in_order, no_interrupts
 from hapi.bench.testbed import Cores, Side, TestBed, stop_all, why_not
 from hapi.errors import UsageError
 
 
 class LooseBed:
-    """What :class:`hapi.bench.testbed.TestBed` is, without its link, for the length of a ``with`` block."""
+    """What :class:`hapi.bench.testbed.TestBed` is, without its link, for the length of a ``with`` block.
+
+    Its processes are stopped on the way out as there, also after SIGTERM and SIGHUP.
+    """
 
     address = "127.0.0.1"
 
@@ -29,16 +34,20 @@ class LooseBed:
         self._cores = _cores()
         self._processes: list[subprocess.Popen[Any]] = []
         self._links: list[Callable[[float | None], None]] = []
+        self._signals = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        self._signals.enter_context(ended_in_order())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stop_all(self._processes)
-        self._processes.clear()
-        self._links.clear()
+        with no_interrupts():
+            stop_all(self._processes)
+            self._processes.clear()
+            self._links.clear()
+        self._signals.close()
 
     def limit_with(self, link: Callable[[float | None], None]) -> None:
         """``link`` sets the rate of a client's transport; it is told the present one, and each that follows."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import web
 
 from hapi.bench.loose import LooseBed
+from hapi.bench.signals import no_interrupts
 from hapi.bench.testbed import stop_all
 from hapi.bench.tiers import environment, last_line, read_line, start_server_process
 from hapi.errors import HapiError, UsageError
@@ -27,6 +28,8 @@ from hapi.errors import HapiError, UsageError
 OVER = ("http", "swift")
 _SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "swift-loopback"
 _START_SECONDS = 120.0
+_SWIFT_STOP_SECONDS = 15.0
+"""Longer than Swift's processes may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,10 @@ def served_over_http(bed: LooseBed, folder: Path) -> Iterator[Served]:
 
 
 class LoopbackSwift:
-    """An OpenStack Swift of one node, for the length of a ``with`` block; its S3 settings are in ``os.environ``."""
+    """An OpenStack Swift of one node, for the length of a ``with`` block; its S3 settings are in ``os.environ``.
+
+    It ends when the pipe to it closes, so also when this process is killed.
+    """
 
     url = "s3://hapi/bench"
 
@@ -79,21 +85,34 @@ class LoopbackSwift:
             )
         self._bed, self._folder = bed, folder
         self._before: dict[str, str | None] = {}
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> LoopbackSwift:
-        self._run("start")
-        for name, value in re.findall(r"(AWS_\w+)=(\S+)", self._run("env")):
-            self._before[name] = os.environ.get(name)
-            os.environ[name] = value
+        command = [str(_SCRIPT), "run", str(self._folder)]
+        self._process = self._bed.start(
+            "server", command, env=dict(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            if not read_line(self._process, _START_SECONDS):
+                raise HapiError("swift-loopback run did not start Swift; its error stands above")
+            for name, value in re.findall(r"(AWS_\w+)=(\S+)", self._run("env")):
+                self._before[name] = os.environ.get(name)
+                os.environ[name] = value
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         for name, value in self._before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        self._run("stop")
+        if self._process is not None and self._process.stdin is not None:
+            with no_interrupts(), contextlib.suppress(subprocess.TimeoutExpired):  # then the bed ends it
+                self._process.stdin.close()
+                self._process.wait(_SWIFT_STOP_SECONDS)
 
     def pids(self) -> tuple[int, ...]:
         """All of its processes."""

@@ -13,12 +13,12 @@ import re
 import shutil
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Any, Literal, Self
 
+from hapi.bench.signals import ended_in_order, no_interrupts
 from hapi.errors import UsageError
 
 Side = Literal["server", "client"]
@@ -73,7 +73,7 @@ def why_not() -> str | None:
 class TestBed:
     """The two namespaces and their link, for the length of a ``with`` block.
 
-    On the way out, however that happens (also Ctrl-C and SIGTERM), the processes started in it are stopped
+    On the way out, however that happens (also Ctrl-C, SIGTERM and SIGHUP), the processes started in it are stopped
     and the namespaces removed. One bed per process at a time.
     """
 
@@ -85,7 +85,7 @@ class TestBed:
         self.cores = cores
         self._namespaces: dict[Side, str] = {side: f"hapi-bed-{os.getpid()}-{side}" for side in SIDES}
         self._processes: list[subprocess.Popen[Any]] = []
-        self._old_handler: Any = None
+        self._signals = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Make the bed; :class:`UsageError` when this machine cannot."""
@@ -94,8 +94,7 @@ class TestBed:
             raise UsageError(f"no test bed on this machine: {reason}")
         if self.cores is None:
             self.cores = Cores.split_machine()
-        if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, _terminated)
+        self._signals.enter_context(ended_in_order())
         try:
             remove_stale_beds()
             self._build()
@@ -203,14 +202,12 @@ class TestBed:
             self.set_bandwidth(self.bandwidth)
 
     def _tear_down(self) -> None:
-        with _no_interrupts():
+        with no_interrupts():
             stop_all(self._processes)
             self._processes.clear()
             for name in self._namespaces.values():
                 _remove(name)
-        if self._old_handler is not None:
-            signal.signal(signal.SIGTERM, self._old_handler)
-            self._old_handler = None
+        self._signals.close()
 
 
 def stop_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -282,20 +279,3 @@ def _tool(*command: str, check: bool = True) -> str:
     if check and done.returncode != 0:
         raise UsageError(f"test bed: {' '.join(command)} failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C waits until the block is done: a second one must not leave half a bed behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import sys
@@ -39,6 +40,7 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
+from hapi.wire.report import STAGES
 
 FEATURE_SHAPE = (256, 14, 14)
 """Shape of one sample's features: ResNet18 after layer3; 200,704 bytes in float32."""
@@ -70,10 +72,11 @@ class ResidentFeatures(Service):
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
         progress: Progress | None = None,
+        latest: float = math.inf,
     ) -> FrameStream:
         """The prepared features."""
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES
-        return FrameStream(length, self._frames(), StageClock(messages.STAGES), len(self.labels))
+        return FrameStream(length, self._frames(), StageClock(STAGES), len(self.labels))
 
     def _frames(self) -> Iterator[Frame]:
         for chunk, header in zip(self.chunks, self.headers, strict=True):

@@ -136,7 +136,7 @@ def _add_limits(p: argparse.ArgumentParser) -> None:
         type=_size,
         default="1KiB",
         metavar="SIZE",
-        help="bytes per second that a client must take while others wait for a slot; 0: any (default 1KiB)",
+        help="bytes per second that a client must take while others wait for a slot or memory; 0: any (default 1KiB)",
     )
 
 

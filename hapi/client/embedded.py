@@ -42,6 +42,8 @@ class EmbeddedServer:
             "--port",
             "0",
             "--exit-with-stdin",
+            "--log-level",
+            "warning",  # a line for each request would fill the disk: the file has no name and no end
         ]
         if threads is not None:
             command += ["--threads", str(threads)]

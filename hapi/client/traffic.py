@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hapi.clocks import BusyClock
-from hapi.wire.messages import RequestReport, ServerTier
+from hapi.wire.report import RequestReport, ServerTier
 
 RATE_SECONDS = 0.1
 """Longest stretch of arrivals that counts as one measurement of the link."""

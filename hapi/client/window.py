@@ -48,6 +48,7 @@ from hapi.trace import Tracer
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.references import DatasetReference
+from hapi.wire.report import RequestReport
 
 _SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
 """About what an answer has beside its samples' own bytes: ids, labels and offsets; frames' headers and its report;
@@ -305,14 +306,14 @@ class Window:
         receive = self._receiver.features if job.split else self._receiver.stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
 
-        def read(reader: FrameReader) -> messages.RequestReport:
+        def read(reader: FrameReader) -> RequestReport:
             nonlocal received
             end = receive(reader, piece)
             received = reader.bytes_read
             if missing := len(piece.rows) - piece.next:
                 raise WireError(f"{transport.url}: the stream ended {missing} samples early")
             try:
-                return messages.RequestReport.from_json(end.report)
+                return RequestReport.from_json(end.report)
             except BadRequestError as error:
                 raise WireError(f"{transport.url}: {error}") from None
 

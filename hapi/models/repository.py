@@ -214,11 +214,17 @@ def open_front(
 
 
 def structure_of(
-    reference: ModelReference, store: ObjectStore, allow_imports: Collection[str] = ()
+    reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
 ) -> LayeredModel:
-    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read."""
+    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read.
+
+    A pushed one may have been replaced: :class:`ConflictError` when layers 1..``split`` have another digest there.
+    """
     if reference.source == "store":
-        return open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+        model = open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+        _check_split(model, split, reference)
+        _check_digest(model, split, reference)
+        return model
     return skeleton(spec_of(reference), allow_imports)
 
 

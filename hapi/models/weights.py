@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +18,38 @@ from hapi.paths import user_path
 
 _RANDOM = re.compile(r"random:(\d{1,18})")
 _FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
+DOWNLOAD_SECONDS = 30.0
+"""Longest silence of a server of weights."""
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
+
+
+class _ImpatientSockets:
+    """New sockets of this process fail after ``DOWNLOAD_SECONDS`` of silence inside the block.
+
+    torch's downloads set no timeout of their own, and would wait for a silent server for ever. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: float | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = socket.getdefaulttimeout()
+                socket.setdefaulttimeout(DOWNLOAD_SECONDS)
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                socket.setdefaulttimeout(self._before)
+
+
+_impatient_sockets = _ImpatientSockets()
 
 
 def random_seed(weights: str) -> int | None:
@@ -56,7 +88,10 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
         )
     entry = entries[weights]
     try:
-        state: dict[str, torch.Tensor] = entry.get_state_dict(progress=False, check_hash=True)
+        with _impatient_sockets:
+            state: dict[str, torch.Tensor] = entry.get_state_dict(
+                progress=False, check_hash=True, weights_only=True
+            )
     except Exception as error:
         raise ModelError(
             f"weights {weights} of {architecture.name} are not in torch's cache and cannot be downloaded "
@@ -90,9 +125,10 @@ def _timm_state(name: str, weights: str) -> Mapping[str, torch.Tensor]:
         )
     timm = import_timm(name)
     try:
-        loaded: dict[str, torch.Tensor] = timm.create_model(
-            name.removeprefix("timm:"), pretrained=True
-        ).state_dict()
+        with _impatient_sockets:
+            loaded: dict[str, torch.Tensor] = timm.create_model(
+                name.removeprefix("timm:"), pretrained=True
+            ).state_dict()
         return loaded
     except Exception as error:
         raise ModelError(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from hapi.clocks import BusyClock, StageClock
-from hapi.wire.messages import STAGES, RequestReport, ServerTier
+from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 JOBS_KEPT = 1024
 """Jobs whose work is told apart; of more, the one that asked longest ago is forgotten."""

@@ -258,16 +258,20 @@ async def done(future: asyncio.Future[Any]) -> None:
     future.exception()  # looked at, so that asyncio does not complain; whoever waits for it has raised it
 
 
-async def finished(future: Future[T], discard: Callable[[T], None]) -> T:
+async def finished(
+    future: Future[T], discard: Callable[[T], None], gone: Callable[[], object] = lambda: None
+) -> T:
     """The result of work in a thread.
 
     A waiter that is cancelled stays until the thread is free, so that its slot is not given away too early and
     work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
+    ``gone`` tells the thread at once, so that it need not go on waiting for something itself.
     """
     result = asyncio.wrap_future(future)
     try:
         return await asyncio.shield(result)
     except asyncio.CancelledError:
+        gone()
         if not future.cancel():
             await done(result)
             if result.exception() is None:

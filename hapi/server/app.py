@@ -40,8 +40,8 @@ LOGGED = web.RequestKey("logged", dict)
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
 MAX_BODIES = 256
-"""Most request bodies that may be arriving at a time (each may be as long as ``MAX_REQUEST_BYTES``); of several tenants
-one may send half of them."""
+"""Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
+``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
 PAGE_PATH = "/"
 _OPEN = (messages.HEALTH_PATH, messages.READY_PATH, PAGE_PATH)
 """Paths that never need a token: they tell nothing."""
@@ -70,10 +70,11 @@ class Application:
         self._costs = Costs()
         self._server = Server(slots=service.slots, processors=processors(), devices=len(service.workers.all))
         self.bodies = 0
-        """Request bodies that are arriving now."""
+        """Request bodies that are arriving, or wait to be parsed."""
         self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
+        self._parsing = asyncio.Lock()
         self._workers = ThreadPoolExecutor(service.slots + 1, thread_name_prefix="hapi-request")
         self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="hapi-look")
@@ -186,6 +187,8 @@ class Application:
     async def _ready(self, request: web.Request) -> web.Response:
         if self.draining:
             raise DrainingError("the server is shutting down")
+        if not self.service.workers.usable:
+            raise DrainingError("no device of the server works any more")
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -211,10 +214,7 @@ class Application:
             raise DrainingError("the server is shutting down; ask another one")
         arrived, deadline, tenant = time.monotonic(), _deadline(request), request[TENANT]
         self.admission.check_place(tenant)
-        body = await self._body(request)
-        reading = self._parser.submit(self.service.request, request.path, body)
-        asked = await finished(reading, lambda request: None)
-        del body
+        asked = await self._asked(request)
         settings = self.service.settings
         cancelled = threading.Event()
         started = time.monotonic()
@@ -247,11 +247,21 @@ class Application:
         """The answer of a request that has its slot, sent by ``latest`` (``time.monotonic``)."""
         tenant, asked = request[TENANT], at_work.asked
         opening = self._workers.submit(
-            self.service.stream, asked, cancelled, slot.waited, slot.expected_wait, tenant, at_work.progress
+            self.service.stream,
+            asked,
+            cancelled,
+            slot.waited,
+            slot.expected_wait,
+            tenant,
+            at_work.progress,
+            latest,
         )
-        stream = await finished(opening, FrameStream.close)
+        stream = await finished(opening, FrameStream.close, cancelled.set)
         settings = self.service.settings
-        pace = Pace(settings.pace(), latest, self.admission.pressed)
+        workers, progress = self.service.workers, at_work.progress
+        pace = Pace(
+            settings.pace(), latest, lambda: self.admission.pressed() or workers.pressed(progress.device)
+        )
         answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
         self.admission.sent(tenant, stream.content_length)
         try:
@@ -260,8 +270,8 @@ class Application:
             self.admission.sent(tenant, -answer.unsent)
             self._account(request, asked, stream, answer, slot)
 
-    async def _body(self, request: web.Request) -> bytes:
-        """The request's body; refused unread when it is too long, or when too many arrive at once."""
+    async def _asked(self, request: web.Request) -> Request:
+        """What the body asks for; refused unread when it is too long, or when there are too many at once."""
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
         tenant = request[TENANT]
@@ -273,7 +283,10 @@ class Application:
         self._bodies_of[tenant] += 1
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return await request.read()
+                body = await request.read()
+            async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves
+                reading = self._parser.submit(self.service.request, request.path, body)
+                return await finished(reading, lambda asked: None)
         finally:
             self.bodies -= 1
             self._bodies_of[tenant] -= 1

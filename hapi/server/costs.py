@@ -42,7 +42,7 @@ class Used:
     """What one request has used."""
 
     wall: Mapping[str, float]
-    """Wall seconds by stage (:data:`hapi.wire.messages.STAGES`)."""
+    """Wall seconds by stage (:data:`hapi.wire.report.STAGES`)."""
     cpu: Mapping[str, float]
     """Seconds of the processors by stage."""
     held: float

@@ -23,6 +23,7 @@ from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_me
 from hapi.profiler.memory import ObservedMemory
 from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
+from hapi.server.health import Health
 from hapi.server.turns import Turns
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
@@ -136,6 +137,7 @@ class Device:
     ) -> None:
         exact_arithmetic(device)
         self.device = device
+        self.health = Health(device)
         self.out_of_memory_caught = 0
         self.merged = 0
         """Forward passes that ran together with another one."""
@@ -174,6 +176,8 @@ class Device:
         with self._changed:
             if self._closed:
                 raise TransportError("the device is closed: the server is shutting down")
+            if self.health.broken:
+                raise self.health.failure()
             self._turns.add(asked.turn.tenant, asked.turn.order, asked)
             self._changed.notify()
         return Running(asked)
@@ -198,8 +202,13 @@ class Device:
                 passes = self._next()
             passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
             self.running = len(passes)
-            if passes:
-                self._serve(passes)
+            try:
+                if passes:
+                    self._serve(passes)
+            except BaseException as error:  # whatever it is, those behind must not wait for ever
+                for one in passes:
+                    if not one.future.done():
+                        one.future.set_exception(error)
             self.running = 0
             passes = []  # what a pass holds must not stay until the next one comes
 
@@ -233,12 +242,26 @@ class Device:
 
     def _alone(self, one: _Pass) -> None:
         try:
+            if self.health.broken:
+                raise self.health.failure()
             one.future.set_result(self._forward(one))
         except BaseException as error:
-            one.future.set_exception(error)
+            one.future.set_exception(self.health.diagnosed(error))
+            if self.health.broken:
+                self._fail_waiting()
+
+    def _fail_waiting(self) -> None:
+        with self._changed:
+            waiting = self._turns.take(lambda _: True)
+        for one in waiting:
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_exception(self.health.failure())
 
     def _together(self, passes: Sequence[_Pass]) -> bool:
-        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own."""
+        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own.
+
+        A model's layers may raise anything; alone, each pass gets its own error.
+        """
         clock, counts = StageClock(("forward",)), [one.count for one in passes]
         try:
             with clock.stage("forward"), torch.inference_mode():
@@ -246,7 +269,7 @@ class Device:
                 pieces = passes[0].layers(x).split(counts)
                 ready = [self._copy_out(y, one.output) for y, one in zip(pieces, passes, strict=True)]
                 finish(self.device)
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             self.out_of_memory_caught += is_out_of_memory(error)
             return False
         wall, cpu = clock.seconds()["forward"], clock.cpu_seconds()["forward"]

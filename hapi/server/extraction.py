@@ -77,8 +77,12 @@ class Extraction:
         cancelled: threading.Event,
         tenant: Tenant,
         progress: Progress,
+        latest: float,
     ) -> Iterator[Any]:
-        """First the answer's length in bytes, then its frames. ``near`` is for :meth:`Dataset.read`."""
+        """First the answer's length in bytes, then its frames.
+
+        ``near`` is for :meth:`Dataset.read`, ``latest`` for :meth:`DeviceMemory.claim`.
+        """
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
         begun = self._account.marks(request.job)
@@ -88,7 +92,7 @@ class Extraction:
             worker = stack.enter_context(self._workers.one(sizes.weights[0].key))
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
-                claim = stack.enter_context(worker.memory.claim(ask, cancelled))
+                claim = stack.enter_context(worker.memory.claim(ask, cancelled, latest))
             worker.cos_batch = claim.batch
             progress.choose(worker.name, claim.batch)
             with self._account.busy.running(), clock.stage("model"):

@@ -7,20 +7,21 @@ count as free: they go when the room is needed.
 
     claim -> waiting -> admitted (batch) -> loaded -> released
                 |
-                +-- impossible (507), client gone
+                +-- impossible (507), client gone, too late (429)
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hapi.errors import BadRequestError
+from hapi.errors import BadRequestError, BusyError
 from hapi.profiler.batching import (
     GATHER_SECONDS,
     Adaptation,
@@ -35,6 +36,8 @@ from hapi.profiler.memory import ForwardMemory, Key, MemoryReport, ObservedMemor
 
 LOOK_SECONDS = 0.25
 """How often a request that waits for memory looks whether its client is still there."""
+LATE_SECONDS = 5.0
+"""When a request that waited for too long is to come back: whoever holds the memory has held it for long."""
 
 
 class Resident(Protocol):
@@ -79,6 +82,9 @@ class Claim:
 
     request: Request
     cancelled: threading.Event
+    latest: float
+    """``time.monotonic`` until which it waits."""
+    since: float = field(default_factory=time.monotonic)
     batch: int = 0
     """COS batch; 0 while it waits."""
     held_bytes: int = 0
@@ -106,12 +112,13 @@ class DeviceMemory:
         self.adapt_seconds = 0.0
 
     @contextmanager
-    def claim(self, ask: Ask, cancelled: threading.Event) -> Iterator[Claim]:
+    def claim(self, ask: Ask, cancelled: threading.Event, latest: float = math.inf) -> Iterator[Claim]:
         """Memory for ``ask`` inside the block; waits until it is there.
 
-        :class:`DeviceMemoryError` when even one sample does not fit the empty device.
+        :class:`DeviceMemoryError` when even one sample does not fit the empty device, :class:`BusyError` when the
+        memory is not there at ``latest`` (``time.monotonic``).
         """
-        claim = Claim(self._request(ask), cancelled)
+        claim = Claim(self._request(ask), cancelled, latest)
         check_fits(claim.request, self.budget)
         with self._changed:
             self._queue.append(claim)
@@ -186,6 +193,12 @@ class DeviceMemory:
         with self._changed:
             return len(self._queue)
 
+    def pressed(self) -> bool:
+        """Whether somebody waits for memory that others hold, not just for company."""
+        gathered = time.monotonic() - GATHER_SECONDS
+        with self._changed:
+            return any(claim.since < gathered for claim in self._queue)
+
     def report(self) -> MemoryReport:
         """How predictions compared with what the device saw."""
         with self._changed:
@@ -239,6 +252,12 @@ class DeviceMemory:
                 self._changed.wait(left)
             if claim.cancelled.is_set():
                 raise BadRequestError("the client went away")
+            if not self._admitted(claim) and time.monotonic() >= claim.latest:
+                raise BusyError(
+                    f"{len(self._queue)} requests wait for the device's memory, and this one did for too long "
+                    "(--max-request-seconds of hapi-server); come back later, or ask another server",
+                    retry_after=LATE_SECONDS,
+                )
 
     @staticmethod
     def _admitted(claim: Claim) -> bool:

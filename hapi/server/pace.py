@@ -40,7 +40,7 @@ class PaceLimits:
     silence: float
     """Longest time without a byte, in seconds."""
     rate: int
-    """Bytes per second that it must take while others wait for a slot; 0: any."""
+    """Bytes per second that it must take while others wait for a slot or for memory; 0: any."""
     window: float
     """Seconds over which that is measured."""
 
@@ -49,7 +49,8 @@ class Pace:
     """One reader's. Call :meth:`waited` after each wait for it, and :meth:`look` as soon as that asks for it."""
 
     def __init__(self, limits: PaceLimits, deadline: float, wanted: Callable[[], bool]) -> None:
-        """``deadline``: when the request must be over; ``wanted``: whether somebody could use the slot now."""
+        """``deadline``: when the request must be over; ``wanted``: whether somebody could use the slot now, or the
+        device's memory that goes with it."""
         self._limits = limits
         self._deadline = deadline
         self._wanted = wanted

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import logging
+import os
 import signal
 import ssl
 import sys
@@ -26,6 +28,9 @@ from hapi.server.tenants import Tenants
 from hapi.storage.objects import open_store
 
 log = logging.getLogger("hapi.server")
+
+HEALTH_SECONDS = 1.0
+"""How often the server looks whether any of its devices works."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,8 @@ class JsonLines(logging.Formatter):
 
 def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
     """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
+
+    It is 1 when the server stops because no device of it works any more.
 
     Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
     """
@@ -161,10 +168,20 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
     shown = f"[{host}]" if ":" in str(host) else host
     print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
-    await stop.wait()
+    code = await _stopped(application, stop)
     await _drain(application, at_once)
     await runner.cleanup()
-    return 0
+    return code
+
+
+async def _stopped(application: Application, stop: asyncio.Event) -> int:
+    """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
+    while application.service.workers.usable:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
+            return 0
+    log.error("no device works any more")
+    return 1
 
 
 async def _drain(application: Application, at_once: asyncio.Event) -> None:
@@ -178,7 +195,8 @@ async def _drain(application: Application, at_once: asyncio.Event) -> None:
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not through sys.stdin, whose lock a thread that reads would hold when the interpreter ends, which is fatal.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     for event in (stop, at_once):
         loop.call_soon_threadsafe(event.set)

@@ -7,6 +7,7 @@ memory: the one being sent and the one being made.
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -171,12 +172,13 @@ class Service:
         expected_wait: Callable[[], float] = lambda: 0.0,
         tenant: Tenant = NOBODY,
         progress: Progress | None = None,
+        latest: float = math.inf,
     ) -> FrameStream:
         """The stream that answers ``request``.
 
         It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
         ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``. ``progress`` is told how
-        far it is.
+        far it is. Until ``latest`` (``time.monotonic``) it waits for a device's memory.
         """
         cancelled = cancelled or threading.Event()
         clock = self.account.clock(
@@ -187,11 +189,13 @@ class Service:
         progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
             dataset = self._dataset(request.dataset, clock)
-            near = self._orders.near(dataset, request.windows)
-            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress)
+            near = self._orders.near(dataset, request.windows, tenant)
+            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
             return self._start(parts, clock, len(request.ids))
         if isinstance(request, messages.SamplesRequest):
-            return self._start(self._stored(request, clock, cancelled, progress), clock, len(request.ids))
+            return self._start(
+                self._stored(request, clock, cancelled, progress, tenant), clock, len(request.ids)
+            )
         return self._start(self._tensors(request, clock, cancelled, progress), clock, 0)
 
     def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
@@ -222,15 +226,16 @@ class Service:
         clock: RequestClock,
         cancelled: threading.Event,
         progress: Progress,
+        tenant: Tenant,
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset, clock)
         begun = self.account.marks(request.job)
         if isinstance(request.ids, SequenceRange):
             with self.account.busy.running(), clock.stage("model"):
-                ids = self._orders.find(dataset, request.ids)
+                ids = self._orders.find(dataset, request.ids, tenant)
         else:
             ids = request.ids
-        near = self._orders.near(dataset, request.windows)
+        near = self._orders.near(dataset, request.windows, tenant)
         places = dataset.locate(ids)
         frames = _by_bytes(places.length, STORED_FRAME_BYTES)
         headers = [_stored_header(ids[low:high], int(places.length[low:high].sum())) for low, high in frames]

@@ -33,8 +33,8 @@ class ServerSettings:
     send_timeout: float = 60.0
     """Longest silence of a reader, in seconds, before its request is dropped."""
     slow_reader_rate: int = 1024
-    """Bytes per second that a reader must take while others wait for a slot; 0: any. Ten requests that share
-    1 Mbit/s get 12,500 each (docs/decisions.md says what the slowest of them got)."""
+    """Bytes per second that a reader must take while others wait for a slot or for its device's memory; 0: any. Ten
+    requests that share 1 Mbit/s get 12,500 each (docs/decisions.md says what the slowest of them got)."""
     slow_reader_seconds: float = 30.0
     """Seconds over which that is measured."""
     model_cache_bytes: int = 4 << 30

@@ -60,7 +60,8 @@ class Sizing:
     def of(self, request: messages.ExtractRequest) -> FrontSizes:
         """The front that ``request`` names.
 
-        :class:`UnprocessableError` for a split that the model has not.
+        :class:`UnprocessableError` for a split that the model has not, :class:`ConflictError` when the store has
+        another model under its name.
         """
         model, work = self._model(request)
         split = request.split
@@ -78,7 +79,7 @@ class Sizing:
         )
 
     def _model(self, request: messages.ExtractRequest) -> tuple[LayeredModel, Sequence[LayerWork]]:
-        # A pushed model's digest is part of it, as it may be replaced by another structure.
+        # A pushed model's digest is part of it, as it may be replaced by another structure; what is found has it.
         digest = request.model.digest if request.model.source == "store" else ""
         key = json.dumps(replace(request.model, digest=digest).to_json())
         with self._lock:
@@ -86,7 +87,7 @@ class Sizing:
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        model = structure_of(request.model, self._store, self._allow)
+        model = structure_of(request.model, request.split, self._store, self._allow)
         found = (model, _work(model, self._device))
         with self._lock:
             self._kept[key] = found

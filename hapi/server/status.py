@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError, UnauthorizedError
 from hapi.server.costs import Request
 from hapi.server.fair_queue import Tenant
-from hapi.wire.messages import STAGES, ExtractRequest, SamplesRequest
+from hapi.wire.messages import ExtractRequest, SamplesRequest
+from hapi.wire.report import STAGES
 
 ERRORS_KEPT = 50
 MAX_LINE = 400
@@ -83,7 +84,7 @@ class Progress:
         self._chosen(device, batch)
 
     def stages(self) -> tuple[str, ...]:
-        """Stages (:data:`hapi.wire.messages.STAGES`) that are under way; several, as reading runs ahead."""
+        """Stages (:data:`hapi.wire.report.STAGES`) that are under way; several, as reading runs ahead."""
         now = {*self.stages_now(), self.forward()}
         return tuple(stage for stage in STAGES if stage in now)
 

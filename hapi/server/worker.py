@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hapi.errors import UsageError
+from hapi.errors import DrainingError, UsageError
 from hapi.models.devices import free_bytes, resolve_device
 from hapi.server.device import Device
 from hapi.server.fronts import FrontLoader
@@ -80,15 +80,35 @@ class Workers:
 
     @contextmanager
     def one(self, identity: str) -> Iterator[DeviceWorker]:
-        """The device for a request of this front: the one with the least to do, but rather one that has it."""
+        """The device for a request of this front: the one with the least to do, but rather one that has it.
+
+        One that is broken is not chosen; :class:`DrainingError` when all are.
+        """
         with self._lock:
-            chosen = min(self.all, key=lambda w: w.running + (0 if w.cache.has(identity) else RELOAD))
+            working = [w for w in self.all if not w.device.health.broken]
+            if not working:
+                raise DrainingError("no device of the server works any more; ask another one")
+            chosen = min(working, key=lambda w: w.running + (0 if w.cache.has(identity) else RELOAD))
             chosen.running += 1
         try:
             yield chosen
+        except RuntimeError as error:  # also while layers are loaded, or their outputs are waited for
+            found = chosen.device.health.diagnosed(error)
+            if found is error:
+                raise
+            raise found from error
         finally:
             with self._lock:
                 chosen.running -= 1
+
+    @property
+    def usable(self) -> bool:
+        """Whether any device works."""
+        return not all(worker.device.health.broken for worker in self.all)
+
+    def pressed(self, name: str) -> bool:
+        """Whether somebody waits for the memory of the device of this name, if there is one."""
+        return any(worker.memory.pressed() for worker in self.all if worker.name == name)
 
     def close(self) -> None:
         """Stop the devices' threads."""

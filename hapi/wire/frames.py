@@ -144,7 +144,7 @@ class StreamEnd:
     frames: int
     samples: int
     report: dict[str, Any] = field(default_factory=dict)
-    """Seconds per stage and what else the server tells; see ``messages.RequestReport``."""
+    """Seconds per stage and what else the server tells; see ``report.RequestReport``."""
 
 
 def padded(nbytes: int) -> int:

@@ -11,7 +11,6 @@ A request names everything that it needs, so that any server can answer any requ
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
-_MOST_SECONDS = 1e9
-"""Longest time that a report may tell of: 31 years."""
 REQUEST_ID_HEADER = "X-Request-Id"
 DEADLINE_HEADER = "X-Deadline-Seconds"
 """Seconds from its arrival after which a request that has not begun is not wanted any more."""
@@ -74,11 +71,11 @@ def parse_body(body: bytes) -> Any:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two readers may take different ones of two fields of one name, so there must not be two."""
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in document if names.count(name) > 1)
-        raise BadRequestError(f"request body: field {twice[:80]!r} is given twice")
+    document: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in document:
+            raise BadRequestError(f"request body: field {name[:80]!r} is given twice")
+        document[name] = value
     return document
 
 
@@ -215,104 +212,6 @@ class TensorsRequest:
         return {"name": self.name, "digest": self.digest, "names": list(self.names)}
 
 
-STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out", "send")
-"""Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerTier:
-    """What a server computes with."""
-
-    device: str
-    """``cpu`` or ``cuda``."""
-    processors: int
-    """Processor cores that the server may use."""
-    threads: int
-    """Threads of one forward pass on a CPU."""
-    running: int
-    """Requests that it works on at a time."""
-    reuse: bool
-    """Whether layers stay loaded between requests."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestReport:
-    """What the server tells in the end frame."""
-
-    server: str
-    """Id of the server process, to tell restarts and several servers apart."""
-    seconds: dict[str, float]
-    """Wall seconds per stage of :data:`STAGES`."""
-    cpu: dict[str, float]
-    """CPU seconds per stage of the threads that worked for this request."""
-    busy: tuple[float, float]
-    """The server's busy clock (seconds in which at least one request was worked on) at start and end."""
-    work: tuple[float, float]
-    """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their stages,
-    or on a GPU the forward passes'."""
-    others: tuple[float, float]
-    """The part of it that was for other jobs."""
-    process: tuple[float, float]
-    """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
-    clock: tuple[float, float]
-    """The server's time, in seconds, at start and end."""
-    cos_batch: int
-    """Largest batch that was run on the device for this request; 0 for stored bytes."""
-    layers: tuple[float, ...] = ()
-    """Seconds in each layer, when they were asked for."""
-    wait: float = 0.0
-    """Seconds that the tenant's next request has to expect in the queue, as things stand."""
-    tier: ServerTier
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Strict about form; stages of other names are left away, and seconds that cannot be are drawn in to what can.
-
-        Plans are made from the numbers, so that none may be endless or no number at all, whoever sent it.
-        """
-        try:
-            tier = document["tier"]
-            return cls(
-                server=str(document["server"])[:64],
-                seconds=_stage_seconds(document["seconds"]),
-                cpu=_stage_seconds(document["cpu"]),
-                busy=_pair(document["busy"]),
-                work=_pair(document["work"]),
-                others=_pair(document["others"]),
-                process=_pair(document["process"]),
-                clock=_pair(document["clock"]),
-                cos_batch=_count(document["cos_batch"], 0),
-                layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
-                wait=_seconds(document["wait"]),
-                tier=ServerTier(
-                    device=str(tier["device"])[:64],
-                    processors=_count(tier["processors"], 1),
-                    threads=_count(tier["threads"], 1),
-                    running=_count(tier["running"], 1),
-                    reuse=bool(tier["reuse"]),
-                ),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
-
-    def to_json(self) -> dict[str, Any]:
-        """For the end frame; seconds to the microsecond."""
-        return {
-            "server": self.server,
-            "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
-            "cpu": {k: round(v, 6) for k, v in self.cpu.items()},
-            "busy": [round(v, 6) for v in self.busy],
-            "work": [round(v, 6) for v in self.work],
-            "others": [round(v, 6) for v in self.others],
-            "process": [round(v, 6) for v in self.process],
-            "clock": [round(v, 6) for v in self.clock],
-            "cos_batch": self.cos_batch,
-            "layers": [round(v, 9) for v in self.layers],
-            "wait": round(self.wait, 6),
-            "tier": vars(self.tier),
-        }
-
-
 def deadline_of(text: str | None) -> float | None:
     """The seconds of a :data:`DEADLINE_HEADER` (None: there is none); :class:`BadRequestError` for anything else."""
     if text is None:
@@ -330,27 +229,6 @@ def _job(document: dict[str, Any]) -> str:
     if not isinstance(job, str) or len(job) > 64 or not (job.isalnum() or not job) or not job.isascii():
         raise BadRequestError("job: expected at most 64 ASCII letters and digits")
     return job
-
-
-def _pair(value: Any) -> tuple[float, float]:
-    start, end = (_seconds(v) for v in value)
-    return start, end
-
-
-def _seconds(value: Any) -> float:
-    number = float(value)
-    if math.isnan(number):
-        raise ValueError("seconds that are no number")
-    return min(max(number, 0.0), _MOST_SECONDS)
-
-
-def _stage_seconds(value: Any) -> dict[str, float]:
-    given = dict(value)
-    return {stage: _seconds(given[stage]) for stage in STAGES if stage in given}
-
-
-def _count(value: Any, least: int) -> int:
-    return min(max(int(value), least), MAX_SAMPLES)
 
 
 @dataclass(frozen=True, kw_only=True)

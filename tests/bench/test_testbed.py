@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from hapi.bench import testbed
+from hapi.bench.signals import ended_in_order, no_interrupts
 from hapi.bench.testbed import ADDRESS, Cores, TestBed, why_not
 from hapi.errors import UsageError
 
@@ -121,6 +122,42 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     assert is_gone(sleeper)
     assert process.stdout is not None
     process.stdout.close()
+
+
+LOOSE_HOLDER = """
+import time
+from hapi.bench.loose import LooseBed
+with LooseBed("a test") as bed:
+    print(bed.start("client", ["sleep", "1000"]).pid, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_a_loose_bed_started(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOSE_HOLDER],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+    )
+    assert process.stdout is not None
+    sleeper = int(process.stdout.readline())
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + number and is_gone(sleeper)
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_in_order():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, signal.SIG_DFL)
+            with no_interrupts():
+                assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_root_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,27 @@ def test_ctrl_c_and_a_closed_stdin(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_signal_while_stdin_is_open(tmp_path: Path) -> None:
+    """A thread waits for the end of stdin then; it must not be in the way of the interpreter's."""
+    command = [sys.executable, "-m", "hapi.cli.server", "--store", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--exit-with-stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
+        process.stdin.write("words that mean nothing\n")
+        process.stdin.flush()
+        process.terminate()
+        assert process.wait(20) == 0
+        assert "Fatal" not in process.stderr.read()
+
+
+@pytest.mark.slow
 def test_started_with_stdin_closed(tmp_path: Path) -> None:
     """There is nobody to wait for then."""
     script = f"exec {sys.executable} -m hapi.cli.server --store {tmp_path} --port 0 --exit-with-stdin <&-"

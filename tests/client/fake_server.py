@@ -21,7 +21,8 @@ from hapi.wire.frames import (
     end_frame,
     error_frame,
 )
-from hapi.wire.messages import STAGES, ExtractRequest, RequestReport, ServerTier
+from hapi.wire.messages import ExtractRequest
+from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 SHAPE = (3, 2)
 

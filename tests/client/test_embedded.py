@@ -80,6 +80,13 @@ def program(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+def test_it_does_not_log_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it logs goes into a file that grows as long as training goes on."""
+    monkeypatch.setattr(sys, "executable", program(tmp_path, 'echo "$@" >&2; exit 1'))
+    with pytest.raises(TransportError, match="--log-level warning"):
+        EmbeddedServer(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -14,7 +14,7 @@ from hapi.client import measuring as module
 from hapi.client.measuring import Meter, merged, observed_between
 from hapi.client.traffic import Traffic
 from hapi.profiler.observe import Observed, Tier
-from hapi.wire.messages import STAGES, RequestReport, ServerTier
+from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 REPORT = RequestReport(
     server="a",

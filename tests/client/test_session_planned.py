@@ -19,7 +19,7 @@ from hapi.errors import BadRequestError, DeviceMemoryError, UsageError
 from hapi.profiler.profile import Profile
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.wire.messages import RequestReport
+from hapi.wire.report import RequestReport
 
 FREEZE, LAST = 12, 13
 

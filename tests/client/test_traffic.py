@@ -13,7 +13,7 @@ import pytest
 from hapi.client import traffic as module
 from hapi.client.traffic import RATES_KEPT, LinkMeter, Traffic
 from hapi.errors import BadRequestError
-from hapi.wire.messages import STAGES, RequestReport, ServerTier
+from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 
 class Link:

@@ -17,7 +17,8 @@ from hapi.client.job import ExtractionJob
 from hapi.server.service import Service
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd
-from hapi.wire.messages import EXTRACT_PATH, RequestReport
+from hapi.wire.messages import EXTRACT_PATH
+from hapi.wire.report import RequestReport
 
 MIB = 1 << 20
 

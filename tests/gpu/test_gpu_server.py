@@ -22,7 +22,8 @@ from hapi.server.app import Application
 from hapi.server.device import Device
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.wire.messages import EXTRACT_PATH, STAGES
+from hapi.wire.messages import EXTRACT_PATH
+from hapi.wire.report import STAGES
 
 pytestmark = pytest.mark.gpu
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -36,6 +37,23 @@ def test_what_is_started_is_ended(tmp_path: Path) -> None:
     socket.create_server(("127.0.0.1", running.port)).close()
     assert script("status", str(folder)).stdout.count("down") == 4
     assert script("stop", str(folder)).returncode == 0
+
+
+@pytest.mark.usefixtures("swift")
+def test_a_run_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+    """While its processes start one by one."""
+    process = subprocess.Popen(
+        [str(SCRIPT), "run", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: any(tmp_path.glob("run/*.pid")), 60, "the first process")
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM
+        assert script("status", str(tmp_path)).stdout.count("down") == 4
+    finally:
+        process.kill()
+        script("stop", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -276,6 +277,31 @@ def test_failed_downloads_name_no_paths(
         build(spec(weights="IMAGENET1K_V1"))
     assert f"({reason})" in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_silent_server_of_weights_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever builds for others must not wait for it for ever."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("hapi.models.weights.DOWNLOAD_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pth"
+        load = torchvision.models._api.load_state_dict_from_url
+        monkeypatch.setattr(
+            "torchvision.models._api.load_state_dict_from_url", lambda _, **kwargs: load(url, **kwargs)
+        )
+        with pytest.raises(ModelError, match=r"cannot be downloaded \(timed out\); give a local file"):
+            build(spec(weights="IMAGENET1K_V1"))
+    assert socket.getdefaulttimeout() is None
+
+
+def test_downloaded_weights_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    name = Path(torchvision.models.get_model_weights(spec().architecture)["IMAGENET1K_V1"].url).name
+    cached = tmp_path / "hub" / "checkpoints" / name
+    cached.parent.mkdir(parents=True)
+    torch.save({"fc.bias": Path("anything but a tensor")}, cached)
+    with pytest.raises(ModelError, match="Weights only load failed"):
+        build(spec(weights="IMAGENET1K_V1"))
 
 
 def test_named_weights_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

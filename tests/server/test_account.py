@@ -29,7 +29,7 @@ from hapi.server.account import JOBS_KEPT, Account
 from hapi.server.loopback import loopback_handler
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
-from hapi.wire.messages import STAGES, RequestReport
+from hapi.wire.report import STAGES, RequestReport
 
 
 def account(device: str = "cpu") -> Account:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hapi.server.costs import KINDS_KEPT, Costs, Server, Used
-from hapi.wire.messages import STAGES, ExtractRequest, SamplesRequest, TensorsRequest
+from hapi.wire.messages import ExtractRequest, SamplesRequest, TensorsRequest
 from hapi.wire.references import DatasetReference, ModelReference
+from hapi.wire.report import STAGES
 
 SERVER = Server(slots=4, processors=2)
 

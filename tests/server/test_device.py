@@ -14,7 +14,7 @@ from hapi.errors import DeviceMemoryError, TransportError
 from hapi.profiler.memory import HEALTHY_PASSES
 from hapi.server.device import Device, Turn
 from hapi.server.fair_queue import Tenant
-from hapi.wire.messages import STAGES
+from hapi.wire.report import STAGES
 
 
 class Hungry:
@@ -201,6 +201,57 @@ def test_merged_passes_that_fail_run_alone() -> None:
         assert one.result() == 4 and torch.equal(out, torch.full((4, 3), 2.0 * number))
     device.close()
     assert hungry.batches == [8, 4, 4] and device.out_of_memory_caught == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, IndexError, TypeError, AssertionError, SystemExit])
+def test_merged_passes_get_any_error_of_the_layers(kind: type[BaseException]) -> None:
+    """The device goes on, whatever a model raises."""
+    device = Device(torch.device("cpu"), merge=100)
+    gate, _ = held_up(device)
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if (x == -2.0).any():
+            raise kind("not this one")
+        return x * 2
+
+    alike = Turn(alike="front")
+    good, bad = (begin(device, picky, value, alike, count=4)[0] for value in (1.0, -2.0))
+    gate.open.set()
+    with pytest.raises(kind):
+        bad.result()
+    if issubclass(kind, Exception):
+        assert good.result() == 4
+    assert run(device, picky, 1, key="the device lives on")[0] == 1
+    device.close()
+
+
+def test_a_broken_device_fails_all_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA after a device-side assert: whoever waits hears at once that another server is to be asked."""
+
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        monkeypatch.setattr(device.health, "probe", refuse)
+        raise RuntimeError(
+            "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
+        )
+
+    device = Device(torch.device("cpu"))
+    gate, first = held_up(device)
+    running = [begin(device, layers, 1.0)[0] for layers in (broken, gate, gate)]
+    gate.open.set()
+    first.result()
+    for one in running:
+        with pytest.raises(
+            TransportError, match="does not work any more: CUDA error: device-side assert"
+        ) as caught:
+            one.result()
+        assert caught.value.retryable
+    with pytest.raises(TransportError, match="does not work any more"):
+        begin(device, gate, 2.0)
+    assert gate.seen == [0.0] and device.waiting == 0
+    device.close()
 
 
 def test_a_closed_device_takes_nothing() -> None:

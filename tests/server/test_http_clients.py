@@ -126,6 +126,35 @@ def test_a_client_that_leaves_the_queue(
     server.idle()
 
 
+def test_bodies_that_wait_for_the_parser_are_counted(
+    folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in memory still; whoever leaves takes its own away."""
+    monkeypatch.setattr("hapi.server.app.MAX_BODIES", 4)
+    parsing, release = threading.Event(), threading.Event()
+    with served(folder) as slow:
+        parse = slow.service.request
+
+        def held(*args: Any) -> Any:
+            parsing.set()
+            release.wait(20)
+            return parse(*args)
+
+        monkeypatch.setattr(slow.service, "request", held)
+        first = opened(slow.port, long_request(known, 8))
+        assert parsing.wait(20)
+        waiting = [opened(slow.port, long_request(known, 8)) for _ in range(3)]
+        until(lambda: slow.application.bodies == 4, 10, "three bodies behind the first")
+        check_problem(exchange(slow.port, "POST", EXTRACT, known.extract()), 429, "come back")
+        for sock in waiting:
+            reset(sock)
+        until(lambda: slow.application.bodies == 1, 10, "the end of those that left")
+        release.set()
+        until(lambda: slow.application.bodies == 0, 10, "the end of the first body")
+        reset(first)
+        slow.idle()
+
+
 def test_a_client_that_leaves_while_its_model_loads(
     folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from http_tools import (
     EXTRACT,
     SAMPLES,
+    SPEC,
+    SPLIT,
     TENSORS,
     TRANSFORM,
     Known,
@@ -14,13 +17,17 @@ from http_tools import (
     exchange,
     make_store,
     received,
+    resnet,
     served,
 )
 
+from hapi.models.built import front_bytes
+from hapi.models.repository import push, zoo_reference
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
 from hapi.storage.sources import open_source
+from hapi.wire.messages import ExtractRequest
 
 
 def flip(data: bytes) -> bytes:
@@ -93,3 +100,17 @@ def test_a_replaced_data_set(tmp_path: Path) -> None:
         check_problem(exchange(server.port, "POST", EXTRACT, again.extract([39])), 404, "39")
         assert received(exchange(server.port, "POST", SAMPLES, again.samples()).body, 3)[0] == [5, 0, 5]
         check_problem(exchange(server.port, "POST", SAMPLES, known.samples()), 409, "digits")
+
+
+def test_a_model_that_is_replaced_and_comes_back(tmp_path: Path) -> None:
+    """Its sizes are its own: a digest never stands for what lay in the store for a while."""
+    folder = make_store(tmp_path / "store")
+    known, model = Known(folder), resnet()
+    reference = replace(zoo_reference(SPEC, model, SPLIT), source="store", name="pushed", weights="pushed")
+    document = known.extract(model=reference.to_json())
+    with served(folder) as server:
+        check_problem(exchange(server.port, "POST", EXTRACT, document), 409, "pushed", "digest")
+        push(known.store, "pushed", model, SPEC, replace_existing=True)
+        known.check_features(exchange(server.port, "POST", EXTRACT, document).body, [3, 39, 0, 17])
+        sizes = server.service.workers.sizing.of(ExtractRequest.from_json(document))
+        assert sizes.weights[0].nbytes == front_bytes(model, SPLIT)

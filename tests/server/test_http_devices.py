@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,22 @@ from http_tools import (
     served,
     until,
 )
+from test_http_clients import long_request, opened, reset
 
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
 from hapi.profiler.memory import ForwardMemory
-from hapi.server.memory import Ask
+from hapi.server import run
+from hapi.server.app import Application
+from hapi.server.memory import Ask, DeviceMemory
+from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.server.worker import make_workers
+from hapi.server.worker import DeviceWorker, make_workers
 from hapi.storage.objects import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
-from hapi.wire.messages import STAGES, ExtractRequest, RequestReport
+from hapi.wire.messages import ExtractRequest
+from hapi.wire.report import STAGES, RequestReport
 
 IDS = list(range(40))
 MERGED_RTOL = 1e-5
@@ -113,22 +120,29 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
         assert 0 < max(seen) <= budget and memory.waiting == 0
 
 
+@contextmanager
+def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
+    """Somebody holds all of the device's memory."""
+    memory = server.service.workers.all[0].memory
+    ask = Ask(
+        key=("other", 1, (1,)),
+        samples=1,
+        forward=ForwardMemory(layers=((memory.budget, 0),)),
+        weights=(),
+        smallest=1,
+        largest=1,
+    )
+    with memory.claim(ask, threading.Event()):
+        yield memory
+
+
 def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known: Known) -> None:
     """A digest is a client's word until the front is loaded."""
     false = known.extract(IDS, split=SPLIT + 1)
     false["model"] |= {"digest": known.extract(IDS)["model"]["digest"]}
     with served(folder, max_running=8) as server:
-        memory = server.service.workers.all[0].memory
-        ask = Ask(
-            key=("other", 1, (1,)),
-            samples=1,
-            forward=ForwardMemory(layers=((memory.budget, 0),)),
-            weights=(),
-            smallest=1,
-            largest=1,
-        )
         with ThreadPoolExecutor(4) as pool:
-            with memory.claim(ask, threading.Event()):
+            with all_memory(server) as memory:
                 lies = [pool.submit(exchange, server.port, "POST", EXTRACT, false) for _ in range(2)]
                 truths = [pool.submit(asked, server, known) for _ in range(2)]
                 until(lambda: memory.waiting == 4, 60, "all four wait for memory")
@@ -137,6 +151,25 @@ def test_a_false_digest_does_no_harm_to_who_waits_beside_it(folder: Path, known:
             assert all(sum(truth.result()[0]) == len(IDS) for truth in truths)
         server.idle()
         assert memory.held_bytes == 0 and memory.waiting == 0
+
+
+def test_a_client_that_leaves_while_it_waits_for_memory(folder: Path, known: Known) -> None:
+    """Its place and its slot are free at once, not when the memory comes."""
+    with served(folder) as server:
+        with all_memory(server) as memory:
+            sock = opened(server.port, long_request(known, 8))
+            until(lambda: memory.waiting == 1, 60, "the wait for memory")
+            reset(sock)
+            until(lambda: memory.waiting == 0, 10, "the end of the wait")
+            server.idle()
+        asked(server, known)
+
+
+def test_nobody_waits_for_memory_beyond_the_longest_time(folder: Path, known: Known) -> None:
+    with served(folder, max_request_seconds=1.0) as server, all_memory(server) as memory:
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS))
+        check_problem(answer, 429, "device's memory", "--max-request-seconds")
+        assert memory.waiting == 0 and int(answer.headers["Retry-After"]) >= 1
 
 
 def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
@@ -166,6 +199,55 @@ def test_a_busy_device_gets_help(folder: Path) -> None:
 def test_devices_that_make_no_sense(folder: Path, device: str) -> None:
     with pytest.raises(UsageError, match="device"):
         make_workers(ServerSettings(store=str(folder), device=device), open_store(str(folder)))
+
+
+def break_device(worker: DeviceWorker, patch: pytest.MonkeyPatch) -> None:
+    """Loading layers fails from now on, and so does all else, as after an illegal access on a GPU."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    patch.setattr(worker.fronts, "load", refuse)
+    patch.setattr(worker.device.health, "probe", refuse)
+
+
+def test_a_broken_device_is_left_out(folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(folder, device="cpu,cpu") as server:
+        first, second = server.service.workers.all
+        break_device(first, monkeypatch)
+        check_problem(exchange(server.port, "POST", EXTRACT, known.extract()), 503, "illegal memory access")
+        for _ in range(3):
+            asked(server, known)
+        assert exchange(server.port, "GET", "/readyz").status == 200 and second.cache.misses == 1
+        break_device(second, monkeypatch)
+        other = known.extract(split=SPLIT + 1)
+        check_problem(exchange(server.port, "POST", EXTRACT, other), 503, "illegal memory access")
+        check_problem(exchange(server.port, "GET", "/readyz"), 503, "no device")
+        check_problem(exchange(server.port, "POST", EXTRACT, known.extract()), 503, "no device")
+
+
+def test_a_request_error_breaks_no_device(
+    folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(folder) as server, monkeypatch.context() as patch:
+        break_device(server.service.workers.all[0], patch)
+        patch.setattr(server.service.workers.all[0].device.health, "probe", lambda: None)
+        assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 500
+        patch.undo()
+        asked(server, known)
+
+
+def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an exit code by which a supervisor starts it again."""
+    service = Service(ServerSettings(store=str(folder), device="cpu"), open_store(str(folder)))
+    application = Application(service)
+    monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.05)
+    service.workers.all[0].device.health.broken = "CUDA error"
+    try:
+        assert asyncio.run(run._serve(application, run.ListenSettings(), None)) == 1
+    finally:
+        application.close()
+        service.close()
 
 
 def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:

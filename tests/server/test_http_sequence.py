@@ -23,7 +23,8 @@ from http_tools import (
 )
 
 from hapi.errors import BadRequestError, NotFoundError
-from hapi.server.orders import READ_SECONDS, Orders
+from hapi.server.fair_queue import Tenant
+from hapi.server.orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
 from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.wire.sequences import SequenceRange
 
@@ -112,6 +113,36 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
         dataset(50_000), wanted(7)
     )  # larger than what may be kept, and yet not computed for each request
     assert orders.computed == 6
+
+
+def test_a_tenant_with_many_sequences_pushes_out_its_own() -> None:
+    orders = Orders(kept_bytes=3 * 4 * 1000)
+    quiet, loud = Tenant(name="quiet"), Tenant(name="loud")
+    orders.find(dataset(1000), wanted(0), quiet)
+    for seed in range(1, 8):
+        orders.find(dataset(1000), wanted(seed), loud)
+    assert orders.computed == 8
+    orders.find(dataset(1000), wanted(0), quiet)
+    assert orders.computed == 8
+
+
+def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> None:
+    now, asked_with = [0.0], []
+
+    def near(shuffle: Shuffle, sharers: int) -> int:
+        asked_with.append(sharers)
+        return 0
+
+    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
+    loud, quiet = Tenant(name="loud"), Tenant(name="quiet")
+    for seed in range(1000):
+        orders.near(one, wanted(seed, shuffle=windows).windows, loud)
+    assert asked_with[-1] == JOBS_KEPT, "and no more is remembered of it"
+    orders.near(one, wanted(0, shuffle=windows).windows, quiet)
+    assert asked_with[-1] == JOBS_FOR_OTHERS + 1
+    now[0] += READ_SECONDS
+    orders.near(one, wanted(0, shuffle=windows).windows, quiet)
+    assert asked_with[-1] == 1
 
 
 def test_a_place_that_is_not_there() -> None:

@@ -31,7 +31,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import hapi
 from hapi.server.status import MEMORY_KINDS
 from hapi.server.tenants import read_tenants
-from hapi.wire.messages import STAGES, STATUS_PATH
+from hapi.wire.messages import STATUS_PATH
+from hapi.wire.report import STAGES
 
 ROOT = Path(hapi.__file__).parents[1]
 TOKEN = {"Authorization": "Bearer a-long-secret"}

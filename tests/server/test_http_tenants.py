@@ -27,7 +27,8 @@ from hapi.server import app as server_app
 from hapi.server.tenants import Tenants, read_tenants
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
-from hapi.wire.messages import DEADLINE_HEADER, RequestReport
+from hapi.wire.messages import DEADLINE_HEADER
+from hapi.wire.report import RequestReport
 
 FILE = """
 heavy: {token: heavy-secret}

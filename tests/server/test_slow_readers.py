@@ -22,6 +22,7 @@ from http_tools import (
 from test_http_clients import long_request, reset
 
 from hapi.models.layers import Segment
+from hapi.wire.messages import ExtractRequest
 
 RUNNING = 2
 
@@ -104,6 +105,27 @@ def test_slow_readers_make_room(folder: Path, known: Known, caplog: pytest.LogCa
             until(lambda: kernel_keeps(server.port) == 0, 10, "empty buffers of the kernel")
     lines = [r for r in caplog.records if getattr(r, "dropped", None)]
     assert lines and all(r.status == 499 and "while others wait" in r.dropped for r in lines)
+
+
+def test_slow_readers_give_memory_back(folder: Path, known: Known) -> None:
+    """Slots are free, but one of them holds what the device has."""
+    request = ExtractRequest.from_json(known.extract())
+    with served(folder, cos_batch=8) as server:
+        assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 200
+        worker = server.service.workers.all[0]
+        batch = server.service.workers.sizing.of(request).forward.of(8)
+        budget = worker.cache.resident_bytes + int(1.5 * batch)
+    with (
+        served(folder, cos_batch=8, max_running=4, slow_reader_seconds=1.0, device_memory=budget) as server,
+        trickling(server, known, 1),
+    ):
+        until(lambda: kernel_keeps(server.port) > 100_000, 20, "full buffers")
+        assert not threading.Event().wait(1.5)
+        assert dropped(server, "slow") == 0
+        ids = list(range(8))
+        answer = exchange(server.port, "POST", EXTRACT, known.extract(ids), seconds=30)
+        known.check_features(answer.body, ids)
+        assert dropped(server, "slow") == 1
 
 
 def test_nothing_is_kept_for_a_silent_reader(folder: Path, known: Known) -> None:

@@ -22,7 +22,8 @@ from hapi.errors import (
 from hapi.server.account import RequestClock
 from hapi.server.fair_queue import Tenant
 from hapi.server.status import ERRORS_KEPT, MAX_LINE, Board, Progress, RunningRequest
-from hapi.wire.messages import STAGES, TensorsRequest
+from hapi.wire.messages import TensorsRequest
+from hapi.wire.report import STAGES
 
 ASKED = TensorsRequest(name="m", digest="0" * 64, names=("a", "b"))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import string
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +16,12 @@ from hapi.wire.messages import (
     MAX_SAMPLES,
     DatasetDescription,
     ExtractRequest,
-    RequestReport,
     SamplesRequest,
-    ServerTier,
     TensorsRequest,
     parse_body,
 )
 from hapi.wire.references import TransformSpec, check_name
+from hapi.wire.report import RequestReport, ServerTier
 
 EXTRACT = {
     "dataset": {"name": "digits", "version": "0123456789abcdef"},
@@ -156,6 +157,18 @@ def test_bodies() -> None:
             parse_body(body)
     with pytest.raises(TooLargeError):
         parse_body(b" " * (2 << 20))
+
+
+@pytest.mark.timeout(30)
+def test_a_field_given_twice_is_found_among_very_many() -> None:
+    """One pass: a body is as long as it may be, and the one thread that parses is everybody's."""
+    letters = string.ascii_letters + string.digits
+    names = ["".join(n) for n in itertools.islice(itertools.product(letters, repeat=3), 130_000)]
+    body = ",".join(f'"{name}":0' for name in [*names, names[-1]])
+    with pytest.raises(BadRequestError, match=f"field '{names[-1]}' is given twice"):
+        parse_body(f"{{{body}}}".encode())
+    with pytest.raises(BadRequestError, match="field 'b' is given twice"):
+        parse_body(b'{"a": {"b": 1, "c": 2, "b": 1}}')
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.d", "x" * 128, "0"])

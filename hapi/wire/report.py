@@ -1,0 +1,131 @@
+"""What a server tells of a request that it answered: the seconds of its stages, and of the server meanwhile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hapi.errors import BadRequestError
+from hapi.wire.messages import MAX_SAMPLES, MAX_SPLIT
+
+_MOST_SECONDS = 1e9
+"""Longest time that a report may tell of: 31 years."""
+
+STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out", "send")
+"""Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTier:
+    """What a server computes with."""
+
+    device: str
+    """``cpu`` or ``cuda``."""
+    processors: int
+    """Processor cores that the server may use."""
+    threads: int
+    """Threads of one forward pass on a CPU."""
+    running: int
+    """Requests that it works on at a time."""
+    reuse: bool
+    """Whether layers stay loaded between requests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    """What the server tells in the end frame."""
+
+    server: str
+    """Id of the server process, to tell restarts and several servers apart."""
+    seconds: dict[str, float]
+    """Wall seconds per stage of :data:`STAGES`."""
+    cpu: dict[str, float]
+    """CPU seconds per stage of the threads that worked for this request."""
+    busy: tuple[float, float]
+    """The server's busy clock (seconds in which at least one request was worked on) at start and end."""
+    work: tuple[float, float]
+    """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their stages,
+    or on a GPU the forward passes'."""
+    others: tuple[float, float]
+    """The part of it that was for other jobs."""
+    process: tuple[float, float]
+    """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
+    clock: tuple[float, float]
+    """The server's time, in seconds, at start and end."""
+    cos_batch: int
+    """Largest batch that was run on the device for this request; 0 for stored bytes."""
+    layers: tuple[float, ...] = ()
+    """Seconds in each layer, when they were asked for."""
+    wait: float = 0.0
+    """Seconds that the tenant's next request has to expect in the queue, as things stand."""
+    tier: ServerTier
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Strict about form; stages of other names are left away, and seconds that cannot be are drawn in to what can.
+
+        Plans are made from the numbers, so that none may be endless or no number at all, whoever sent it.
+        """
+        try:
+            tier = document["tier"]
+            return cls(
+                server=str(document["server"])[:64],
+                seconds=_stage_seconds(document["seconds"]),
+                cpu=_stage_seconds(document["cpu"]),
+                busy=_pair(document["busy"]),
+                work=_pair(document["work"]),
+                others=_pair(document["others"]),
+                process=_pair(document["process"]),
+                clock=_pair(document["clock"]),
+                cos_batch=_count(document["cos_batch"], 0),
+                layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
+                wait=_seconds(document["wait"]),
+                tier=ServerTier(
+                    device=str(tier["device"])[:64],
+                    processors=_count(tier["processors"], 1),
+                    threads=_count(tier["threads"], 1),
+                    running=_count(tier["running"], 1),
+                    reuse=bool(tier["reuse"]),
+                ),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the end frame; seconds to the microsecond."""
+        return {
+            "server": self.server,
+            "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
+            "cpu": {k: round(v, 6) for k, v in self.cpu.items()},
+            "busy": [round(v, 6) for v in self.busy],
+            "work": [round(v, 6) for v in self.work],
+            "others": [round(v, 6) for v in self.others],
+            "process": [round(v, 6) for v in self.process],
+            "clock": [round(v, 6) for v in self.clock],
+            "cos_batch": self.cos_batch,
+            "layers": [round(v, 9) for v in self.layers],
+            "wait": round(self.wait, 6),
+            "tier": vars(self.tier),
+        }
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    start, end = (_seconds(v) for v in value)
+    return start, end
+
+
+def _seconds(value: Any) -> float:
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("seconds that are no number")
+    return min(max(number, 0.0), _MOST_SECONDS)
+
+
+def _stage_seconds(value: Any) -> dict[str, float]:
+    given = dict(value)
+    return {stage: _seconds(given[stage]) for stage in STAGES if stage in given}
+
+
+def _count(value: Any, least: int) -> int:
+    return min(max(int(value), least), MAX_SAMPLES)
