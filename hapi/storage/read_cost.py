@@ -59,11 +59,11 @@ From 64 KB on, direct reads reach what chunks reach, and save the copy."""
 REMOTE_COST = ReadCost(
     request_seconds=3e-3,
     bytes_per_second=5e8,
-    chunk_bytes=12 << 20,
+    chunk_bytes=8 << 20,
     small_bytes=2 << 20,
     piece_samples=32768,
     cache_bytes=256 << 20,
-    window=8,
+    window=10,
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it
 takes 18 ms for a request and 4.6 for each MB: ranges of 1 MB come at 30% of the rate of 16 MB, those of 4 MB at 74%,
