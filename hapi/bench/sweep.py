@@ -31,9 +31,9 @@ from hapi.units import format_bandwidth, format_duration
 BEYOND, SURELY_BEYOND = 1.3, 1.2
 """Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
 last column begins earlier."""
-NEAR = (1.12, 1.06)
+NEAR = (1.08, 1.05)
 """Times the best epoch within which a split is measured a second time, and a third."""
-CHOSEN = 1.25
+CHOSEN = 1.2
 """As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
 That of ``auto`` is always measured again."""
 TWIN = 0.005

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from harness import (
 from local_job import pack_blobs
 
 from hapi.bench.testbed import ADDRESS, TestBed, why_not
-from hapi.profiler.profile import Profile
+from hapi.client.watch import Watch
+from hapi.profiler.cost import estimate
+from hapi.profiler.decide import plan
+from hapi.profiler.profile import Job, Profile
 
 FREEZE, COUNT, BATCHES = 11, 200, 10
 COMMON = (
@@ -246,7 +250,16 @@ def test_bandwidth_steps_down_and_up(tmp_path: Path) -> None:
     changes = report["plan"]["changes"]
     down = [c for c in changes if "bandwidth is" in c["why"] and c["to"] > c["from"]]
     up = [c for c in changes if "bandwidth is" in c["why"] and c["to"] < c["from"]]
-    assert down and up, changes
-    # At the slow link's split nothing shows that it has recovered: it is looked at after 8, 16 and 32 batches.
-    assert 2 <= down[0]["epoch"] <= 3 and up[-1]["epoch"] >= 5, changes
+    assert down and 2 <= down[0]["epoch"] <= 3, changes
     assert len(changes) <= 7, changes
+    # At the slow link's split nothing shows that it has recovered: it is looked at after 8, 16 and 32 batches. Unless
+    # other work on this machine has made the two tiers such that a fast link would change nothing.
+    if up or _fast_link_would_help(report["plan"]):
+        assert up and up[-1]["epoch"] >= 5, changes
+
+
+def _fast_link_would_help(said: dict[str, Any]) -> bool:
+    profile, job = Profile.from_json(said["profile"]), Job(**said["job"])
+    fast = replace(profile, link=replace(profile.link, bits_per_second=1e9))
+    best, now = plan("auto", fast, job), estimate(fast, job, said["split"])
+    return best.candidates[best.split].estimate.epoch_seconds < (1 - 2 * Watch.HYSTERESIS) * now.epoch_seconds

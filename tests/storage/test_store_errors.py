@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from hapi.errors import HapiError, NotFoundError, StoreError, StoreUnavailableError, UsageError, from_problem
+from hapi.errors import (
+    HapiError,
+    NotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    TransportError,
+    UsageError,
+    from_problem,
+)
 from hapi.storage.objects import open_store
 from hapi.storage.remote import RANGE_TRIES
 
@@ -125,7 +133,7 @@ def test_a_store_that_is_not_well(answers: Answers, status: int, code: str) -> N
     assert answers.requests == 2
     problem = StoreUnavailableError(message).to_problem()
     assert type(from_problem(problem, problem["status"])) is StoreUnavailableError
-    assert type(from_problem({}, problem["status"])) is StoreError
+    assert type(from_problem({}, problem["status"])) is TransportError, "a proxy's, and no word on the store"
 
 
 def test_bodies_that_end_early(answers: Answers) -> None:
