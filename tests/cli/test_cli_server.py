@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,39 +148,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_ctrl_c_and_a_closed_stdin(tmp_path: Path) -> None:
-    with server(tmp_path, log=tmp_path.parent / "log") as running:
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(20) == 0
-    command_line = [
-        sys.executable,
-        "-m",
-        "hapi.cli.server",
-        "--store",
-        str(tmp_path),
-        "--port",
-        "0",
-        "--exit-with-stdin",
-    ]
-    with subprocess.Popen(
-        command_line,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as process:
-        assert process.stdout is not None and process.stdin is not None and process.stderr is not None
-        assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
-        process.stdin.close()
-        assert process.wait(20) == 0
-        assert "Traceback" not in process.stderr.read()
-
-
-@pytest.mark.slow
-def test_a_signal_while_stdin_is_open(tmp_path: Path) -> None:
-    """A thread waits for the end of stdin then; it must not be in the way of the interpreter's."""
+@contextlib.contextmanager
+def ended_with_stdin(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server that listens, and whose standard input is open; it ends within the block."""
     command = [sys.executable, "-m", "hapi.cli.server", "--store", str(tmp_path), "--port", "0"]
     with subprocess.Popen(
         [*command, "--exit-with-stdin"],
@@ -190,11 +162,28 @@ def test_a_signal_while_stdin_is_open(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None and process.stdin is not None and process.stderr is not None
         assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
-        process.stdin.write("words that mean nothing\n")
-        process.stdin.flush()
-        process.terminate()
+        yield process
         assert process.wait(20) == 0
-        assert "Fatal" not in process.stderr.read()
+        said = process.stderr.read()
+        assert "Traceback" not in said and "Fatal" not in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_and_a_closed_stdin(tmp_path: Path) -> None:
+    with server(tmp_path, log=tmp_path.parent / "log") as running:
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) == 0
+    with ended_with_stdin(tmp_path) as process:
+        process.stdin.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_signal_while_stdin_is_open(tmp_path: Path) -> None:
+    """A thread waits for the end of stdin then; it must not be in the way of the interpreter's."""
+    with ended_with_stdin(tmp_path) as process:
+        process.stdin.write("words that mean nothing\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+        process.terminate()
 
 
 @pytest.mark.slow
