@@ -190,9 +190,8 @@ def from_problem(problem: Any, status: int) -> HapiError:
     cls = by_slug.get(kind)
     if cls is None:
         by_status = {c.status: c for c in reversed(by_slug.values())}
+        by_status |= dict.fromkeys(_GATEWAY, TransportError)
         cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
-        if status in _GATEWAY:
-            cls = TransportError
     detail = problem.get("detail")
     message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"
     return cls(
