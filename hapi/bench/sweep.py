@@ -6,12 +6,15 @@ every split. The truth is that sweep: all splits are measured, the most promisin
 bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run to its end: it is recorded as over
 that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
 turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
-best worse, splits that were broken off too early are run again. Neighbours that send the same bytes and whose estimates
-differ by less than 0.5% (before and after a ReLU) are twins: one of them is measured for both.
+best worse, splits that were broken off too early are run again. As long as a median of those that decide, the best
+and ``auto``'s choice, is not known to 2%, they are measured again, up to seven times in all, whatever that may show.
+Neighbours that send the same bytes and whose estimates differ by less than 0.5% (before and after a ReLU) are twins:
+one of them is measured for both.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import statistics
 import tempfile
@@ -19,9 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from hapi.bench.cells import Cell, Form, Grid, Results, done_record
+from hapi.bench.cells import Cell, Form, Grid, Results, done_record, since_plan
 from hapi.bench.loose import Bed
 from hapi.bench.photos import make_store
 from hapi.bench.tiers import BenchClient, start_server
@@ -36,6 +39,8 @@ NEAR = (1.08, 1.05)
 CHOSEN = 1.2
 """As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
 That of ``auto`` is always measured again."""
+UNSURE, MOST = 0.02, 7
+"""Standard error of a median, as a share, above which what decides is measured again; how often at most."""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 TENSORS = 2
@@ -49,20 +54,40 @@ Tell = Callable[[str], None]
 def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
     """Measure on ``bed`` the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``."""
     todo = [cell for cell in grid.cells() if not results.done(cell)]
-    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{_left(grid, results)}")
-    if not todo:
+    unsure = [cell for cell in grid.cells() if results.done(cell) and _is_unsure(grid, results, cell)]
+    again = f", {len(unsure)} to measure again" if unsure else ""
+    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{again}{_left(grid, results)}")
+    if not todo and not unsure:
         return
     began = time.monotonic()
     with bed, tempfile.TemporaryDirectory(prefix="hapi-sweep-") as folder:
         bench = _Bench(bed, Path(folder), grid, results, tell)
-        for number, cell in enumerate(todo):
+        for number, cell in enumerate(todo + unsure):
             if seconds is not None and time.monotonic() - began > seconds:
-                tell(f"time is up: {len(todo) - number} cells are left; the same command goes on")
+                left = len(todo) + len(unsure) - number
+                tell(f"time is up: {left} cells are left; the same command goes on")
                 return
             started = time.monotonic()
-            bench.measure(cell)
-            results.add(done_record(cell, time.monotonic() - started))
-            tell(f"{number + 1}/{len(todo)}{_left(grid, results)}")
+            if number < len(todo):
+                bench.measure(cell)
+                results.add(done_record(cell, time.monotonic() - started))
+            else:
+                bench.measure_again(cell)
+            tell(f"{number + 1}/{len(todo) + len(unsure)}{_left(grid, results)}")
+
+
+def _is_unsure(grid: Grid, results: Results, cell: Cell) -> bool:
+    """Whether a cell that is done was left with medians that are not known well enough."""
+    plans = results.of(cell, "plan")
+    if not plans or grid.repeats < 2:
+        return False
+    return bool(_Times.recorded(results, cell).unsure(_measured_for_auto(plans[-1])))
+
+
+def _measured_for_auto(planned: dict[str, Any]) -> int:
+    """The split that is measured for ``auto``'s choice."""
+    choice: int = planned["choices"]["auto"]
+    return twins(planned["wire"], planned["auto"])[choice]
 
 
 def _left(grid: Grid, results: Results) -> str:
@@ -103,13 +128,12 @@ class _Bench:
         chosen = {of[split] for split in planned["choices"].values()}
         for split in sorted(set(of), key=lambda s: planned["auto"][s]):
             self._run(cell, split, samples, times, planned["wire"][split])
+        auto = of[planned["choices"]["auto"]]
         for turn in range(self._grid.repeats - 1 if times.found else 0):
             again = times.near(NEAR[min(turn, len(NEAR) - 1)])
-            again |= times.near(CHOSEN) & chosen | times.found.keys() & {of[planned["choices"]["auto"]]}
-            for split in sorted(again):
-                self._run(cell, split, samples, times)
-            for split in times.doubtful(SURELY_BEYOND):
-                self._run(cell, split, samples, times)
+            again |= times.near(CHOSEN) & chosen | times.found.keys() & {auto}
+            self._turn(cell, again, times)
+        self._until_sure(cell, auto, times)
         if not times.found:
             self._tell(f"{cell.key}: no split fitted the client's memory")
             return
@@ -127,6 +151,31 @@ class _Bench:
         self._tell(
             f"{cell.key} at {format_bandwidth(cell.bandwidth)}: best {best} {times.best():.2f} s; {told}"
         )
+
+    def measure_again(self, cell: Cell) -> None:
+        """What decides in a cell that is done, until it is known well enough."""
+        self._opened(cell, "images")
+        auto = _measured_for_auto(self._results.of(cell, "plan")[-1])
+        times = _Times.recorded(self._results, cell)
+        before = times.slower(auto)
+        self._until_sure(cell, auto, times)
+        self._tell(
+            f"{cell.key} at {format_bandwidth(cell.bandwidth)} again: best {times.best_split()} "
+            f"{times.best():.2f} s; auto {auto} ({times.slower(auto)}, {before} before)"
+        )
+
+    def _until_sure(self, cell: Cell, auto: int, times: _Times) -> None:
+        for _ in range(MOST if self._grid.repeats > 1 else 0):
+            if again := times.unsure(auto):
+                self._turn(cell, again, times)
+
+    def _turn(self, cell: Cell, again: set[int], times: _Times) -> None:
+        """These splits once more, and those that turn out to have been broken off too early."""
+        samples = self._grid.samples(cell.bs)
+        for split in sorted(again):
+            self._run(cell, split, samples, times)
+        for split in times.doubtful(SURELY_BEYOND):
+            self._run(cell, split, samples, times)
 
     def _tensors(self, cell: Cell, samples: int, limit: float) -> None:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
@@ -210,6 +259,17 @@ class _Times:
         self.bounds: dict[int, float] = {}
         """Of splits that were broken off."""
 
+    @classmethod
+    def recorded(cls, results: Results, cell: Cell) -> Self:
+        """What is known of a cell's splits since it was last planned."""
+        times = cls()
+        for record in since_plan(results.records, cell.key):
+            if record["kind"] == "run" and record.get("over"):
+                times.bounds[record["split"]] = record["seconds"]
+            elif record["kind"] == "run" and record["ok"]:
+                times.add(record["split"], record["seconds"])
+        return times
+
     def add(self, split: int, seconds: float) -> None:
         self.found.setdefault(split, []).append(seconds)
         self.bounds.pop(split, None)
@@ -218,6 +278,15 @@ class _Times:
         """Splits that were broken off too early, as seen from the best that is known now."""
         limit = factor * self.best()
         return sorted(split for split, bound in self.bounds.items() if bound < limit)
+
+    def unsure(self, auto: int) -> set[int]:
+        """The splits that decide, if the median of one of them is not known well enough and can still be."""
+        if not self.found:
+            return set()
+        deciding = self.near(NEAR[-1]) | self.found.keys() & {auto}
+        if all(_standard_error(self.found[split]) <= UNSURE for split in deciding):
+            return set()
+        return {split for split in deciding if len(self.found[split]) < MOST}
 
     def known(self, split: int) -> bool:
         return split in self.found
@@ -238,6 +307,13 @@ class _Times:
     def near(self, factor: float) -> set[int]:
         limit = factor * self.best()
         return {split for split in self.found if self.median(split) <= limit}
+
+
+def _standard_error(times: Sequence[float]) -> float:
+    """Of the median of such times (of normal ones), as a share of it."""
+    if len(times) < 2:
+        return math.inf
+    return math.sqrt(math.pi / 2 / len(times)) * statistics.stdev(times) / statistics.median(times)
 
 
 def sweep_conditions(grid: Grid) -> dict[str, Any]:

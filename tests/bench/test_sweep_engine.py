@@ -11,6 +11,7 @@ import pytest
 
 from hapi.bench import sweep as engine
 from hapi.bench.cells import Grid, Results
+from hapi.bench.study import measured_cells
 from hapi.bench.sweep_client import spread
 from hapi.errors import TransportError
 
@@ -118,9 +119,40 @@ def test_repeats_are_in_turns(tiers: Tiers, tmp_path: Path) -> None:
 
 
 def test_the_choice_of_auto_is_measured_again_however_bad_it_was(tiers: Tiers, tmp_path: Path) -> None:
-    tiers.estimates, tiers.seconds[1] = [4.0, 1.0, 1.1, 1.3], [1.6, 1.0, 1.0]
+    tiers.estimates, tiers.seconds[1] = [4.0, 1.0, 1.1, 1.3], [1.6]
     results, _ = measure(tiers, tmp_path)
     assert len(runs(results, 1)) == 3
+
+
+def test_what_decides_is_measured_until_it_is_known(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds[1], tiers.seconds[2] = [1.0, 1.2, 1.0, 1.0, 1.05, 1.0], [1.02]
+    results, _ = measure(tiers, tmp_path)
+    assert len(runs(results, 1)) == len(runs(results, 2)) == 7, "also the one that is known: in turns"
+    assert len(runs(results, 3)) == 1
+
+
+def test_what_never_settles_ends(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds[1] = [1.0, 1.5] * 20
+    results, _ = measure(tiers, tmp_path)
+    assert len(runs(results, 1)) == engine.MOST
+
+
+def test_a_cell_that_was_left_unsure_is_measured_again(
+    tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers.seconds[1] = [1.0, 1.2, 1.1]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "UNSURE", 1.0)
+        results, _ = measure(tiers, tmp_path)
+    assert len(runs(results, 1)) == 3
+    results, told = measure(tiers, tmp_path)
+    assert told[0].startswith("1 cells, 0 to measure, 1 to measure again")
+    assert len(runs(results, 1)) == 7 and len(results.of(ONE.cells()[0], "plan")) == 1
+    (one,) = measured_cells(results.records)
+    assert one.times[1] == [1.0, 1.2, *[1.1] * 5]
+    tried = len(tiers.epochs)
+    measure(tiers, tmp_path)
+    assert len(tiers.epochs) == tried
 
 
 def test_tensors_that_the_link_makes_too_slow_are_not_sent(tiers: Tiers, tmp_path: Path) -> None:
