@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -199,13 +199,6 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def cells_of(records: Iterable[dict[str, Any]]) -> dict[str, Cell]:
     """The cells that were measured whole, by key."""
     return {r["cell"]: Cell(**r["settings"]) for r in records if r["kind"] == "done"}
-
-
-def since_plan(records: Iterable[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
-    """A cell's records from its last plan on, none without one: what was measured before it does not count."""
-    of = [r for r in records if r.get("cell") == key]
-    plans = [number for number, r in enumerate(of) if r["kind"] == "plan"]
-    return of[plans[-1] :] if plans else []
 
 
 def done_record(cell: Cell, seconds: float) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hapi.bench.cells import Cell, cells_of, since_plan
+from hapi.bench.cells import Cell, cells_of
 from hapi.errors import UsageError
 
 ORDER = ("auto", "hapi", "nsg", "bandwidth", "min", "freeze", "none")
@@ -59,12 +59,13 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
     found = []
     cells = cells_of(dict(r) for r in records)
     for key, cell in cells.items():
-        of = since_plan(records, key)
-        if not of:
+        of = [r for r in records if r.get("cell") == key]
+        plans = [r for r in of if r["kind"] == "plan"]
+        if not plans:
             continue
-        plan = of[0]
+        plan = plans[-1]
         one = Measured(cell, plan["choices"], {k: plan[k] for k in ("auto", "paper", "sum")}, plan["wire"])
-        for r in of:
+        for r in of[of.index(plan) :]:
             if r["kind"] == "run" and r.get("over"):
                 one.bounds[r["split"]] = r["seconds"]
             elif r["kind"] == "run" and r.get("ok"):

@@ -7,9 +7,9 @@ bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run
 that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
 turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
 best worse, splits that were broken off too early are run again. As long as a median of those that decide, the best
-and ``auto``'s choice, is not known to 2%, they are measured again, up to seven times in all, whatever that may show.
-Neighbours that send the same bytes and whose estimates differ by less than 0.5% (before and after a ReLU) are twins:
-one of them is measured for both.
+and ``auto``'s choice, is not known to 2%, they are measured again, whatever that may show, up to seven times or 20 s in
+all. Neighbours that send the same bytes and whose estimates differ by less than 0.5% (before and after a ReLU) are
+twins: one of them is measured for both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from hapi.bench.cells import Cell, Form, Grid, Results, done_record, since_plan
+from hapi.bench.cells import Cell, Form, Grid, Results, done_record
 from hapi.bench.loose import Bed
 from hapi.bench.photos import make_store
 from hapi.bench.tiers import BenchClient, start_server
@@ -39,8 +39,9 @@ NEAR = (1.08, 1.05)
 CHOSEN = 1.2
 """As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
 That of ``auto`` is always measured again."""
-UNSURE, MOST = 0.02, 7
-"""Standard error of a median, as a share, above which what decides is measured again; how often at most."""
+UNSURE, MOST, ENOUGH = 0.02, 7, 20.0
+"""Standard error of a median, as a share, above which what decides is measured again; how often at most, and how many
+seconds in all: a long epoch is the mean of what many short ones differ by."""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 TENSORS = 2
@@ -54,40 +55,20 @@ Tell = Callable[[str], None]
 def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
     """Measure on ``bed`` the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``."""
     todo = [cell for cell in grid.cells() if not results.done(cell)]
-    unsure = [cell for cell in grid.cells() if results.done(cell) and _is_unsure(grid, results, cell)]
-    again = f", {len(unsure)} to measure again" if unsure else ""
-    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{again}{_left(grid, results)}")
-    if not todo and not unsure:
+    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{_left(grid, results)}")
+    if not todo:
         return
     began = time.monotonic()
     with bed, tempfile.TemporaryDirectory(prefix="hapi-sweep-") as folder:
         bench = _Bench(bed, Path(folder), grid, results, tell)
-        for number, cell in enumerate(todo + unsure):
+        for number, cell in enumerate(todo):
             if seconds is not None and time.monotonic() - began > seconds:
-                left = len(todo) + len(unsure) - number
-                tell(f"time is up: {left} cells are left; the same command goes on")
+                tell(f"time is up: {len(todo) - number} cells are left; the same command goes on")
                 return
             started = time.monotonic()
-            if number < len(todo):
-                bench.measure(cell)
-                results.add(done_record(cell, time.monotonic() - started))
-            else:
-                bench.measure_again(cell)
-            tell(f"{number + 1}/{len(todo) + len(unsure)}{_left(grid, results)}")
-
-
-def _is_unsure(grid: Grid, results: Results, cell: Cell) -> bool:
-    """Whether a cell that is done was left with medians that are not known well enough."""
-    plans = results.of(cell, "plan")
-    if not plans or grid.repeats < 2:
-        return False
-    return bool(_Times.recorded(results, cell).unsure(_measured_for_auto(plans[-1])))
-
-
-def _measured_for_auto(planned: dict[str, Any]) -> int:
-    """The split that is measured for ``auto``'s choice."""
-    choice: int = planned["choices"]["auto"]
-    return twins(planned["wire"], planned["auto"])[choice]
+            bench.measure(cell)
+            results.add(done_record(cell, time.monotonic() - started))
+            tell(f"{number + 1}/{len(todo)}{_left(grid, results)}")
 
 
 def _left(grid: Grid, results: Results) -> str:
@@ -150,18 +131,6 @@ class _Bench:
         )
         self._tell(
             f"{cell.key} at {format_bandwidth(cell.bandwidth)}: best {best} {times.best():.2f} s; {told}"
-        )
-
-    def measure_again(self, cell: Cell) -> None:
-        """What decides in a cell that is done, until it is known well enough."""
-        self._opened(cell, "images")
-        auto = _measured_for_auto(self._results.of(cell, "plan")[-1])
-        times = _Times.recorded(self._results, cell)
-        before = times.slower(auto)
-        self._until_sure(cell, auto, times)
-        self._tell(
-            f"{cell.key} at {format_bandwidth(cell.bandwidth)} again: best {times.best_split()} "
-            f"{times.best():.2f} s; auto {auto} ({times.slower(auto)}, {before} before)"
         )
 
     def _until_sure(self, cell: Cell, auto: int, times: _Times) -> None:
@@ -259,17 +228,6 @@ class _Times:
         self.bounds: dict[int, float] = {}
         """Of splits that were broken off."""
 
-    @classmethod
-    def recorded(cls, results: Results, cell: Cell) -> Self:
-        """What is known of a cell's splits since it was last planned."""
-        times = cls()
-        for record in since_plan(results.records, cell.key):
-            if record["kind"] == "run" and record.get("over"):
-                times.bounds[record["split"]] = record["seconds"]
-            elif record["kind"] == "run" and record["ok"]:
-                times.add(record["split"], record["seconds"])
-        return times
-
     def add(self, split: int, seconds: float) -> None:
         self.found.setdefault(split, []).append(seconds)
         self.bounds.pop(split, None)
@@ -284,9 +242,9 @@ class _Times:
         if not self.found:
             return set()
         deciding = self.near(NEAR[-1]) | self.found.keys() & {auto}
-        if all(_standard_error(self.found[split]) <= UNSURE for split in deciding):
+        if len(deciding) < 2 or all(_standard_error(self.found[split]) <= UNSURE for split in deciding):
             return set()
-        return {split for split in deciding if len(self.found[split]) < MOST}
+        return {s for s in deciding if len(self.found[s]) < MOST and sum(self.found[s]) < ENOUGH}
 
     def known(self, split: int) -> bool:
         return split in self.found

@@ -11,7 +11,6 @@ import pytest
 
 from hapi.bench import sweep as engine
 from hapi.bench.cells import Grid, Results
-from hapi.bench.study import measured_cells
 from hapi.bench.sweep_client import spread
 from hapi.errors import TransportError
 
@@ -132,27 +131,21 @@ def test_what_decides_is_measured_until_it_is_known(tiers: Tiers, tmp_path: Path
 
 
 def test_what_never_settles_ends(tiers: Tiers, tmp_path: Path) -> None:
-    tiers.seconds[1] = [1.0, 1.5] * 20
+    tiers.seconds[1], tiers.seconds[2] = [1.0, 1.4] * 20, [1.0, 1.4] * 20
     results, _ = measure(tiers, tmp_path)
-    assert len(runs(results, 1)) == engine.MOST
+    assert len(runs(results, 1)) == len(runs(results, 2)) == engine.MOST
 
 
-def test_a_cell_that_was_left_unsure_is_measured_again(
-    tiers: Tiers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiers.seconds[1] = [1.0, 1.2, 1.1]
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "UNSURE", 1.0)
-        results, _ = measure(tiers, tmp_path)
+def test_long_epochs_are_measured_less_often(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds = {0: [99.0], 1: [5.0, 6.0] * 20, 2: [5.0, 6.0] * 20, 3: [99.0]}
+    results, _ = measure(tiers, tmp_path)
+    assert len(runs(results, 1)) == len(runs(results, 2)) == 4
+
+
+def test_what_nothing_comes_near_is_known_well_enough(tiers: Tiers, tmp_path: Path) -> None:
+    tiers.seconds[1], tiers.seconds[2] = [1.0, 1.1] * 20, [1.25]
+    results, _ = measure(tiers, tmp_path)
     assert len(runs(results, 1)) == 3
-    results, told = measure(tiers, tmp_path)
-    assert told[0].startswith("1 cells, 0 to measure, 1 to measure again")
-    assert len(runs(results, 1)) == 7 and len(results.of(ONE.cells()[0], "plan")) == 1
-    (one,) = measured_cells(results.records)
-    assert one.times[1] == [1.0, 1.2, *[1.1] * 5]
-    tried = len(tiers.epochs)
-    measure(tiers, tmp_path)
-    assert len(tiers.epochs) == tried
 
 
 def test_tensors_that_the_link_makes_too_slow_are_not_sent(tiers: Tiers, tmp_path: Path) -> None:
