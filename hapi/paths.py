@@ -1,7 +1,10 @@
-"""Paths as a person writes them."""
+"""Paths as a person writes them, and files that are there whole or not at all."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from hapi.errors import UsageError
@@ -13,3 +16,33 @@ def user_path(text: str | Path, what: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(f"{what} {text}: there is no such user's home; write the folder's path") from None
+
+
+def check_output(flag: str, path: str) -> None:
+    """:class:`UsageError` naming ``flag`` unless a file can be written at ``path``; its folder is made."""
+    target = Path(path)
+    try:
+        # Files are written beside their place and moved there; that would put a file where a device was.
+        if target.exists() and not target.is_file():
+            raise UsageError(f"{flag} {path}: is not a plain file; give another name")
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.absolute().parent):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {path}: cannot be written there: {reason}") from None
+
+
+def write_whole(path: str, text: str, flag: str = "") -> None:
+    """Write ``text`` to ``path``, whole or not at all; :class:`UsageError` naming ``flag`` when that fails."""
+    target = Path(path)
+    partial = target.absolute().parent / f".{target.name[:200]}.{os.getpid()}.partial"
+    try:
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        partial.replace(target)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {path}: cannot be written: {reason}".lstrip()) from None
+    finally:
+        with suppress(OSError, ValueError):
+            partial.unlink(missing_ok=True)

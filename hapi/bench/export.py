@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hapi.errors import UsageError
+from hapi.paths import write_whole
 
 
 def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -20,11 +19,4 @@ def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text.getvalue(), encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{target}: cannot write the figures: {error.strerror or error}") from error
+    write_whole(path, text.getvalue())

@@ -16,6 +16,7 @@ from hapi import units
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
+from hapi.paths import check_output
 from hapi.profiler import cache
 from hapi.profiler.cost import Estimate, Form, estimate
 from hapi.profiler.decide import PLANNERS, Candidate, Plan, choices, plan
@@ -97,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
     if args.figure:
         check_suffix(args.figure)
+    if args.save_profile:
+        check_output("--save-profile", args.save_profile)
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
     profile = _what_if(_replayed(args) if args.profile else _own(args), args, bits)
@@ -233,6 +236,7 @@ def _what_if(profile: Profile, args: argparse.Namespace, bits: float | None) -> 
             tier,
             decode_seconds=tier.decode_seconds / speed,
             codec_seconds_per_byte=tier.codec_seconds_per_byte / speed,
+            overhead_seconds=tier.overhead_seconds / speed,
         ),
     )
 
@@ -246,7 +250,14 @@ def _stored_as(profile: Profile, stored: int | None) -> Profile:
     size = old.tensor_bytes if stored is None else stored
     samples = replace(old, stored_bytes=size, encoded=stored is not None)
     read = profile.server.read_seconds * size / max(1, old.stored_bytes)
-    return replace(profile, samples=samples, server=replace(profile.server, read_seconds=read))
+    profile = replace(profile, samples=samples, server=replace(profile.server, read_seconds=read))
+    if stored is not None:
+        return profile
+    return replace(
+        profile,
+        server_tier=replace(profile.server_tier, decode_seconds=0.0),
+        client_tier=replace(profile.client_tier, decode_seconds=0.0),
+    )
 
 
 def _speed(text: str) -> float:

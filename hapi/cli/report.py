@@ -8,6 +8,7 @@ from pathlib import Path
 from hapi.errors import UsageError
 from hapi.figures.html import write_html
 from hapi.figures.reading import load_run
+from hapi.paths import check_output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,12 +24,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its name."""
     source = Path(args.report)
+    found = load_run(args.report)
     target = Path(args.html) if args.html else source.with_suffix(".html")
     if target.absolute() == source.absolute():
         raise UsageError(f"--html {target}: is the report itself; give another name")
-    # The page is written beside its place and moved there; that would put a file where a device was.
-    if target.exists() and not target.is_file():
-        raise UsageError(f"--html {target}: is not a plain file; give another name")
-    write_html(load_run(str(source)), str(target))
+    check_output("--html", str(target))
+    write_html(found, str(target))
     print(f"wrote {target}")
     return 0

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from hapi import __version__
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
+from hapi.paths import check_output
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
@@ -112,7 +112,7 @@ def check_outputs(settings: TrainSettings) -> None:
         ("--save-profile", settings.save_profile),
     ):
         if path is not None:
-            _check_output(flag, path)
+            check_output(flag, path)
     if settings.checkpoint is None:
         if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE")
@@ -120,20 +120,6 @@ def check_outputs(settings: TrainSettings) -> None:
         raise UsageError(
             f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"
         )
-
-
-def _check_output(flag: str, path: str) -> None:
-    target = Path(path)
-    try:
-        # Files are written beside their place and moved there; that would put a file where a device was.
-        if target.exists() and not target.is_file():
-            raise UsageError(f"{flag} {path}: is not a plain file; give another name")
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.absolute().parent):
-            pass
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{flag} {path}: cannot be written there: {reason}") from None
 
 
 class ProgressPrinter:

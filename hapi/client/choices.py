@@ -7,9 +7,13 @@ from typing import Any
 
 from hapi.errors import ConfigError
 from hapi.profiler.cost import memory
-from hapi.profiler.decide import Plan, plan
+from hapi.profiler.decide import PLANNERS, Plan, plan
 from hapi.profiler.observe import Sizes, profile_of
 from hapi.profiler.profile import Job, Profile
+
+
+class OtherDeviceError(ConfigError):
+    """A profile whose seconds are those of another kind of device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,22 @@ def earliest_that_fits(sizes: Sizes, job: Job) -> int:
     return plan("auto", blank, job).split  # raises
 
 
+def latest_up_to_freeze(strategy: str, sizes: Sizes, job: Job, earliest: int) -> int:
+    """The split next to the freeze that is predicted to fit: the least that the client can do (HAPI, Algorithm 1).
+
+    :class:`DeviceMemoryError` when ``strategy`` will find no split that fits.
+    """
+    blank = profile_of(sizes, {}, (1.0, 0.0))
+    if strategy in PLANNERS:
+        plan(strategy, blank, job)  # raises
+    fitting = (
+        split
+        for split in range(sizes.freeze, earliest - 1, -1)
+        if job.memory_bytes is None or memory(blank, job, split).peak <= job.memory_bytes
+    )
+    return next(fitting, earliest)
+
+
 def received_ahead(sizes: Sizes, job: Job, earliest: int) -> int:
     """Bytes of batches that may be there at once: the job's bound, and on a CPU no more than its memory leaves.
 
@@ -71,7 +91,10 @@ def allowed(found: Plan, earliest: int, latest: int) -> int:
 
 
 def fitted(profile: Profile, sizes: Sizes) -> Profile:
-    """``profile`` with the bytes of this job, which are known; :class:`ConfigError` if it is of another model."""
+    """``profile`` with the bytes of this job, which are known.
+
+    :class:`ConfigError` if it is of another model, :class:`OtherDeviceError` if of another kind of device.
+    """
     there = [(layer.name, layer.output_bytes) for layer in profile.layers[: profile.last_split]]
     here = [(layer.name, layer.output_bytes) for layer in sizes.layers[: sizes.last_split]]
     ends = (profile.freeze, profile.last_split, len(profile.layers))
@@ -81,6 +104,11 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         raise ConfigError(
             f"the profile of {profile.model!r} does not fit {sizes.model!r} with {len(sizes.layers)} layers and "
             f"freeze {sizes.freeze}: {at}; use one of the same model, freeze and image size (--save-profile)"
+        )
+    if profile.client_tier.device != sizes.client.device:
+        raise OtherDeviceError(
+            f"the profile was measured with the client on {profile.client_tier.device}, this one is on "
+            f"{sizes.client.device}; measure anew"
         )
     layers = tuple(
         replace(own, server_seconds=other.server_seconds, client_seconds=other.client_seconds)

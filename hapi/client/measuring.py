@@ -45,15 +45,17 @@ class Meter:
     :func:`observed_between` them.
     """
 
-    def __init__(self, device: torch.device, servers: int = 1) -> None:
-        """``servers``: how many share the requests."""
+    def __init__(self, device: torch.device, recent: int = 16) -> None:
+        """``recent``: answers among which every server that shares the requests has one."""
         self._device = device
-        self._count = servers
+        self._recent = recent
         self._clock = work_clock(device)
         self._own: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
         self._past: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
         """Of the traffic of passes that are over."""
         self._traffic: Traffic | None = None
+        self._answered: list[str] = []
+        """Servers of the newest answers of passes that are over."""
         self._cpu = time.process_time()
         self.servers: dict[int, Tier] = {}
         """What the servers of each split compute with."""
@@ -61,6 +63,7 @@ class Meter:
     def follow(self, traffic: Traffic) -> None:
         """A pass begins; the one before is over."""
         _add(self._past, self._of_traffic())
+        self._answered = self._newest()
         self._traffic = traffic
         self._cpu = time.process_time()
 
@@ -103,10 +106,16 @@ class Meter:
 
     def _of_traffic(self) -> dict[int, Counts]:
         shares = {} if self._traffic is None else self._traffic.shares()
+        count = max(1, len(set(self._newest())))
         for split, share in shares.items():
             if share.tier is not None:
-                self.servers[split] = Tier(**vars(share.tier), count=self._count)
+                self.servers[split] = Tier(**vars(share.tier), count=count)
         return _counted(shares)
+
+    def _newest(self) -> list[str]:
+        """Servers of the newest answers: one that died is soon not among them, one behind a balancer is."""
+        now = [] if self._traffic is None else self._traffic.answered_by(self._recent)
+        return [*self._answered, *now][-self._recent :]
 
 
 def _add(sums: dict[int, Counts], part: Mapping[int, Counts]) -> None:
@@ -235,6 +244,6 @@ def _share(d: Counts, server: Tier) -> float:
     """What others leave of the server, from its own account of work."""
     if d["clock"] <= 0:
         return 1.0
-    workers = server.processors if server.device == "cpu" else 1
+    workers = server.processors if server.device == "cpu" else server.devices
     others = d["others"] / d["clock"] / workers
     return 1.0 if others < QUIET else max(FAIR_SHARE, 1.0 - others)

@@ -14,6 +14,7 @@ from torch import nn
 
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import free_bytes, is_out_of_memory
+from hapi.models.layers import LayeredModel
 
 _FREE_SHARE = 0.9
 """Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some."""
@@ -121,6 +122,20 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if not is_out_of_memory(error):
             raise
     raise _batch_too_large(tensor.nbytes, len(tensor), device)
+
+
+def move_weights(model: LayeredModel, device: torch.device, start: int, stop: int) -> None:
+    """Have what layers start+1..stop read on ``device``; :class:`DeviceMemoryError` if it does not fit."""
+    try:
+        model.to(device, start, stop)
+        return
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    raise DeviceMemoryError(
+        f"the weights of layers {start + 1} to {stop} do not fit {device}; choose a later split (--split freeze), a "
+        "smaller model, or raise --memory"
+    )
 
 
 class FrozenRest:

@@ -25,7 +25,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from hapi.client.choices import Change, allowed, earliest_that_fits, fitted, received_ahead
+from hapi.client.choices import (
+    Change,
+    OtherDeviceError,
+    allowed,
+    earliest_that_fits,
+    fitted,
+    latest_up_to_freeze,
+    received_ahead,
+)
 from hapi.client.look import Look
 from hapi.client.measuring import Meter, Snapshot, merged, observed_between
 from hapi.client.watch import Drift, Watch
@@ -67,7 +75,7 @@ class Planning:
 
         ``cached(epoch)``: the part of an epoch's samples that need not cross at split 0, in this epoch and in the mean
         of it and those that follow; plans are made with the second.
-        Raises :class:`DeviceMemoryError` when no split fits the memory.
+        Raises :class:`DeviceMemoryError` when no split fits the memory, or none that the strategy considers.
         """
         self.strategy = strategy
         self.sizes = sizes
@@ -85,8 +93,13 @@ class Planning:
         self._profiled: set[int] = set()
         """Epochs whose profiling is over."""
         self._lock = threading.Lock()
-        self._earliest, self._latest = earliest_that_fits(sizes, job), sizes.last_split
-        self._split = max(sizes.freeze, self._earliest)
+        self.earliest_at_first = earliest_that_fits(sizes, job)
+        """No batch is ever split before this layer: what its weights take counts at every split."""
+        self.job = job = replace(job, weights_from=self.earliest_at_first)
+        self._earliest, self._latest = self.earliest_at_first, sizes.last_split
+        self._late = latest_up_to_freeze(strategy, sizes, job, self._earliest)
+        """The later of the two splits that are profiled."""
+        self._split = self._late
         self._schedule: list[tuple[int, bool]] = []
         """(split, whether its layers are timed) of the profiling batches that have not opened yet."""
         self._under_way: list[tuple[int, bool]] = []
@@ -181,7 +194,7 @@ class Planning:
         limit = self._profile_batches
         first = max(1, batches // 2) if limit is None else limit
         second = max(1, batches - first) if limit is None else limit
-        parts = [(self.sizes.freeze, first), (self._earliest, second)]
+        parts = [(self._late, first), (self._earliest, second)]
         if self.strategy == ORACLE:
             parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
         return [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
@@ -378,7 +391,10 @@ class Planning:
             raise ValueError("its splits are none of this model")
         if not all(type(e) is int for e in profiled):
             raise ValueError("its profiled epochs are no numbers")
-        profile = fitted(Profile.from_json(state["profile"]), self.sizes)
+        try:
+            profile = fitted(Profile.from_json(state["profile"]), self.sizes)
+        except OtherDeviceError:
+            return  # it is profiled anew
         earliest = max(self._earliest, earliest)
         if earliest <= latest:  # else the client's memory is another one now, and the server's may be too
             self._latest = latest

@@ -14,6 +14,7 @@ import torch
 from hapi.client.augment import augmented
 from hapi.client.embedded import EmbeddedServer
 from hapi.client.job import ExtractionJob
+from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.planning import STRATEGY_NAMES
 from hapi.client.servers import ServerPool
@@ -172,7 +173,7 @@ def _prepare(
         ),
         sample_cache=cache,
     )
-    # What runs on the servers takes no memory here; a strategy may yet want every layer here.
+    # What runs on the servers takes no memory here; a strategy may yet want every layer here, on a GPU when it does.
     if strategy is None:
         model.load_from(split)
         prepared.make_jobs()
@@ -180,7 +181,7 @@ def _prepare(
     else:
         model.load_from(freeze)
         prepared.make_jobs()
-    layered.to(device)
+    move_weights(layered, device, split if strategy is None else prepared.pushable.stop - 1, len(layered))
     return prepared
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hapi.client.passes import PassReport
-from hapi.errors import HapiError
+from hapi.paths import write_whole
 
 
 def counters(report: PassReport) -> dict[str, float]:
@@ -61,21 +58,11 @@ def epoch_entry(
 
 
 def write_report(path: str, document: dict[str, Any]) -> None:
-    """Write ``document`` as JSON, whole or not at all; :class:`HapiError` when that fails.
+    """Write ``document`` as JSON, whole or not at all; :class:`UsageError` when that fails.
 
     A number that is none (the loss of a training that diverged) is written as null, which every reader takes.
     """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        text = json.dumps(_finite(document), indent=2, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        raise HapiError(f"--report {path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    write_whole(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "--report")
 
 
 def _finite(value: Any) -> Any:

@@ -25,7 +25,7 @@ from torch import nn
 from hapi.client.buffers import BufferPool
 from hapi.client.caching import Expected, close_caches, open_caches
 from hapi.client.measuring import Meter
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, move_weights, to_device
 from hapi.client.pacing import Learned, Pacing
 from hapi.client.passes import PassReport
 from hapi.client.prepare import Prepared, prepare
@@ -74,17 +74,17 @@ class Session:
         model = prepared.model
         self.boundary = prepared.pushable.stop - 1
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
-        self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False).to(
-            self.device
-        )
+        self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
-        self.meter = Meter(self.device, self._servers.size)
+        self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         self._learned = Learned()
         self.caches = open_caches(prepared)
         """Of stored samples, by data set; none without ``--sample-cache``."""
         try:
             self.planning = planning_of(settings, prepared, self.meter, self.budget, self._expected())
             """Chooses the split of each batch; None when it is fixed."""
+            if self.planning is not None:  # what no split will need here takes no memory here
+                model.release(self.planning.earliest_at_first, len(model))
         except BaseException:
             close_caches(self.caches)
             raise
@@ -169,7 +169,8 @@ class Session:
         if split_of is not None:
             if planning is None:
                 raise UsageError("split_of needs a session with a strategy, such as split='auto'")
-            return self._deliver(Named(self.prepared, split_of), start_batch, planned, epoch)
+            named = Named(self.prepared, split_of, planning.earliest_at_first)
+            return self._deliver(named, start_batch, planned, epoch)
         if planning is None:
             return self._deliver(Fixed(self.prepared, self.split), start_batch, planned, epoch)
         splits = Planned(self.prepared, planning, epoch, len(planned))
@@ -197,8 +198,11 @@ class Session:
                 unfit, refused = report.unfit, report.refused
                 report.unfit = report.refused = None
                 number = first + len(delivered)
-                moved = unfit is not None and splits.failed(number, unfit)
-                if not moved and (refused is None or not splits.refused(number, refused)):
+                if unfit is not None and splits.failed(number, unfit):
+                    self._micro_batch.size = (
+                        self.settings.micro_batch
+                    )  # what halved it was in the layers left
+                elif refused is None or not splits.refused(number, refused):
                     raise
         _check_exactly_once(planned[first:], delivered)
         for cache in self.caches.values():
@@ -307,7 +311,8 @@ class Session:
         if split not in self._rests:
             model, boundary = self.prepared.model, self.boundary
             self.prepared.client_model.load_from(split)
-            segment = model.segment(split, boundary, frozen=True).to(self.device)
+            move_weights(model, self.device, split, len(model))
+            segment = model.segment(split, boundary, frozen=True)
             shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
             self._rests[split] = FrozenRest(
                 segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget

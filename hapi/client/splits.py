@@ -73,14 +73,16 @@ class Fixed:
 class Named(Fixed):
     """The caller names the splits."""
 
-    def __init__(self, prepared: Prepared, split_of: Callable[[int], int]) -> None:
+    def __init__(self, prepared: Prepared, split_of: Callable[[int], int], earliest: int) -> None:
+        """``earliest``: the layers after this split have their weights here."""
         super().__init__(prepared, 0)
         self._split_of = split_of
+        self._range = range(earliest, prepared.pushable.stop)
 
     def open(self, number: int) -> ExtractionJob:
         split = self._split_of(number)
-        if split not in self.prepared.pushable:
-            raise UsageError(f"split {split} is outside 0 to {self.prepared.pushable.stop - 1}")
+        if split not in self._range:
+            raise UsageError(f"split {split} is outside {self._range.start} to {self._range.stop - 1}")
         return self.prepared.job(split)
 
 

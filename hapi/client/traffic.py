@@ -21,6 +21,7 @@ from hapi.wire.report import RequestReport, ServerTier
 RATE_SECONDS = 0.1
 """Longest stretch of arrivals that counts as one measurement of the link."""
 RATES_KEPT = 4096
+ANSWERS_KEPT = 4096
 RECENT = 8
 """Measurements that tell the rate just now."""
 
@@ -199,6 +200,7 @@ class Traffic:
         self.splits: dict[int, SplitTraffic] = {}
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[float, float]] = {}
+        self._answered: deque[str] = deque(maxlen=ANSWERS_KEPT)
 
     def arrival(self, split: int) -> Arrival:
         """For the next frame of an answer at ``split``."""
@@ -236,11 +238,17 @@ class Traffic:
         self.link.crossed(nbytes, seconds)
         with self._lock:
             self._of(split).add(samples, report)
+            self._answered.append(report.server)
             start, end = self._busy.get(report.server, report.busy)
             self._busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))
 
     def _of(self, split: int) -> SplitTraffic:
         return self.splits.setdefault(split, SplitTraffic())
+
+    def answered_by(self, newest: int) -> list[str]:
+        """The servers of that many newest answers, the latest last."""
+        with self._lock:
+            return list(self._answered)[-newest:]
 
     def shares(self) -> dict[int, SplitTraffic]:
         """A copy of the sums by split, no request half counted."""

@@ -119,11 +119,13 @@ class Trainer:
         planned = self.session.batch_ids(epoch)
         self.watcher.epoch_started(epoch, len(planned), first)
         self.trained.train()
-        self._estimated = self._estimate(first)
         stream = self.session.epoch(epoch, first)
+        begun = False
         try:
             for features, labels in stream:
                 self._pass = self.session.last
+                if not begun:  # what the epoch's beginning changed of the split is known by now
+                    self._estimated, begun = self._estimate(first), True
                 with interrupts.deferred():
                     self._torn = True
                     self._step(features, labels)

@@ -135,7 +135,7 @@ class Watch:
     def _estimated(self, split: int) -> dict[str, float]:
         """Seconds a sample of each part, whoever else is served."""
         profile, tier = self._profile, self._profile.server_tier
-        decode = tier.decode_seconds if split and profile.samples.encoded else 0.0
+        decode = tier.decode_seconds if split else 0.0
         sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
         return {
             "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
@@ -160,7 +160,7 @@ def _server_parts(observed: Observed) -> dict[str, float]:
     """On a CPU all of it, in seconds of the processor; on a GPU its own, by the wall."""
     parts = {"forward": forward_seconds(observed) / observed.crossed}
     if observed.server.device == "cpu":
-        beside = sum(value for stage, value in observed.server_cpu.items() if stage != "forward")
+        beside = sum(v for stage, v in observed.server_cpu.items() if stage not in ("forward", "model"))
         parts["beside"] = beside * observed.server_factor / observed.crossed
     return parts
 

@@ -5,17 +5,15 @@ Everything that comes from a report is escaped where it enters the page (:func:`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from hapi.errors import UsageError
 from hapi.figures.look import STYLE
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
 from hapi.figures.run import epochs_svg, learning_svg, timeline_svg
 from hapi.figures.words import bottleneck, layer, state, summary
+from hapi.paths import write_whole
 from hapi.profiler.decide import Candidate
 from hapi.profiler.profile import PROFILE_VERSION, Profile
 from hapi.units import format_bandwidth, format_bytes, format_count, format_duration
@@ -26,16 +24,7 @@ _WIDE = 60
 
 def write_html(run: Run, path: str, flag: str = "--html") -> None:
     """Write the page of ``run``, whole or not at all; :class:`UsageError` when that fails."""
-    text = page(run)
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(target)
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, page(run), flag)
 
 
 def page(run: Run) -> str:

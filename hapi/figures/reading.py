@@ -6,10 +6,9 @@ What a report lacks is left out of the page; what is there but of another type i
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.fields import Fields, as_text
@@ -18,6 +17,8 @@ from hapi.profiler.decide import Candidate
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile, read_strictly
 
 MAX_REPORT_BYTES = 64 << 20
+_MOST = 1e18
+"""Seconds; what is no number is not below it either."""
 STAGES = ("server", "network", "client")
 
 
@@ -219,7 +220,7 @@ def _plan(f: Fields) -> PlanPart:
     return PlanPart(
         strategy=f.text("strategy"),
         split=split,
-        job=read_strictly(Job, f.raw("job"), f"{f.where}.job"),
+        job=_job(f),
         profile=profile,
         other_version=version,
         candidates=candidates,
@@ -230,6 +231,12 @@ def _plan(f: Fields) -> PlanPart:
         predicted_memory=None if memory is None else memory.whole("predicted"),
         observed_memory=None if memory is None else memory.whole("observed"),
     )
+
+
+def _job(plan: Fields) -> Job:
+    """What a report of an earlier version does not say of it was then as it is now by default."""
+    where = plan.inner("job").where
+    return cast(Job, read_strictly(Job, {**asdict(Job()), **plan.raw("job")}, where))
 
 
 def _change(f: Fields) -> Change:
@@ -249,7 +256,7 @@ def _candidate(f: Fields, split: int) -> Candidate:
     if type(f.raw("fits")) is not bool:
         raise ConfigError(f"{f.where}.fits: expected true or false")
     low_high = e.items("epoch_range")
-    if len(low_high) != 2 or not all(type(v) in (int, float) and math.isfinite(v) for v in low_high):
+    if len(low_high) != 2 or not all(type(v) in (int, float) and abs(v) < _MOST for v in low_high):
         raise ConfigError(f"{e.where}.epoch_range: expected two numbers")
     return Candidate(
         name=f.text("name"),

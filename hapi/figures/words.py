@@ -80,7 +80,7 @@ def _course(run: Run) -> Iterator[str]:
 
 
 def _estimate(run: Run) -> Iterator[str]:
-    pairs = [(e.estimated, e.seconds) for e in run.epochs if e.estimated and e.seconds > 0]
+    pairs = [(e.estimated, e.seconds) for e in run.epochs if e.estimated and min(e.estimated, e.seconds) > 0]
     if pairs:
         guessed, real = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
         word = "longer" if real >= guessed else "shorter"

@@ -286,9 +286,13 @@ class LayeredModel:
         constants = sum(t.numel() * t.itemsize for t in self.traced.constants.values() if not t.is_meta)
         return constants + self.tensors.resident_bytes()
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move what is in memory to ``device``. Segments made before must not be used any more."""
-        self.tensors.to(torch.device(device))
+    def to(self, device: torch.device | str, start: int = 0, stop: int | None = None) -> Self:
+        """Move what layers ``start + 1`` to ``stop`` (default: all) read, and is in memory, to ``device``.
+
+        Segments made before must not be used any more, unless all that they read was there already.
+        """
+        names = self.tensors.names() if stop is None else self.tensor_names(start, stop)
+        self.tensors.to(torch.device(device), names)
         for name, tensor in self.traced.constants.items():
             self.traced.constants[name] = tensor.to(device)
         return self

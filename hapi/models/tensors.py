@@ -88,9 +88,9 @@ class TensorTable:
             if name not in kept and not tensor.is_meta:
                 self.assign(name, torch.empty_like(tensor, device="meta"))
 
-    def to(self, device: torch.device) -> None:
-        """Move every tensor that is in memory."""
-        for name in self.names():
+    def to(self, device: torch.device, names: Iterable[str]) -> None:
+        """Move those of these tensors that are in memory."""
+        for name in names:
             tensor = self.get(name)
             if not tensor.is_meta and tensor.device != device:
                 self.assign(name, tensor.detach().to(device))

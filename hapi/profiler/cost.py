@@ -134,8 +134,9 @@ def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
     """Bytes of weights, and of computing: a micro-batch in the frozen layers, or a training step in the others."""
     bs, boundary = min(job.bs, job.samples), profile.last_split
     trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
+    held = profile.layers[split if job.weights_from is None else min(split, job.weights_from) : boundary]
     weights = sum(layer.parameter_bytes for layer in trained)
-    parameters = sum(layer.parameter_bytes for layer in frozen) + int(
+    parameters = sum(layer.parameter_bytes for layer in held) + int(
         weights * (2 + profile.optimizer_bytes_per_parameter_byte)
     )
     on_cpu = profile.client_tier.device == "cpu"
@@ -183,13 +184,15 @@ class _Coster:
         self.asked = 1 - at_hand**job.request_size
         """The part of the requests that are made: those with any such sample."""
         self.sent_bytes = self.crossing * (content + profile.link.sample_bytes)
-        decode_there = samples.encoded and (split > 0 or sent != "stored")
-        decode_here = samples.encoded and split == 0 and sent == "stored"
+        # Stored tensors are made into batches in the same stage; that costs little, and is measured as it is.
+        decode_here = split == 0 and sent == "stored"
         tensor = samples.tensor_bytes
         # What runs on the device in turns, and what runs beside it; seconds a sample.
         self.forward = sum(layer.server_seconds for layer in profile.layers[:split])
+        self.load = self.asked * profile.server.model_load_seconds if split else 0.0
+        """Seconds of a request for loading the front."""
         self.beside = (
-            (server.decode_seconds if decode_there else 0.0)
+            (0.0 if decode_here else server.decode_seconds)
             + self.sent_bytes * server.codec_seconds_per_byte
             + self.crossing * server.overhead_seconds
         )
@@ -223,7 +226,7 @@ class _Coster:
         # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
         last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
-        other = self.beside + self.crossing * self.profile.server.read_seconds
+        other = self.beside * self.profile.server.servers + self.crossing * self.profile.server.read_seconds
         work = bs * self.forward + others * other + waves * self._per_request()
         return work / self.profile.server.share
 
@@ -236,9 +239,10 @@ class _Coster:
         server = self.profile.server
         requests = -(-bs // self.job.request_size)
         at_once = min(server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth)))
-        loads = requests * server.model_load_seconds
+        loads = requests * self.load
         busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
-        alone = bs * (self.forward + self.beside + self.crossing * server.read_seconds) + loads
+        own = (self.forward + self.beside) * server.servers  # a request's, on the one that has it
+        alone = bs * (own + self.crossing * server.read_seconds) + loads
         return max(busy / server.share, (alone + requests * self._overhead()) / at_once)
 
     def fill(self, bs: int, bits: float) -> float:
@@ -247,7 +251,7 @@ class _Coster:
         full, rest = divmod(bs, self.job.request_size)
         cos = self.profile.server.cos_batch
         frames = full * -(-self.job.request_size // cos) + -(-rest // cos)
-        start = self._overhead() + self.profile.server.model_load_seconds
+        start = self._overhead() + self.load
         return start + max(server, network) + min(server, network) / frames
 
     def stages(self, bs: int, bits: float) -> Stages:
@@ -286,7 +290,7 @@ class _Coster:
         return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)
 
     def _per_request(self) -> float:
-        return self._overhead() + self.profile.server.model_load_seconds
+        return self._overhead() + self.load
 
 
 def largest_batch(profile: Profile, job: Job, split: int) -> int:

@@ -38,6 +38,8 @@ class Tier:
     """Server: requests worked on at a time."""
     reuse: bool = True
     """Server: layers stay loaded between requests."""
+    devices: int = 1
+    """Server: devices that run forward passes at the same time."""
     count: int = 1
     """Servers, each on its own machine, that share the work and are taken for alike."""
 
@@ -160,6 +162,7 @@ def profile_of(
             concurrency=tier.running * tier.count,
             waiting_seconds=_ratio(least.server_wall.get("queue", 0.0), least.requests),
             cos_batch=max(1, most.cos_batch),
+            servers=tier.count,
             share=most.share,
         ),
         server_tier=_server_tier(sizes, observed, tier),
@@ -252,11 +255,12 @@ def _completed(sizes: Sizes, own: list[float | None], other: list[float | None])
 
 
 def _server_tier(sizes: Sizes, observed: Mapping[int, Observed], tier: Tier) -> TierProfile:
-    decoding = {s: o for s, o in observed.items() if s} if sizes.samples.encoded else {}
+    decoding = {s: o for s, o in observed.items() if s}
     return TierProfile(
         device=tier.device,
         processors=tier.processors,
         threads=min(tier.threads, tier.processors),
+        devices=tier.devices,
         decode_seconds=_mean(decoding, lambda o: o.server_cpu.get("decode", 0.0) * o.server_factor),
         codec_seconds_per_byte=_ratio(
             sum(o.server_cpu.get("send", 0.0) * o.server_factor for o in observed.values()),
@@ -276,7 +280,7 @@ def _server_tier(sizes: Sizes, observed: Mapping[int, Observed], tier: Tier) -> 
 def _client_tier(sizes: Sizes, observed: Mapping[int, Observed]) -> TierProfile:
     at_zero = {s: o for s, o in observed.items() if s == 0}
     decode = _mean(at_zero, lambda o: o.decode_seconds)
-    if not at_zero and sizes.samples.encoded:  # never done here: as on the server
+    if not at_zero:  # never done here: as on the server
         decode = _mean({s: o for s, o in observed.items() if s}, lambda o: o.server_cpu.get("decode", 0.0))
     return TierProfile(
         device=sizes.client.device,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hapi.errors import ConfigError, UsageError
+from hapi.paths import write_whole
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 16 << 20
 _MAX_LAYERS = 100_000
 
@@ -51,6 +51,8 @@ class TierProfile:
     """Processor cores that the tier may use."""
     threads: int = 1
     """Of them, those that a forward pass on a CPU keeps busy."""
+    devices: int = 1
+    """Devices that run forward passes at the same time."""
     decode_seconds: float
     """CPU seconds a stored sample takes to be decoded and transformed."""
     codec_seconds_per_byte: float
@@ -66,7 +68,7 @@ class TierProfile:
         if self.device == "cpu":
             shared = (compute * self.threads + beside) / self.processors
             return max(compute, beside / self.processors, shared)
-        return max(compute, beside / self.processors)
+        return max(compute / self.devices, beside / self.processors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ class ServerProfile:
     """Seconds that a request waits for other tenants, as the server reports them."""
     cos_batch: int
     """Samples per forward pass and frame."""
+    servers: int = 1
+    """Servers that share the requests. All seconds of work are such that one could do alone what they do together."""
     share: float = 1.0
     """The part of its computing that other tenants leave, above 0 and up to 1."""
 
@@ -141,10 +145,6 @@ class Profile:
     """How the figures were obtained: measured, scaled or assumed; when, and with which versions."""
 
     def __post_init__(self) -> None:
-        if self.version != PROFILE_VERSION:
-            raise ConfigError(
-                f"profile: version is {self.version}, this hapi reads {PROFILE_VERSION}; measure anew"
-            )
         if not 1 <= len(self.layers) <= _MAX_LAYERS:
             raise ConfigError(f"profile: expected 1 to {_MAX_LAYERS} layers, found {len(self.layers)}")
         if not 0 <= self.freeze <= self.last_split <= len(self.layers):
@@ -154,15 +154,13 @@ class Profile:
             )
         if not self.link.bits_per_second > 0 or not self.link.variation < 1:
             raise ConfigError("profile: link needs bits_per_second above 0 and a variation below 1")
-        if self.server.concurrency < 1 or self.server.cos_batch < 1:
-            raise ConfigError("profile: server.concurrency and server.cos_batch must be at least 1")
+        if min(self.server.concurrency, self.server.cos_batch, self.server.servers) < 1:
+            raise ConfigError("profile: server.concurrency, cos_batch and servers must be at least 1")
         if not 0 < self.server.share <= 1:
             raise ConfigError("profile: server.share must be above 0 and at most 1")
-        if (
-            min(t for tier in (self.server_tier, self.client_tier) for t in (tier.processors, tier.threads))
-            < 1
-        ):
-            raise ConfigError("profile: processors and threads of a tier must be at least 1")
+        tiers = (self.server_tier, self.client_tier)
+        if min(count for t in tiers for count in (t.processors, t.threads, t.devices)) < 1:
+            raise ConfigError("profile: processors, threads and devices of a tier must be at least 1")
 
     def sent_bytes(self, split: int) -> int:
         """Bytes of one sample that cross the network at ``split``."""
@@ -179,20 +177,18 @@ class Profile:
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """The profile of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        version = document.get("version") if isinstance(document, Mapping) else None
+        if (
+            isinstance(version, int) and version != PROFILE_VERSION
+        ):  # what fields it has is of no interest then
+            raise ConfigError(
+                f"profile: version is {version}, this hapi reads {PROFILE_VERSION}; measure anew"
+            )
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str) -> None:
         """Write it as JSON, whole or not at all; :class:`UsageError` when that fails."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            try:
-                temporary.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str) -> Self:
@@ -229,6 +225,9 @@ class Job:
     prefetch_bytes: int = 1 << 30
     memory_bytes: int | None = None
     """The client's budget: device memory on a GPU, process memory on a CPU; None for no bound."""
+    weights_from: int | None = None
+    """Weights of the layers after this one stay on the client's device, also at a later split, as a strategy may come
+    back to them; None for only those after the split."""
     cached: float = 0.0
     """The part of an epoch's samples, from 0 to 1, that the client has on its disk as they are stored: they need not
     cross at split 0."""
@@ -268,5 +267,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: the number is out of range; expected 0 to 1e18")
         return kind(value)
     if not isinstance(value, kind):
-        raise ConfigError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
+        wanted = getattr(kind, "__name__", str(kind))
+        raise ConfigError(f"{where}: expected {wanted}, found {type(value).__name__}")
     return value

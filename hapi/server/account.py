@@ -67,10 +67,12 @@ class Account:
         device: torch.device,
         *,
         running: int,
+        devices: int = 1,
         reuse: bool,
         elsewhere: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``running``: requests that are worked on at a time; ``reuse``: layers stay loaded between them.
+        """``running``: requests that are worked on at a time; ``devices``: of ``device``'s kind, that work at the same
+        time; ``reuse``: layers stay loaded between requests.
 
         ``elsewhere``: CPU seconds that other processes have used for this one.
         """
@@ -78,6 +80,7 @@ class Account:
         self._server = server
         self._device = device.type
         self._running = running
+        self._devices = devices
         self._reuse = reuse
         self._elsewhere = elsewhere
         self._total = StageClock(STAGES)
@@ -143,6 +146,7 @@ class Account:
             processors=processors(),
             threads=torch.get_num_threads(),
             running=self._running,
+            devices=self._devices,
             reuse=self._reuse,
         )
 

@@ -92,6 +92,7 @@ class Service:
             self.id,
             self.workers.all[0].device.device,
             running=self.slots,
+            devices=len(self.workers.all),
             reuse=settings.model_reuse,
             elsewhere=lambda: self.decoders.cpu_seconds,
         )

@@ -28,6 +28,8 @@ class ServerTier:
     """Threads of one forward pass on a CPU."""
     running: int
     """Requests that it works on at a time."""
+    devices: int
+    """Devices that run forward passes at the same time."""
     reuse: bool
     """Whether layers stay loaded between requests."""
 
@@ -86,6 +88,7 @@ class RequestReport:
                     processors=_count(tier["processors"], 1),
                     threads=_count(tier["threads"], 1),
                     running=_count(tier["running"], 1),
+                    devices=_count(tier["devices"], 1),
                     reuse=bool(tier["reuse"]),
                 ),
             )

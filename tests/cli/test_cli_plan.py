@@ -117,7 +117,9 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[s
         (["--server-speed", "fast"], "write it as 2x"),
         (["--server-speed", "0x"], "expected 0.000001x"),
         (["--server-speed", "nan"], "expected 0.000001x"),
-        (["--save-profile", "/no/such/folder/x"], "cannot be written"),
+        (["--save-profile", "/proc/x"], "cannot be written"),
+        (["--save-profile", "/dev/null"], "is not a plain file"),
+        (["--save-profile", "."], "is not a plain file"),
     ],
 )
 def test_what_a_replay_refuses(

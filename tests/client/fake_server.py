@@ -100,7 +100,7 @@ class FakeServer:
                 process=(0.5, 1.5),
                 clock=(10.0, 12.0),
                 cos_batch=5,
-                tier=ServerTier(device="cpu", processors=1, threads=1, running=4, reuse=True),
+                tier=ServerTier(device="cpu", processors=1, threads=1, running=4, devices=1, reuse=True),
             )
             yield end_frame(StreamEnd(len(chunks), len(ids), report.to_json()))
         finally:

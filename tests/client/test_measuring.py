@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ REPORT = RequestReport(
     clock=(0.0, 4.0),
     cos_batch=16,
     layers=(),
-    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, reuse=True),
+    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, devices=1, reuse=True),
 )
 CLIENT = Tier(processors=2)
 
@@ -126,10 +127,16 @@ def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None
 
 def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -> None:
     """Their work is shared, their waiting is not: a request queues and awaits the store as long as on one."""
+    halves: dict[str, Any] = {
+        "seconds": dict.fromkeys(STAGES, 0.25),
+        "cpu": dict.fromkeys(STAGES, 0.125),
+        "work": (0.0, 1.0),
+        "process": (0.0, 1.5),
+    }
     traffic = Traffic()
-    meter = Meter(torch.device("cpu"), servers=2)
-    meter.follow(traffic)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.1)
+    meter = meter_with(traffic)
+    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), **halves), 500, 0.1)
+    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), server="b", **halves), 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert o.server.count == 2
@@ -137,6 +144,25 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
     assert o.server_wall["forward"] == 0.25
     assert o.server_wall["read"] - o.server_cpu["read"] == 0.25  # as with one
     assert o.server_factor == 1.5 and o.step_seconds == 1.0
+
+
+def test_servers_are_counted_by_their_answers(clock: Clock) -> None:
+    """One behind a balancer counts, one that died does so no more, also in a pass that has just begun."""
+    meter = Meter(torch.device("cpu"), recent=4)
+
+    def counted(*servers: str) -> int:
+        for server in servers:
+            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.1)
+        meter.snapshot()
+        return meter.servers[2].count
+
+    meter.follow(traffic := Traffic())
+    assert counted("a") == 1
+    assert counted("b", "c", "d") == 4
+    assert counted("a", "a") == 3
+    meter.follow(traffic := Traffic())
+    assert counted("a") == 2, "the pass before ended with d, a, a"
+    assert counted("a", "a", "a") == 1
 
 
 def test_requests_ahead_are_evened_out(clock: Clock) -> None:

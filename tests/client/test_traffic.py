@@ -184,7 +184,7 @@ REPORT = RequestReport(
     clock=(100.0, 104.0),
     cos_batch=16,
     layers=(0.5, 0.25),
-    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, reuse=True),
+    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, devices=1, reuse=True),
 )
 
 

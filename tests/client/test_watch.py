@@ -269,6 +269,17 @@ def test_a_server_of_another_kind_is_not_compared() -> None:
         assert watched.watch.batch_done(3, rates) is None
 
 
+def test_loading_layers_is_not_compared() -> None:
+    """With --no-model-reuse every request loads the front; the plan counts that apart from all else."""
+    watched = Watched()
+    watched.batches(3)
+    for _ in range(5):
+        rates = watched.world.batch(3)
+        watched.world._counts[3]["cpu:model"] += 10.0
+        watched.world.servers[3] = Tier(reuse=False)
+        assert watched.watch.batch_done(3, rates) is None
+
+
 def test_a_gpu_is_compared_by_its_forward_passes() -> None:
     profile = truth()
     watched = Watched(replace(profile, server_tier=replace(profile.server_tier, device="cuda")))

@@ -196,6 +196,37 @@ def test_what_is_there_must_be_right(change: Callable[[dict[str, Any]], object],
         Run.from_json(changed(change))
 
 
+def test_a_job_of_an_earlier_version_is_filled_up() -> None:
+    document = copy.deepcopy(KEPT)
+    for name in ("cached", "weights_from"):
+        document["plan"]["job"].pop(name, None)
+    plan = Run.from_json(document).plan
+    assert plan is not None and (plan.job.cached, plan.job.weights_from) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("plan", "job", "memory_bytes"), "8GB", r"job\.memory_bytes: expected int | None, found str"),
+        (("plan", "candidates", 0, "estimate", "epoch_range"), [1, 10**400], "expected two numbers"),
+    ],
+)
+def test_odd_numbers_are_one_line(place: tuple[Any, ...], value: Any, said: str) -> None:
+    document = inner = copy.deepcopy(KEPT)
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.raises(ConfigError, match=said):
+        Run.from_json(document)
+
+
+def test_estimates_that_cannot_be_are_left_out() -> None:
+    document = copy.deepcopy(KEPT)
+    for entry, seconds in zip(document["epochs"], (5.0, -5.0), strict=False):
+        entry["estimated_seconds"] = seconds
+    assert "<h1>" in page(Run.from_json(document))
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"a": 1}', "[" * 5000, "\x00\xff"])
 def test_a_foreign_file_is_one_line_with_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "foreign.json"
@@ -216,7 +247,7 @@ def test_hapi_report_writes_the_page_beside_the_report(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.json"]
 
 
-@pytest.mark.parametrize("target", ["run.json", "none/run.html", "."])
+@pytest.mark.parametrize("target", ["run.json", "."])
 def test_hapi_report_refuses_a_place_it_cannot_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
@@ -225,6 +256,12 @@ def test_hapi_report_refuses_a_place_it_cannot_write(
     assert main(["report", str(source), "--html", str(tmp_path / target)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert json.loads(source.read_text(encoding="utf-8")) == KEPT
+
+
+@pytest.mark.parametrize("name", [".", "/", ""])
+def test_a_report_that_is_no_file_is_one_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main(["report", name]) == 2
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_making_a_page_needs_no_torch() -> None:

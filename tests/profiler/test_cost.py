@@ -166,6 +166,29 @@ def test_waiting_and_loading_are_paid_for_each_request() -> None:
     assert got.server == pytest.approx(4 * 0.001 + 2 * 0.3)
 
 
+def test_stored_samples_need_no_model() -> None:
+    loading = crafted([10, 10], [0.001, 0.0], server=free_server(model_load_seconds=0.2))
+    job = Job(bs=4, samples=4, request_size=2)
+    at_zero = estimate(loading, job, 0).stages
+    assert (at_zero.server, at_zero.server_waves) == (0, 0)
+    assert at_zero.fill == pytest.approx(at_zero.network)
+
+
+def test_requests_to_several_servers_each_take_their_own_time() -> None:
+    """All seconds are such that one server could do alone what they do together; a request is on one of them."""
+    tier = replace(free_tier("cpu", decode_seconds=0.005), processors=16)
+    two = crafted([10, 10], [0.0005, 0.0], server=free_server(concurrency=8, servers=2), server_tier=tier)
+    job = Job(bs=8, samples=8, request_size=1, in_flight=8)
+    assert estimate(two, job, 1).stages.server == pytest.approx(8 * 0.011 / 8)
+    assert estimate(two, job, 1).stages.server_waves == pytest.approx(8 * 0.0005 + 0.010)
+
+
+def test_several_devices_run_forward_passes_at_the_same_time() -> None:
+    tier = replace(free_tier("cuda"), devices=2)
+    both = crafted([10, 10], [0.001, 0.0], server=free_server(concurrency=4), server_tier=tier)
+    assert estimate(both, Job(bs=8, samples=8, request_size=2), 1).stages.server == pytest.approx(8 * 0.0005)
+
+
 def test_layers_up_to_the_last_split_run_here_without_training() -> None:
     profile = crafted([10, 10, 10], [0.001] * 3, freeze=1, last_split=2, step_seconds=0.005)
     job = Job(bs=10, samples=10)
@@ -192,6 +215,14 @@ def test_memory_by_hand() -> None:
     # Features that arrive at the boundary are trained with where they are.
     assert memory(on_cpu, job, 2).compute == 100 * (100 + 100) + library
     assert memory(profile, job, 2).compute == 100 * 500 + 100 * (100 + 100)
+
+
+def test_weights_that_stay_count_at_later_splits() -> None:
+    profile, job = crafted([1000, 500, 100], [0.0] * 3), Job(bs=100, samples=400, prefetch_bytes=0)
+    assert [memory(profile, job, split).parameters for split in range(3)] == [500, 400, 300]
+    for start, held in ((0, [500, 500, 500]), (1, [500, 400, 400]), (2, [500, 400, 300])):
+        kept = replace(job, weights_from=start)
+        assert [memory(profile, kept, split).parameters for split in range(3)] == held
 
 
 def test_memory_of_a_step_through_several_layers() -> None:
@@ -267,7 +298,9 @@ def scaled(profile: Profile, k: float) -> Profile:
 
     def tier(which: str) -> dict[str, float]:
         old = getattr(profile, which)
-        return {n: v * k for n, v in vars(old).items() if n not in ("device", "processors", "threads")}
+        return {
+            n: v * k for n, v in vars(old).items() if n not in ("device", "processors", "threads", "devices")
+        }
 
     return replace(
         profile,

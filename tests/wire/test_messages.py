@@ -214,7 +214,7 @@ def test_report_round_trip() -> None:
         cos_batch=16,
         layers=(0.125, 0.0625),
         wait=1.5,
-        tier=ServerTier(device="cuda", processors=8, threads=4, running=2, reuse=False),
+        tier=ServerTier(device="cuda", processors=8, threads=4, running=2, devices=3, reuse=False),
     )
     assert RequestReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
