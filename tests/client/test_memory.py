@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, to_device
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, move_weights, to_device
 from hapi.errors import DeviceMemoryError
 
 CPU = torch.device("cpu")
@@ -40,6 +40,25 @@ class Full(torch.Tensor):
 
 def rest(layers: nn.Module, micro_batch: int, shape: tuple[int, ...] = (3,)) -> FrozenRest:
     return FrozenRest(layers, shape, torch.float32, MicroBatch(micro_batch), CPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError),
+        (RuntimeError("no such device"), RuntimeError),
+    ],
+)
+def test_weights_that_do_not_fit_are_told(error: Exception, raised: type[Exception]) -> None:
+    class Model:
+        def to(self, *span: object) -> None:
+            assert span == (CPU, 3, 8)
+            raise error
+
+    with pytest.raises(raised) as caught:
+        move_weights(Model(), CPU, 3, 8)  # type: ignore[arg-type]
+    if raised is DeviceMemoryError:
+        assert "layers 4 to 8 do not fit cpu" in str(caught.value) and "--split freeze" in str(caught.value)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 10, 64])

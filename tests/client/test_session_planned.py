@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 import torch
 from local_job import COUNT, Silent, open_session, pack_blobs, service_of
 
+from hapi.client.planning import Planning
 from hapi.client.session import Session
 from hapi.client.trainer import Trainer
 from hapi.client.transport import Handler
 from hapi.errors import BadRequestError, DeviceMemoryError, UsageError
+from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Profile
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
@@ -114,6 +117,28 @@ def test_every_strategy_trains_the_same(service: Service, reference: list[float]
     assert [c["estimate"]["split"] for c in plan["candidates"]] == list(range(LAST + 1))
     assert plan["changes"][0]["why"] == "profiled" and plan["memory"]["predicted"] > 0
     assert {s["stage"] for s in report["timeline"]["spans"]} == {"server", "network", "client"}
+
+
+@pytest.mark.slow
+def test_an_epochs_estimate_is_of_the_split_that_it_ran_at(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beginning may change the split: a sample cache that is full by then, for one."""
+    begin_pass = Planning.begin_pass
+
+    def begin(self: Planning, epoch: int, batches: int) -> None:
+        begin_pass(self, epoch, batches)
+        if epoch == 1:
+            self._split = 7
+
+    monkeypatch.setattr(Planning, "begin_pass", begin)
+    with open_session(service, split="auto", epochs=2, replan="off") as session:
+        entry = Trainer(session, Silent()).run()["epochs"][1]
+        planning = session.planning
+    assert planning is not None and planning.profile is not None
+    assert entry["splits"] == [[7, 5]]
+    expected = estimate(planning.profile, replace(planning.job, samples=COUNT), 7).epoch_seconds
+    assert entry["estimated_seconds"] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -355,6 +380,13 @@ def test_a_budget_that_nothing_fits(service: Service) -> None:
 def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]) -> None:
     """ResNet18's weights do not fit beside a training batch, its last layers' do."""
     with open_session(service, split="auto", memory=70 << 20, prefetch_bytes=0) as session:
+        planning, model = session.planning, session.prepared.model
+        assert planning is not None
+        first = planning.earliest_at_first
+        here = set(model.tensor_names(first, len(model)))
+        assert first > 0 and all(model.tensors.get(n).is_meta != (n in here) for n in model.tensors.names())
+        with pytest.raises(UsageError, match=f"outside {first} to"):
+            list(session.epoch(0, split_of=lambda number: 0))
         report = Trainer(session, Silent()).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     fits = [c["fits"] for c in report["plan"]["candidates"]]
