@@ -86,6 +86,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--bs", "9" * 30], "--bs: expected"),
         (["--bs", "1.5"], "--bs: expected"),
         (["--lr", "nan"], "--lr: expected a number above 0"),
+        (["--bs", "1__0"], "--bs: expected an integer from 1 to 1048576, got '1__0'"),
         (["--optimizer", "sdg"], "--optimizer: expected one of sgd, adam"),
         (["--device", "tpu"], "--device 'tpu': expected auto, cpu, cuda"),
         (["--timeout", "0"], "--timeout: expected"),
