@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -68,6 +69,23 @@ def test_a_factory_in_the_current_folder(
     assert code == 0 and "2 layers" in out
     code, out, _ = run(capsys, "push", "hapi_test_my_model:net", f"{tmp_path}/store/net", "--input-size", "2")
     assert code == 0 and "3 layers" in out
+
+
+def test_a_model_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    (tmp_path / "models" / "deep" / "model.json").write_text("[" * 100_000)
+    code, out, _ = run(capsys, "ls", str(tmp_path))
+    assert code == 0 and "damaged: maximum recursion depth" in out
+
+
+def test_ctrl_c_while_a_command_is_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert run(capsys, "layers", "resnet18") == (130, "", "hapi layers: interrupted\n")
 
 
 @pytest.mark.parametrize(
