@@ -30,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     configure_shape(parser)
     parser.add_argument("--replace", action="store_true", help="replace the model of this name")
+    parser.add_argument("--force-lock", action="store_true",
+                        help="take the lock of another writer that is known to be dead")  # fmt: skip
 
 
 def configure_shape(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     spec = spec_of(args, args.weights or ("random:0" if own else "DEFAULT"), args.num_classes)
     store = open_store(store_url)
     model = build(spec, allow_import=True)
-    pushed = push(store, name, model, spec, replace_existing=args.replace)
+    pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)
     size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"
     classes = f", {pushed.manifest.classes} classes" if pushed.manifest.classes else ""
     print(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import uuid
 from pathlib import Path
 
 import pytest
 
 from hapi.cli.main import main
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import open_store
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -69,6 +72,18 @@ def test_a_factory_in_the_current_folder(
     assert code == 0 and "2 layers" in out
     code, out, _ = run(capsys, "push", "hapi_test_my_model:net", f"{tmp_path}/store/net", "--input-size", "2")
     assert code == 0 and "3 layers" in out
+
+
+def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str]) -> None:
+    """On another host: nobody can see that it is dead, but a person may know."""
+    url = f"memory://{uuid.uuid4().hex}"
+    open_store(url).put("models/net/push.lock", LockOwner("another-host", 1, 1, "t").to_bytes())
+    command = ("push", "squeezenet1_1", f"{url}/net", "--weights", "random:1", "--input-size", "32")
+    code, _, err = run(capsys, *command)
+    assert code == 1 and "another-host" in err and "--force-lock" in err and err.count("\n") == 1
+    code, out, _ = run(capsys, *command, "--force-lock")
+    assert code == 0 and "as 'net'" in out
+    assert not [info.key for info in open_store(url).list() if info.key.endswith("push.lock")]
 
 
 def test_a_model_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
