@@ -11,6 +11,7 @@ from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
 from hapi.errors import ConflictError, ModelError, UsageError, WireError
+from hapi.factories import check_allowed
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
 from hapi.models.pushed import PushedModel
@@ -50,7 +51,7 @@ def open_client_model(
     """
     if settings.model.startswith(STORE_PREFIX):
         name = check_name(settings.model.removeprefix(STORE_PREFIX), "--model")
-        return _pushed(settings, servers, name, classes, shape)
+        return _pushed(settings, servers, name, settings.allow_model, classes, shape)
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
@@ -66,7 +67,8 @@ def open_client_model(
     else:
         layered = build(spec, allow_import=True)
     if is_file(spec.weights):
-        return _pushed(settings, servers, _push_file(spec, layered, store), classes, shape)
+        name = _push_file(spec, layered, store)
+        return _pushed(settings, servers, name, (*settings.allow_model, settings.model), classes, shape)
     return ClientModel(
         layered, lambda split: zoo_reference(spec, layered, split), lambda split: None, spec.weights
     )
@@ -102,13 +104,20 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
 
 
 def _pushed(
-    settings: TrainSettings, servers: ServerPool, name: str, classes: int, shape: tuple[int, ...]
+    settings: TrainSettings,
+    servers: ServerPool,
+    name: str,
+    allowed: Sequence[str],
+    classes: int,
+    shape: tuple[int, ...],
 ) -> ClientModel:
+    """Model ``name`` as a server describes it; made by a factory only if that is ``allowed``."""
     pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}"))
     if settings.blocks and settings.blocks != pushed.spec.blocks:
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
+    check_allowed(pushed.spec.architecture, allowed, name)
     layered = pushed.layered(
-        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=True
+        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=allowed
     )
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import uuid
 from pathlib import Path
 
@@ -67,10 +68,20 @@ def test_a_factory_in_the_current_folder(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Linear(3, 2))\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
     code, out, _ = run(capsys, "layers", "hapi_test_my_model:net", "--input-size", "2", "--blocks", "1,2")
     assert code == 0 and "2 layers" in out
     code, out, _ = run(capsys, "push", "hapi_test_my_model:net", f"{tmp_path}/store/net", "--input-size", "2")
+    assert code == 0 and "3 layers" in out
+    assert "train with: hapi-train --model store:net --allow-model hapi_test_my_model:net\n" in out
+
+    pushed = ("layers", f"store:{tmp_path}/store/net", "--input-size", "2")
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    code, out, err = run(capsys, *pushed)
+    assert code == 2 and err.count("\n") == 1
+    assert "'hapi_test_my_model:net'" in err and "--allow-model hapi_test_my_model:net" in err
+    monkeypatch.delitem(sys.modules, "hapi_test_my_model")
+    code, out, _ = run(capsys, *pushed, "--allow-model", "hapi_test_my_model:net")
     assert code == 0 and "3 layers" in out
 
 

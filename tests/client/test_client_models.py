@@ -1,0 +1,60 @@
+"""The trainer's model from a store: what it may import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_job import open_session, pack_blobs, service_of
+
+from hapi.errors import UsageError
+from hapi.models.repository import push
+from hapi.models.zoo import ModelSpec, build
+from hapi.server.service import Service
+from hapi.storage.local import LocalStore
+
+MODULE = "hapi_test_client_models"
+FACTORY = f"{MODULE}:net"
+SHAPE = (3, 8, 8)
+SPEC = ModelSpec(architecture=FACTORY, weights="random:0", input_shape=SHAPE)
+SOURCE = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 6), nn.ReLU(), nn.Linear(6, 4))
+"""
+OWN: dict[str, Any] = {"model": "store:own", "freeze": 0, "split": 0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with a data set and a model of the user's own factory, which is importable."""
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "store"
+    pack_blobs(folder, side=SHAPE[1])
+    push(LocalStore(str(folder)), "own", build(SPEC, allow_import=True), SPEC)
+    monkeypatch.delitem(sys.modules, MODULE)
+    return folder
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    with service_of(folder) as running:
+        yield running
+
+
+@pytest.mark.parametrize("allowed", [(), (f"{MODULE}:other", "os")], ids=["none", "others"])
+def test_a_factory_that_a_server_names_is_not_imported(service: Service, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=f"model 'own' .*'{FACTORY}'.* --allow-model {FACTORY}"):
+        open_session(service, **OWN, allow_model=allowed)
+    assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize("allowed", [FACTORY, MODULE])
+def test_a_factory_that_is_allowed(service: Service, allowed: str) -> None:
+    with open_session(service, **OWN, allow_model=(allowed,)) as session:
+        assert len(session.prepared.model) == 5
