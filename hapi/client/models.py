@@ -119,6 +119,7 @@ def _pushed(
     layered = pushed.layered(
         num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=allowed
     )
+    _check_forms(pushed, layered)
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:
         for start in range(0, len(entries), messages.MAX_SAMPLES):
@@ -130,6 +131,21 @@ def _pushed(
     return ClientModel(
         layered, lambda split: store_reference(pushed, layered, split), load_from, f"pushed:{name}"
     )
+
+
+def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:
+    """:class:`ConflictError` unless the tensors have the model's own forms: by theirs, memory is taken for them."""
+    for name in layered.tensor_names(0, len(layered)):
+        entry, own = pushed.manifest.tensors.get(name), layered.tensors.get(name)
+        if entry is None or name in layered.fresh:
+            continue
+        dtype = str(own.dtype).removeprefix("torch.")
+        if (entry.dtype, entry.shape) != (dtype, tuple(own.shape)):
+            raise ConflictError(
+                f"model {pushed.name!r}: tensor {name!r} was pushed as {entry.dtype} {list(entry.shape)}, but is "
+                f"{dtype} {list(own.shape)} in {pushed.spec.architecture} here; push it again with the installed "
+                "version of its library, for inputs of this size"
+            )
 
 
 def _fetch(

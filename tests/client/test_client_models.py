@@ -1,18 +1,22 @@
-"""The trainer's model from a store: what it may import."""
+"""The trainer's model from a store: what it may import, and when its tensors are asked for."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from local_job import open_session, pack_blobs, service_of
 
-from hapi.errors import UsageError
-from hapi.models.repository import push
+from hapi.client.transport import Handler
+from hapi.errors import ConflictError, UsageError
+from hapi.models.repository import open_model, push
 from hapi.models.zoo import ModelSpec, build
+from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.storage.local import LocalStore
 
@@ -58,3 +62,28 @@ def test_a_factory_that_a_server_names_is_not_imported(service: Service, allowed
 def test_a_factory_that_is_allowed(service: Service, allowed: str) -> None:
     with open_session(service, **OWN, allow_model=(allowed,)) as session:
         assert len(session.prepared.model) == 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"shape": (2**39, 3, 3, 3)}, {"shape": (4, 3, 9)}, {"dtype": "float64"}],
+    ids=["huge", "another shape", "another type"],
+)
+def test_tensors_of_other_forms_are_not_asked_for(
+    folder: Path, service: Service, changes: dict[str, Any]
+) -> None:
+    manifest = open_model(LocalStore(str(folder)), "own").manifest
+    entry = replace(manifest.tensors["0.weight"], **changes)
+    lie = json.dumps(replace(manifest, tensors={**manifest.tensors, "0.weight": entry}).to_json()).encode()
+    with pytest.raises(
+        ConflictError, match=r"tensor '0\.weight' was pushed as .* but is float32 \[4, 3, 3, 3\]"
+    ):
+        open_session(answering(service, "/v1/models/own", lie), **OWN, allow_model=(FACTORY,))
+
+
+def answering(service: Service, where: str, document: bytes) -> Handler:
+    """``service``, with its own answer to one path."""
+    handle = loopback_handler(service)
+    return lambda method, path, body: (
+        (200, {}, iter([document])) if path == where else handle(method, path, body)
+    )
