@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import torch
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
-from hapi.errors import ConflictError, ModelError, UsageError, WireError
+from hapi.errors import ConflictError, ModelError, NotFoundError, UsageError, WireError
 from hapi.factories import check_allowed
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
@@ -26,6 +27,10 @@ from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, check_name
 
 STORE_PREFIX = "store:"
+PUSH_SECONDS = 120.0
+"""Longest wait for another job that pushes the same weights."""
+_LOOK_SECONDS = 0.2
+"""Between two looks whether it is done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +94,10 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
 
 
 def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:
+    """The name under which the weights are in ``store``, pushed by this job or by another one with the same file.
+
+    :class:`ConflictError` when another one has not got done with it in ``PUSH_SECONDS``.
+    """
     if store is None:
         raise UsageError(
             f"--weights {spec.weights}: the server must read these weights too; push them into its store with "
@@ -96,11 +105,19 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
         )
     name = f"file-{layered.front_digest(len(layered))[:16]}"
     target = open_store(store)
-    try:
-        push(target, name, layered, spec)
-    except ConflictError:
-        open_model(target, name)  # the same content is there already
-    return name
+    deadline = time.monotonic() + PUSH_SECONDS
+    while True:
+        try:
+            push(target, name, layered, spec)
+            return name
+        except ConflictError as conflict:
+            try:
+                open_model(target, name)  # the same content is there already
+                return name
+            except NotFoundError:  # another job is pushing it
+                if time.monotonic() >= deadline:
+                    raise conflict from None
+        time.sleep(_LOOK_SECONDS)
 
 
 def _pushed(

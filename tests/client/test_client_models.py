@@ -1,4 +1,4 @@
-"""The trainer's model from a store: what it may import, and when its tensors are asked for."""
+"""The trainer's model from a store: what it may import, when its tensors are asked for, and who pushes it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 from local_job import open_session, pack_blobs, service_of
+from safetensors.torch import save_file
 
-from hapi.client.transport import Handler
+from hapi.client import models
+from hapi.client.models import open_client_model
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings
+from hapi.client.transport import Handler, LoopbackTransport
 from hapi.errors import ConflictError, UsageError
 from hapi.models.repository import open_model, push
 from hapi.models.zoo import ModelSpec, build
@@ -87,3 +92,47 @@ def answering(service: Service, where: str, document: bytes) -> Handler:
     return lambda method, path, body: (
         (200, {}, iter([document])) if path == where else handle(method, path, body)
     )
+
+
+@pytest.fixture
+def weights(tmp_path: Path, folder: Path) -> str:
+    """A file of weights that no store has yet."""
+    path = tmp_path / "weights.safetensors"
+    save_file(build(replace(SPEC, weights="random:3"), allow_import=True).module.state_dict(), path)
+    return str(path)
+
+
+def open_from_file(service: Service, folder: Path, weights: str) -> str:
+    """Where the weights are in the end."""
+    settings = TrainSettings(model=FACTORY, weights=weights)
+    servers = ServerPool([LoopbackTransport(loopback_handler(service))])
+    return open_client_model(settings, servers, str(folder), classes=4, shape=SHAPE).weights
+
+
+def test_two_jobs_with_one_file_of_weights(
+    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def by_another_job(store: Any, name: str, *args: Any) -> Any:
+        asked.append(name)
+        if len(asked) < 3:
+            raise ConflictError("it is being written by process 1")
+        push(store, name, *args)  # the other job is done, at the moment in which this one asks
+        return push(store, name, *args)
+
+    monkeypatch.setattr(models, "push", by_another_job)
+    assert open_from_file(service, folder, weights) == f"pushed:{asked[0]}"
+    assert len(asked) == 3
+
+
+def test_a_push_that_does_not_end(
+    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(store: Any, name: str, *args: Any) -> Any:
+        raise ConflictError("it is being written by process 1")
+
+    monkeypatch.setattr(models, "push", held)
+    monkeypatch.setattr(models, "PUSH_SECONDS", 0.3)
+    with pytest.raises(ConflictError, match="being written by process 1"):
+        open_from_file(service, folder, weights)
