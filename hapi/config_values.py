@@ -25,7 +25,7 @@ MAX_VALUES = 100_000
 _NULL_WORDS = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # "010" is eight in YAML 1.1 and ten in YAML 1.2: neither is guessed.
-_INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9_]{0,24})", re.ASCII)
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9](?:_?[0-9]){0,24})", re.ASCII)
 _WHOLE_FLOAT = re.compile(r"[+-]?[1-9][0-9]*(?:\.0*)?[eE]\+?[0-9]{1,2}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _STANDARD_TAG = "tag:yaml.org,2002:"
@@ -224,7 +224,7 @@ class SettingsReader:
 
 def _number(text: str, kind: Any) -> float:
     if kind is int:
-        if _INTEGER.fullmatch(text) and not text.endswith("_"):
+        if _INTEGER.fullmatch(text):
             return int(text)
         if _WHOLE_FLOAT.fullmatch(text):
             return int(float(text))

@@ -92,6 +92,8 @@ validation:
         ("model: a\nbs: many", "exp.yaml:2:5: bs: expected an integer from 1 to 10000, got 'many'"),
         ("model: a\nbs: '5'", "exp.yaml:2:5: bs: expected an integer from 1 to 10000, got text '5'"),
         ("model: a\nbs: 010", "exp.yaml:2:5: bs: expected an integer"),
+        ("model: a\nbs: 1__0", "exp.yaml:2:5: bs: expected an integer"),
+        ("model: a\nbs: 10_", "exp.yaml:2:5: bs: expected an integer"),
         ("model: a\nbs: 1.5", "exp.yaml:2:5: bs: expected an integer"),
         ("model: a\nbs: true", "exp.yaml:2:5: bs: expected an integer"),
         ("model: a\nbs: 0", "exp.yaml:2:5: bs: expected a number from 1 to 10000, got '0'"),

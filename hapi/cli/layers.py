@@ -8,6 +8,7 @@ from typing import Any
 
 from hapi.cli.push import configure_shape, spec_of
 from hapi.errors import UsageError
+from hapi.factories import check_allowed, search_here
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import open_model
 from hapi.models.zoo import structure
@@ -25,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "or store:STORE/NAME for a pushed model",
     )
     configure_shape(parser)
+    parser.add_argument("--allow-model", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
+                        help="a model factory that a pushed model may name; may be repeated")  # fmt: skip
     parser.add_argument(
         "--all-cuts", action="store_true", help="every cut point, not the paper's list or the blocks"
     )
@@ -49,9 +52,11 @@ def _structure(args: argparse.Namespace) -> LayeredModel:
     if args.blocks:
         raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks away")
     url, name = split_address(args.model.removeprefix(_STORE))
-    return open_model(open_store(url), name).layered(
-        input_shape=(3, args.input_size, args.input_size), allow_import=True
-    )
+    stored = open_model(open_store(url), name)
+    check_allowed(stored.spec.architecture, args.allow_model, name)
+    if args.allow_model:
+        search_here()
+    return stored.layered(input_shape=(3, args.input_size, args.input_size), allow_import=args.allow_model)
 
 
 def _rows(model: LayeredModel) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def _model(store: ObjectStore, name: str) -> dict[str, Any]:
         document = json.loads(store.get(f"models/{name}/model.json"))
     except NotFoundError:
         return {"name": name, "state": "incomplete"}
-    except (ValueError, HapiError) as error:
+    except (ValueError, RecursionError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
     if not isinstance(document, dict):
         return {"name": name, "state": "damaged", "problem": "model.json is no object"}

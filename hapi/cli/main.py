@@ -28,19 +28,24 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi``; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    program = f"hapi {chosen}" if chosen in COMMANDS else "hapi"
+    return run_command(program, lambda: _run(arguments, chosen))  # importing a command takes seconds of it
+
+
+def _run(arguments: Sequence[str], chosen: str | None) -> int:
     parser = argparse.ArgumentParser(
         prog="hapi", description="Near-data transfer learning over an object store."
     )
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             importlib.import_module(f"hapi.cli.{name}").configure(sub)
     args = parser.parse_args(arguments)
     module = importlib.import_module(f"hapi.cli.{args.command}")
-    return run_command(f"hapi {args.command}", lambda: int(module.run(args)))
+    return int(module.run(args))
 
 
 if __name__ == "__main__":

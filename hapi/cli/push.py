@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
+from hapi.factories import is_factory, search_here
 from hapi.models.repository import push
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.objects import open_store, split_address
@@ -30,6 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     configure_shape(parser)
     parser.add_argument("--replace", action="store_true", help="replace the model of this name")
+    parser.add_argument("--force-lock", action="store_true",
+                        help="take the lock of another writer that is known to be dead")  # fmt: skip
 
 
 def configure_shape(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +47,8 @@ def configure_shape(parser: argparse.ArgumentParser) -> None:
 
 def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = None) -> ModelSpec:
     """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
-    here = str(Path.cwd())
-    if ":" in args.model and here not in sys.path:
-        sys.path.insert(0, here)
+    if is_factory(args.model):
+        search_here()
     blocks = tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
     return ModelSpec(
         architecture=args.model,
@@ -62,13 +62,14 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
 def run(args: argparse.Namespace) -> int:
     """Build the model and write it into the store; prints what was written."""
     store_url, name = split_address(args.address)
-    own = ":" in args.model and not args.model.startswith("timm:")
+    own = is_factory(args.model)
     spec = spec_of(args, args.weights or ("random:0" if own else "DEFAULT"), args.num_classes)
     store = open_store(store_url)
     model = build(spec, allow_import=True)
-    pushed = push(store, name, model, spec, replace_existing=args.replace)
+    pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)
     size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"
     classes = f", {pushed.manifest.classes} classes" if pushed.manifest.classes else ""
     print(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")
-    print(f"digest {pushed.digest}; train with: hapi-train --model store:{name}")
+    allowed = f" --allow-model {args.model}" if own else ""
+    print(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
     return 0

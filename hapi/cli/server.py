@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hapi import __version__
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.errors import UsageError
+from hapi.factories import search_here
 from hapi.units import parse_bytes
 
 DEFAULTS_EPILOG = (
@@ -154,6 +155,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")
     if args.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
         raise UsageError("--exit-with-stdin: standard input is closed already")
+    if args.allow_model:
+        search_here()
     settings = ServerSettings(
         store=args.store,
         batching=args.batching,

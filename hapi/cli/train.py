@@ -16,6 +16,7 @@ from hapi import __version__
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
+from hapi.factories import is_factory, search_here
 from hapi.paths import check_output
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
@@ -60,6 +61,8 @@ def _run(args: argparse.Namespace) -> int:
     from hapi.client.session import Session
     from hapi.client.trainer import Trainer
 
+    if settings.allow_model or is_factory(settings.model):
+        search_here()
     check_outputs(settings)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:

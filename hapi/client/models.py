@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,8 @@ import torch
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
-from hapi.errors import ConflictError, ModelError, UsageError, WireError
+from hapi.errors import ConflictError, ModelError, NotFoundError, UsageError, WireError
+from hapi.factories import check_allowed
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
 from hapi.models.pushed import PushedModel
@@ -25,6 +27,10 @@ from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, check_name
 
 STORE_PREFIX = "store:"
+PUSH_SECONDS = 120.0
+"""Longest wait for another job that pushes the same weights."""
+_LOOK_SECONDS = 0.2
+"""Between two looks whether it is done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +56,7 @@ def open_client_model(
     """
     if settings.model.startswith(STORE_PREFIX):
         name = check_name(settings.model.removeprefix(STORE_PREFIX), "--model")
-        return _pushed(settings, servers, name, classes, shape)
+        return _pushed(settings, servers, name, settings.allow_model, classes, shape)
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
@@ -66,7 +72,8 @@ def open_client_model(
     else:
         layered = build(spec, allow_import=True)
     if is_file(spec.weights):
-        return _pushed(settings, servers, _push_file(spec, layered, store), classes, shape)
+        name = _push_file(spec, layered, store)
+        return _pushed(settings, servers, name, (*settings.allow_model, settings.model), classes, shape)
     return ClientModel(
         layered, lambda split: zoo_reference(spec, layered, split), lambda split: None, spec.weights
     )
@@ -87,6 +94,10 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
 
 
 def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str:
+    """The name under which the weights are in ``store``, pushed by this job or by another one with the same file.
+
+    :class:`ConflictError` when another one has not got done with it in ``PUSH_SECONDS``.
+    """
     if store is None:
         raise UsageError(
             f"--weights {spec.weights}: the server must read these weights too; push them into its store with "
@@ -94,22 +105,38 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
         )
     name = f"file-{layered.front_digest(len(layered))[:16]}"
     target = open_store(store)
-    try:
-        push(target, name, layered, spec)
-    except ConflictError:
-        open_model(target, name)  # the same content is there already
-    return name
+    deadline = time.monotonic() + PUSH_SECONDS
+    while True:
+        try:
+            push(target, name, layered, spec)
+            return name
+        except ConflictError as conflict:
+            try:
+                open_model(target, name)  # the same content is there already
+                return name
+            except NotFoundError:  # another job is pushing it
+                if time.monotonic() >= deadline:
+                    raise conflict from None
+        time.sleep(_LOOK_SECONDS)
 
 
 def _pushed(
-    settings: TrainSettings, servers: ServerPool, name: str, classes: int, shape: tuple[int, ...]
+    settings: TrainSettings,
+    servers: ServerPool,
+    name: str,
+    allowed: Sequence[str],
+    classes: int,
+    shape: tuple[int, ...],
 ) -> ClientModel:
+    """Model ``name`` as a server describes it; made by a factory only if that is ``allowed``."""
     pushed = PushedModel.from_json(servers.call("GET", f"{messages.MODELS_PATH}/{name}"))
     if settings.blocks and settings.blocks != pushed.spec.blocks:
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
+    check_allowed(pushed.spec.architecture, allowed, name)
     layered = pushed.layered(
-        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=True
+        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=allowed
     )
+    _check_forms(pushed, layered)
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:
         for start in range(0, len(entries), messages.MAX_SAMPLES):
@@ -121,6 +148,21 @@ def _pushed(
     return ClientModel(
         layered, lambda split: store_reference(pushed, layered, split), load_from, f"pushed:{name}"
     )
+
+
+def _check_forms(pushed: PushedModel, layered: LayeredModel) -> None:
+    """:class:`ConflictError` unless the tensors have the model's own forms: by theirs, memory is taken for them."""
+    for name in layered.tensor_names(0, len(layered)):
+        entry, own = pushed.manifest.tensors.get(name), layered.tensors.get(name)
+        if entry is None or name in layered.fresh:
+            continue
+        dtype = str(own.dtype).removeprefix("torch.")
+        if (entry.dtype, entry.shape) != (dtype, tuple(own.shape)):
+            raise ConflictError(
+                f"model {pushed.name!r}: tensor {name!r} was pushed as {entry.dtype} {list(entry.shape)}, but is "
+                f"{dtype} {list(own.shape)} in {pushed.spec.architecture} here; push it again with the installed "
+                "version of its library, for inputs of this size"
+            )
 
 
 def _fetch(

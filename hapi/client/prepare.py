@@ -22,6 +22,7 @@ from hapi.client.settings import TrainSettings, default_store
 from hapi.client.transport import HttpTransport, Transport
 from hapi.config import checked
 from hapi.errors import BadRequestError, ModelError, UsageError
+from hapi.factories import is_factory
 from hapi.models.devices import resolve_device
 from hapi.models.freeze import choose_freeze
 from hapi.models.layers import LayeredModel
@@ -197,11 +198,7 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
             f"no data set in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
             "name another store (--store), or a running server (--server URL)"
         )
-    factories = (
-        [settings.model]
-        if ":" in settings.model and not settings.model.startswith(("timm:", "store:"))
-        else []
-    )
+    factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
     # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, processors // 2)

@@ -31,6 +31,11 @@ class TrainSettings:
     blocks: tuple[str, ...] = setting(
         "module paths run in sequence, for a model that cannot be traced", default=()
     )
+    allow_model: tuple[str, ...] = setting(
+        "a model factory that a pushed model (store:NAME) may name; may be repeated",
+        default=(),
+        metavar="PACKAGE.MODULE:FACTORY",
+    )
     freeze: int | str | None = setting(
         "last frozen layer, by index or name (default: the paper's for its families, else all but the head)",
         default=None,

@@ -53,15 +53,22 @@ class ModelSummary:
 
 
 def push(
-    store: ObjectStore, name: str, model: LayeredModel, spec: ModelSpec, *, replace_existing: bool = False
+    store: ObjectStore,
+    name: str,
+    model: LayeredModel,
+    spec: ModelSpec,
+    *,
+    replace_existing: bool = False,
+    force_lock: bool = False,
 ) -> StoredModel:
     """Write ``model``, built from ``spec``, into ``store`` as ``name``.
 
     A killed push leaves nothing that looks like a model. Raises :class:`ConflictError` when the name is
-    taken and ``replace_existing`` is False, or when another process is pushing it.
+    taken and ``replace_existing`` is False, or when another process is pushing it: ``force_lock`` takes its lock
+    when that process is known to be dead.
     """
     check_name(name, "model")
-    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}"):
+    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}", force=force_lock):
         if not replace_existing and store.exists(manifest_key(name)):
             raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
         names = model.tensor_names(0, len(model))

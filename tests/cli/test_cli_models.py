@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from hapi.cli.main import main
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import open_store
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -63,11 +68,50 @@ def test_a_factory_in_the_current_folder(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Linear(3, 2))\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [p for p in __import__("sys").path if p])
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p])
     code, out, _ = run(capsys, "layers", "hapi_test_my_model:net", "--input-size", "2", "--blocks", "1,2")
     assert code == 0 and "2 layers" in out
     code, out, _ = run(capsys, "push", "hapi_test_my_model:net", f"{tmp_path}/store/net", "--input-size", "2")
     assert code == 0 and "3 layers" in out
+    assert "train with: hapi-train --model store:net --allow-model hapi_test_my_model:net\n" in out
+
+    pushed = ("layers", f"store:{tmp_path}/store/net", "--input-size", "2")
+    monkeypatch.setattr("sys.path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    code, out, err = run(capsys, *pushed)
+    assert code == 2 and err.count("\n") == 1
+    assert "'hapi_test_my_model:net'" in err and "--allow-model hapi_test_my_model:net" in err
+    monkeypatch.delitem(sys.modules, "hapi_test_my_model")
+    code, out, _ = run(capsys, *pushed, "--allow-model", "hapi_test_my_model:net")
+    assert code == 0 and "3 layers" in out
+
+
+def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str]) -> None:
+    """On another host: nobody can see that it is dead, but a person may know."""
+    url = f"memory://{uuid.uuid4().hex}"
+    open_store(url).put("models/net/push.lock", LockOwner("another-host", 1, 1, "t").to_bytes())
+    command = ("push", "squeezenet1_1", f"{url}/net", "--weights", "random:1", "--input-size", "32")
+    code, _, err = run(capsys, *command)
+    assert code == 1 and "another-host" in err and "--force-lock" in err and err.count("\n") == 1
+    code, out, _ = run(capsys, *command, "--force-lock")
+    assert code == 0 and "as 'net'" in out
+    assert not [info.key for info in open_store(url).list() if info.key.endswith("push.lock")]
+
+
+def test_a_model_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    (tmp_path / "models" / "deep" / "model.json").write_text("[" * 100_000)
+    code, out, _ = run(capsys, "ls", str(tmp_path))
+    assert code == 0 and "damaged: maximum recursion depth" in out
+
+
+def test_ctrl_c_while_a_command_is_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert run(capsys, "layers", "resnet18") == (130, "", "hapi layers: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,16 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert started == [plain, replace(plain, **{name: value for name, (_, value) in limits.items()})]
 
 
+def test_allowed_factories_are_found_in_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hapi.server.run.run_server", lambda *args, **more: 0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert command.main(["--store", "."]) == 0 and str(tmp_path) not in sys.path
+    assert command.main(["--store", ".", "--allow-model", "mynet"]) == 0 and sys.path[0] == str(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [(b"", "one token"), (b"two words", "one token"), (b"\xff\xfe", "one token"), (b"x" * 5000, "one token")],

@@ -32,6 +32,7 @@ from harness import (
     train,
     wait_for,
 )
+from local_job import pack_blobs
 
 from hapi.cli import train as command
 from hapi.cli.main import main
@@ -85,6 +86,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--bs", "many"], "--bs: expected an integer from 1 to 1048576, got 'many'"),
         (["--bs", "9" * 30], "--bs: expected"),
         (["--bs", "1.5"], "--bs: expected"),
+        (["--bs", "1__0"], "--bs: expected an integer from 1 to 1048576, got '1__0'"),
         (["--lr", "nan"], "--lr: expected a number above 0"),
         (["--optimizer", "sdg"], "--optimizer: expected one of sgd, adam"),
         (["--device", "tpu"], "--device 'tpu': expected auto, cpu, cuda"),
@@ -442,3 +444,28 @@ def test_the_example_of_a_custom_loop(store: Path) -> None:
         == 3
     )
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_pushed_model_of_ones_own_factory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `hapi push` says it, in the folder of the factory; an installed command does not search that by itself."""
+    pack_blobs(tmp_path / "store", side=8)
+    (tmp_path / "hapi_test_mynet.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 6), nn.ReLU(), nn.Linear(6, 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert main(["push", "hapi_test_mynet:make", "store/n", "--input-size", "8"]) == 0
+    told = capsys.readouterr().out.strip().partition("train with: hapi-train ")[2].split()
+    job = [*told, "--store", "store", *FAST, "--bs", "10", "--split", "1"]
+    output = run(
+        [sys.executable, "-m", "hapi.cli.train", *job],
+        0,
+        120,
+        {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)},
+    ).stdout
+    assert "weights pushed:n" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,24 @@ def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert default_store() == f"{tmp_path}/hapi/store"
     with pytest.raises(UsageError, match=rf"no data set in the store '{tmp_path}/hapi/store'; make one with"):
         prepare(TrainSettings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed"),
+    [
+        ({"model": "resnet18"}, []),
+        ({"model": "timm:resnet18"}, []),
+        ({"model": "mynet:make"}, ["mynet:make"]),
+        ({"model": "store:x", "allow_model": ("mynet:make", "other")}, ["mynet:make", "other"]),
+    ],
+    ids=str,
+)
+def test_what_the_embedded_server_may_import(
+    store: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], allowed: list[str]
+) -> None:
+    def started(store: str, *, allow_models: list[str], threads: int) -> None:
+        raise HapiError(f"allowed: {allow_models}")
+
+    monkeypatch.setattr("hapi.client.prepare.EmbeddedServer", started)
+    with pytest.raises(HapiError, match=re.escape(f"allowed: {allowed}")):
+        prepare(TrainSettings(store=str(store), threads=1, **changes))

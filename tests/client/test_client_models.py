@@ -1,0 +1,138 @@
+"""The trainer's model from a store: what it may import, when its tensors are asked for, and who pushes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_job import open_session, pack_blobs, service_of
+from safetensors.torch import save_file
+
+from hapi.client import models
+from hapi.client.models import open_client_model
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings
+from hapi.client.transport import Handler, LoopbackTransport
+from hapi.errors import ConflictError, UsageError
+from hapi.models.repository import open_model, push
+from hapi.models.zoo import ModelSpec, build
+from hapi.server.loopback import loopback_handler
+from hapi.server.service import Service
+from hapi.storage.local import LocalStore
+
+MODULE = "hapi_test_client_models"
+FACTORY = f"{MODULE}:net"
+SHAPE = (3, 8, 8)
+SPEC = ModelSpec(architecture=FACTORY, weights="random:0", input_shape=SHAPE)
+SOURCE = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 6), nn.ReLU(), nn.Linear(6, 4))
+"""
+OWN: dict[str, Any] = {"model": "store:own", "freeze": 0, "split": 0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with a data set and a model of the user's own factory, which is importable."""
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "store"
+    pack_blobs(folder, side=SHAPE[1])
+    push(LocalStore(str(folder)), "own", build(SPEC, allow_import=True), SPEC)
+    monkeypatch.delitem(sys.modules, MODULE)
+    return folder
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    with service_of(folder) as running:
+        yield running
+
+
+@pytest.mark.parametrize("allowed", [(), (f"{MODULE}:other", "os")], ids=["none", "others"])
+def test_a_factory_that_a_server_names_is_not_imported(service: Service, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=f"model 'own' .*'{FACTORY}'.* --allow-model {FACTORY}"):
+        open_session(service, **OWN, allow_model=allowed)
+    assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize("allowed", [FACTORY, MODULE])
+def test_a_factory_that_is_allowed(service: Service, allowed: str) -> None:
+    with open_session(service, **OWN, allow_model=(allowed,)) as session:
+        assert len(session.prepared.model) == 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"shape": (2**39, 3, 3, 3)}, {"shape": (4, 3, 9)}, {"dtype": "float64"}],
+    ids=["huge", "another shape", "another type"],
+)
+def test_tensors_of_other_forms_are_not_asked_for(
+    folder: Path, service: Service, changes: dict[str, Any]
+) -> None:
+    manifest = open_model(LocalStore(str(folder)), "own").manifest
+    entry = replace(manifest.tensors["0.weight"], **changes)
+    lie = json.dumps(replace(manifest, tensors={**manifest.tensors, "0.weight": entry}).to_json()).encode()
+    with pytest.raises(
+        ConflictError, match=r"tensor '0\.weight' was pushed as .* but is float32 \[4, 3, 3, 3\]"
+    ):
+        open_session(answering(service, "/v1/models/own", lie), **OWN, allow_model=(FACTORY,))
+
+
+def answering(service: Service, where: str, document: bytes) -> Handler:
+    """``service``, with its own answer to one path."""
+    handle = loopback_handler(service)
+    return lambda method, path, body: (
+        (200, {}, iter([document])) if path == where else handle(method, path, body)
+    )
+
+
+@pytest.fixture
+def weights(tmp_path: Path, folder: Path) -> str:
+    """A file of weights that no store has yet."""
+    path = tmp_path / "weights.safetensors"
+    save_file(build(replace(SPEC, weights="random:3"), allow_import=True).module.state_dict(), path)
+    return str(path)
+
+
+def open_from_file(service: Service, folder: Path, weights: str) -> str:
+    """Where the weights are in the end."""
+    settings = TrainSettings(model=FACTORY, weights=weights)
+    servers = ServerPool([LoopbackTransport(loopback_handler(service))])
+    return open_client_model(settings, servers, str(folder), classes=4, shape=SHAPE).weights
+
+
+def test_two_jobs_with_one_file_of_weights(
+    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def by_another_job(store: Any, name: str, *args: Any) -> Any:
+        asked.append(name)
+        if len(asked) < 3:
+            raise ConflictError("it is being written by process 1")
+        push(store, name, *args)  # the other job is done, at the moment in which this one asks
+        return push(store, name, *args)
+
+    monkeypatch.setattr(models, "push", by_another_job)
+    assert open_from_file(service, folder, weights) == f"pushed:{asked[0]}"
+    assert len(asked) == 3
+
+
+def test_a_push_that_does_not_end(
+    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(store: Any, name: str, *args: Any) -> Any:
+        raise ConflictError("it is being written by process 1")
+
+    monkeypatch.setattr(models, "push", held)
+    monkeypatch.setattr(models, "PUSH_SECONDS", 0.3)
+    with pytest.raises(ConflictError, match="being written by process 1"):
+        open_from_file(service, folder, weights)
