@@ -10,7 +10,7 @@ import torch
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
-from hapi.errors import ConflictError, ModelError, UsageError, WireError
+from hapi.errors import ConflictError, UsageError, WeightsAbsentError, WireError
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
 from hapi.models.pushed import PushedModel
@@ -79,10 +79,8 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
     """
     try:
         return spec, build(spec, allow_import=True)
-    except ModelError as error:
-        if not isinstance(error.__cause__, OSError) and ":" not in spec.architecture:
-            raise
-    spec = replace(spec, weights=f"random:{seed}")
+    except WeightsAbsentError:
+        spec = replace(spec, weights=f"random:{seed}")
     return spec, build(spec, allow_import=True)
 
 
