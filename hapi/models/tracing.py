@@ -7,6 +7,7 @@ point inside it; only a module whose own top ``forward`` cannot be traced needs 
 
 from __future__ import annotations
 
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,21 @@ class _Tracer(fx.Tracer):
         self._opaque_paths = opaque_paths
         self._opaque_types = tuple(opaque_types)
         self._thread = threading.get_ident()
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> tuple[Any, list[Any]]:
+        """As fx does it, but an optional argument, which nobody passes, is its default value and no input."""
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        parameters = inspect.signature(inspect.unwrap(root_fn)).parameters
+        first = 2 if is_module else 1  # behind the module and its input
+        for i, argument in enumerate(args[first:], first):
+            if argument.node.args:
+                args[i] = parameters[argument.node.target].default
+                made = argument.node.all_input_nodes  # of a default that is a tensor
+                for node in (argument.node, *made):
+                    self.graph.erase_node(node)
+        return function, args
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_qualified_name in self._opaque_paths or isinstance(m, self._opaque_types):
@@ -184,25 +200,12 @@ def _check_form(graph: fx.Graph, mode: str) -> None:
         raise ModelError(
             f"the model's forward takes {len(required)} inputs; Hapi splits models of one tensor"
         )
-    for extra in inputs[1:]:
-        # An optional argument nobody passes is its default value.
-        _fill_in(extra, extra.args[0])
-        graph.erase_node(extra)
     result = graph.output_node().args[0]
     if not isinstance(result, fx.Node):
         raise ModelError(
             f"in {mode} mode the model returns a {type(result).__name__}, not one tensor; wrap it in a module"
             " that returns the tensor to train on (for auxiliary heads: build it without them)"
         )
-
-
-def _fill_in(node: fx.Node, value: Any) -> None:
-    def replaced(argument: fx.Node) -> Any:
-        return value if argument is node else argument
-
-    for user in list(node.users):
-        user.args = fx.node.map_arg(user.args, replaced)
-        user.kwargs = fx.node.map_arg(user.kwargs, replaced)
 
 
 def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:

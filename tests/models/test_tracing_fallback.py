@@ -156,6 +156,26 @@ def test_an_optional_second_argument_keeps_its_default() -> None:
     assert torch.equal(model.segment(1, 2, frozen=True)(model.segment(0, 1, frozen=True)(x)), module(x))
 
 
+def test_an_optional_argument_that_is_not_given_decides_a_branch() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(
+            self, x: torch.Tensor, normalize: float | None = None, *, shift: torch.Tensor = torch.ones(4)
+        ) -> torch.Tensor:
+            if normalize is None:
+                x = x * 3
+            return self.fc(x) + shift
+
+    module = Branches()
+    model = layered(module, (4,))
+    x = torch.rand(2, 4)
+    assert torch.equal(model.segment(0, len(model), frozen=True)(x), module(x))
+    assert [layer.name for layer in model.layers] == ["mul", "fc", "add"]
+
+
 def test_train_graph_with_more_operations_is_aligned() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
