@@ -343,6 +343,30 @@ def test_in_place_through_a_view_of_the_input_leaves_the_caller_alone() -> None:
     assert torch.equal(out, torch.full((2, 6), 4.0))
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, affine=False, track_running_stats=False),
+    ],
+)
+def test_a_layer_that_normalises_by_the_batch_at_hand_is_not_frozen(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm, nn.Flatten(), nn.Linear(16, 2))
+    model = layered(module, (3, 2, 2))
+    model.check_freeze(2)
+    assert model.pushable(1) == range(3)
+    with pytest.raises(ModelError, match=r"^layer 3 \(2\) normalises by the batch at hand .*before it"):
+        model.check_freeze(4)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)])
+def test_layers_that_normalise_each_sample_for_itself_are_frozen(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.Flatten(), nn.Linear(16, 2))
+    model = layered(module, (3, 2, 2))
+    model.check_freeze(3)
+    assert not any(layer.mixes for layer in model.layers)
+
+
 def test_pushable_stops_at_randomness_and_parameters() -> None:
     module = nn.Sequential(
         nn.Linear(4, 4),
