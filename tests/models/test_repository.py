@@ -38,6 +38,7 @@ from hapi.models.repository import (
     store_reference,
     zoo_reference,
 )
+from hapi.models.tensorfile import TensorEntry
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
 from hapi.storage.objects import ReadPart, Then, nothing
@@ -225,6 +226,14 @@ def test_a_flipped_bit_in_the_manifest_is_found(pushed_folder: Path, position: f
 def test_other_documents_are_refused(document: object) -> None:
     with pytest.raises(BadRequestError):
         PushedModel.from_json(document)
+
+
+@pytest.mark.parametrize("dtype", [[], {}, 3, None, "complex64"])
+def test_an_entry_of_another_type_is_refused(dtype: object) -> None:
+    entry = TensorEntry("a", "float32", (2,), 8, "0" * 32).to_json()
+    assert TensorEntry.from_json("a", entry).nbytes == 8
+    with pytest.raises(BadRequestError, match="dtype .* is not one of"):
+        TensorEntry.from_json("a", {**entry, "dtype": dtype})
 
 
 def test_replacing_needs_to_be_said_and_leaves_one_push(tmp_path: Path) -> None:
