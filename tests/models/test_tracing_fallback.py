@@ -141,6 +141,16 @@ def test_two_inputs_or_outputs_are_refused() -> None:
         layered(torch.jit.script(nn.Linear(2, 2)), (2,))
 
 
+def test_hooks_of_the_whole_model_are_refused() -> None:
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        getattr(module[0], register)(lambda *_: None)
+        assert len(layered(module, (2,))) == 2
+        getattr(module, register)(lambda *_: None)
+        with pytest.raises(ModelError, match="Sequential has hooks on its own forward"):
+            layered(module, (2,))
+
+
 def test_an_optional_second_argument_keeps_its_default() -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
