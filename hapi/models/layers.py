@@ -184,7 +184,10 @@ class LayeredModel:
         names: list[str] = []
         for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
             first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
-            runs.append(compile_slice(crossings, first, last, own_input=own_input))
+            constants = self.traced.constants
+            runs.append(
+                compile_slice(self.module, crossings, constants, first, last, own_input=own_input)
+            )
             called, read = references(slice_nodes(crossings, first, last))
             paths += called
             names += read
@@ -192,7 +195,8 @@ class LayeredModel:
         tree = plant(
             self.module, paths, names, self.traced.constants, lambda m: view(m, memo) if frozen else m
         )
-        return Segment(tree, (runs[0], runs[1]), (start, stop), self.output_shapes()[start], frozen)
+        shape = self.output_shapes()[start]
+        return Segment(tree, (runs[0], runs[1]), (start, stop), shape, frozen, self.traced.always_eval)
 
     def layer_nodes(self) -> list[list[fx.Node]]:
         """For each layer the nodes that it runs in the eval graph of :attr:`traced`.

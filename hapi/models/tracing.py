@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,15 @@ class Traced:
     """Submodules (paths) that could not be traced and stand as leaves in the graphs."""
     sequential: bool = False
     """True when the graphs were put together from blocks, not traced."""
+    always_eval: frozenset[str] = frozenset()
+    """Submodules (paths) that the module's own ``train`` leaves in eval mode."""
+    attributes: frozenset[str] = frozenset()
+    """Those of ``constants`` that are attributes of the module, by path; forward makes the others."""
+
+    def over(self, module: nn.Module) -> Traced:
+        """The same graphs for another ``module`` of the same structure, with its attributes."""
+        own = {name: _attribute(module, name).detach() for name in self.attributes}
+        return replace(self, constants={**self.constants, **own})
 
 
 class TraceFailure(Exception):
@@ -165,6 +174,7 @@ def _traced(module: nn.Module, graphs: list[fx.Graph], tracers: list[_Tracer]) -
     for graph, mode in zip(graphs, ("eval", "train"), strict=True):
         _check_form(graph, mode)
     constants: dict[str, torch.Tensor] = {}
+    attributes: set[str] = set()
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     for graph, tracer, mode in zip(graphs, tracers, ("eval", "train"), strict=True):
@@ -175,13 +185,27 @@ def _traced(module: nn.Module, graphs: list[fx.Graph], tracers: list[_Tracer]) -
             value = tracer.constants.get(name)
             if value is None:
                 value = _attribute(module, name)
+                attributes.add(name)
             else:
                 # The two traces number their constants independently.
                 name = node.target = f"{name}_{mode}"
             constants[name] = value.detach()
     leaves = {str(n.target) for n in graphs[0].nodes if n.op == "call_module"}
     opaque = [p for p in sorted(leaves) if not _is_library_leaf(module.get_submodule(p))]
-    return Traced(graphs[0], graphs[1], constants, tuple(opaque))
+    return Traced(
+        graphs[0],
+        graphs[1],
+        constants,
+        tuple(opaque),
+        always_eval=_always_eval(module),
+        attributes=frozenset(attributes),
+    )
+
+
+def _always_eval(module: nn.Module) -> frozenset[str]:
+    with training_mode(module, True):
+        named = module.named_modules(remove_duplicate=False)
+        return frozenset(path for path, inner in named if path and not inner.training)
 
 
 def _attribute(module: nn.Module, path: str) -> torch.Tensor:
@@ -219,7 +243,7 @@ def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
             value.meta["nn_module_stack"] = {path: (path, type(module.get_submodule(path)))}
         graph.output(value)
         graphs.append(graph)
-    return Traced(graphs[0], graphs[1], {}, sequential=True)
+    return Traced(graphs[0], graphs[1], {}, sequential=True, always_eval=_always_eval(module))
 
 
 @contextmanager
