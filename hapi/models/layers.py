@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -238,7 +238,7 @@ class LayeredModel:
         twin = copy.copy(self)
         twin.module = module
         twin.tensors = TensorTable(module, self._title())
-        twin.traced = replace(self.traced, constants=dict(self.traced.constants))
+        twin.traced = self.traced.over(module)
         twin._digests = TensorDigests()
         return twin
 
