@@ -80,7 +80,7 @@ class _Recorder(TorchDispatchMode):
         if "batch_norm" in func.name():
             given = {argument.name: value for argument, value in _given(func, args, kwargs)}
             # Of InstanceNorm torch makes one over a single sample.
-            self.mixes = self.mixes or bool(given.get("training")) and given["input"].shape[0] > 1
+            self.mixes = self.mixes or (bool(given.get("training")) and given["input"].shape[0] > 1)
         known = meta_result(func, args, kwargs)
         return func(*args, **kwargs) if known is None else known
 

@@ -81,7 +81,6 @@ class Crossings:
         places = [p for n, p in found.items() if n is not self.result]
         return [*places, Place(self.result, end)]
 
-
     def _may_cross(self, node: fx.Node) -> bool:
         facts = self.facts[node]
         return facts.batched and str(facts.dtype).removeprefix("torch.") in DTYPE_BYTES

@@ -185,9 +185,7 @@ class LayeredModel:
         for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
             first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
             constants = self.traced.constants
-            runs.append(
-                compile_slice(self.module, crossings, constants, first, last, own_input=own_input)
-            )
+            runs.append(compile_slice(self.module, crossings, constants, first, last, own_input=own_input))
             called, read = references(slice_nodes(crossings, first, last))
             paths += called
             names += read

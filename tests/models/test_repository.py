@@ -233,7 +233,7 @@ def test_other_documents_are_refused(document: object) -> None:
 def test_an_entry_of_another_type_is_refused(dtype: object) -> None:
     entry = TensorEntry("a", "float32", (2,), 8, "0" * 32).to_json()
     assert TensorEntry.from_json("a", entry).nbytes == 8
-    with pytest.raises(BadRequestError, match="dtype .* is not one of"):
+    with pytest.raises(BadRequestError, match=r"dtype .* is not one of"):
         TensorEntry.from_json("a", {**entry, "dtype": dtype})
 
 

@@ -11,6 +11,8 @@ from torch import nn
 from hapi.errors import ModelError
 from hapi.models.layers import layered
 
+ONES = torch.ones(4)
+
 
 class Branching(nn.Module):
     """Control flow on data: fx cannot trace it."""
@@ -173,7 +175,7 @@ def test_an_optional_argument_that_is_not_given_decides_a_branch() -> None:
             self.fc = nn.Linear(4, 4)
 
         def forward(
-            self, x: torch.Tensor, normalize: float | None = None, *, shift: torch.Tensor = torch.ones(4)
+            self, x: torch.Tensor, normalize: float | None = None, *, shift: torch.Tensor = ONES
         ) -> torch.Tensor:
             if normalize is None:
                 x = x * 3

@@ -369,7 +369,11 @@ def test_timm_fits_its_weights_to_the_input_shape(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("failure", "expected", "message"),
     [
-        (OSError(-2, "Name or service not known"), WeightsAbsentError, r"cannot be fetched \(Name or service"),
+        (
+            OSError(-2, "Name or service not known"),
+            WeightsAbsentError,
+            r"cannot be fetched \(Name or service",
+        ),
         (RuntimeError("size mismatch for a.b"), ModelError, r"cannot be used at this input shape \(size mis"),
     ],
 )
