@@ -116,6 +116,12 @@ class UnknownModelError(ModelError):
     slug, title = "unknown-model", "Unknown model"
 
 
+class WeightsAbsentError(ModelError):
+    """A library has no such weights, or they are neither in its cache nor can they be fetched."""
+
+    slug, title = "weights-absent", "Weights are not to be had"
+
+
 class BusyError(HapiError):
     """The queue is full, or would not come to the request in time; ``retry_after`` says when to come back."""
 

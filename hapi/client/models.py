@@ -11,7 +11,7 @@ import torch
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.transport import Transport
-from hapi.errors import ConflictError, ModelError, NotFoundError, UsageError, WireError
+from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
 from hapi.models.digest import tensor_bytes
 from hapi.models.layers import LayeredModel
@@ -86,10 +86,8 @@ def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, Layere
     """
     try:
         return spec, build(spec, allow_import=True)
-    except ModelError as error:
-        if not isinstance(error.__cause__, OSError) and ":" not in spec.architecture:
-            raise
-    spec = replace(spec, weights=f"random:{seed}")
+    except WeightsAbsentError:
+        spec = replace(spec, weights=f"random:{seed}")
     return spec, build(spec, allow_import=True)
 
 

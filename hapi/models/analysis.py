@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,6 +45,8 @@ class NodeFacts:
     writes: frozenset[int]
     """The memory of earlier results that this node changes in place."""
     random: bool
+    mixes: bool
+    """True when a sample's result depends on the other samples of its batch (BatchNorm without running statistics)."""
 
     @property
     def holds_tensor(self) -> bool:
@@ -60,25 +62,25 @@ class NodeFacts:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes which operators draw random numbers and which memory is written."""
+    """Notes which operators draw random numbers or mix samples, and which memory is written."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.random = False
+        self.mixes = False
         self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        schema = func._schema.arguments
         if func._schema.is_mutable:
-            given = [
-                *zip(schema, args, strict=False),
-                *((a, kwargs[a.name]) for a in schema if a.name in kwargs),
-            ]
-            for argument, value in given:
+            for argument, value in _given(func, args, kwargs):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     self.written |= storages_of(value)
+        if "batch_norm" in func.name():
+            given = {argument.name: value for argument, value in _given(func, args, kwargs)}
+            # Of InstanceNorm torch makes one over a single sample.
+            self.mixes = self.mixes or (bool(given.get("training")) and given["input"].shape[0] > 1)
         known = meta_result(func, args, kwargs)
         return func(*args, **kwargs) if known is None else known
 
@@ -86,6 +88,12 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         # Torch asks. With True it imports its whole compiler, only to keep it away from this class.
         return False
+
+
+def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The arguments of a call as the operator's schema has them, and their values."""
+    schema = func._schema.arguments
+    return [*zip(schema, args, strict=False), *((a, kwargs[a.name]) for a in schema if a.name in kwargs)]
 
 
 def storages_of(value: Any) -> set[int]:
@@ -110,6 +118,7 @@ class _Observed:
     storages: set[int]
     writes: set[int]
     random: bool
+    mixes: bool
 
 
 Runs = tuple[dict[fx.Node, _Observed], dict[fx.Node, _Observed]]
@@ -205,6 +214,7 @@ def _facts(
             storages=frozenset(seen.storages),
             writes=frozenset(seen.writes),
             random=seen.random or large[node].random,
+            mixes=seen.mixes,
         )
         for node, seen in small.items()
     }
@@ -264,6 +274,7 @@ def _observe(graph: fx.Graph, root: Tree, x: torch.Tensor) -> dict[fx.Node, _Obs
             storages=storages,
             writes=recorder.written & known,
             random=recorder.random,
+            mixes=recorder.mixes,
         )
         known |= storages
     return seen

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Architecture:
     """Modules that the library knows fx cannot trace."""
     functions: tuple[Any, ...] = ()
     """Functions that the library knows fx must not trace into."""
+    make_pretrained: Callable[[], nn.Module] | None = None
+    """Likewise with the library's own weights, for a library that fits them to the input shape itself."""
 
     @property
     def family_name(self) -> str | None:
@@ -168,15 +171,22 @@ def _from_timm(name: str, input_shape: Sequence[int]) -> Architecture:
             f"timm has no model {short!r}; {_suggestion(short.split('.')[0], timm.list_models())}"
         )
     options: dict[str, Any] = {}
-    settings = timm.get_pretrained_cfg(short)
-    if settings is not None and getattr(settings, "fixed_input_size", False):
+    try:
+        settings = timm.get_pretrained_cfg(short)
+    except RuntimeError as error:
+        raise ModelError(f"timm has no weights {short!r}: {error}") from error
+    if settings is not None and settings.fixed_input_size:
         options["img_size"] = tuple(input_shape[1:])
+    make_pretrained = None
+    if settings is not None and settings.has_weights:
+        make_pretrained = partial(timm.create_model, short, pretrained=True, **options)
     features: Any = importlib.import_module("timm.models._features_fx")
     return Architecture(
         name,
         lambda: timm.create_model(short, pretrained=False, **options),
         leaf_types=tuple(features.get_notrace_modules()),
         functions=tuple(features.get_notrace_functions()),
+        make_pretrained=make_pretrained,
     )
 
 

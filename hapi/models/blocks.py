@@ -36,6 +36,11 @@ def trace_or_chain(
     """
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         raise ModelError("the model holds TorchScript modules, which cannot be split; build it in Python")
+    if module._forward_pre_hooks or module._forward_hooks:
+        raise ModelError(
+            f"{type(module).__name__} has hooks on its own forward, which its parts would not run; put it into"
+            " another module, whose forward calls it"
+        )
     try:
         return trace(module, leaf_types, functions)
     except TraceFailure as failure:

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from torch import fx
 
 from hapi.models.analysis import Derived, NodeFacts, derive
+from hapi.wire.frames import DTYPE_BYTES
 
 Facts = Mapping[fx.Node, NodeFacts]
 
@@ -75,10 +76,14 @@ class Crossings:
                 live.add(node)
             if len(live) == 1:
                 (crossing,) = live
-                if crossing.op != "placeholder" and crossing not in found and self.facts[crossing].batched:
+                if crossing.op != "placeholder" and crossing not in found and self._may_cross(crossing):
                     found[crossing] = Place(crossing, i + 1)
         places = [p for n, p in found.items() if n is not self.result]
         return [*places, Place(self.result, end)]
+
+    def _may_cross(self, node: fx.Node) -> bool:
+        facts = self.facts[node]
+        return facts.batched and str(facts.dtype).removeprefix("torch.") in DTYPE_BYTES
 
 
 def find_cuts(evaluation: Crossings, training: Crossings) -> list[Cut]:

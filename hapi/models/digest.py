@@ -95,14 +95,28 @@ def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> l
 
 
 def _settings(module: nn.Module) -> str:
-    """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it."""
+    """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it.
+
+    A container that holds tensors is taken as empty: it is a cache that forward fills, and says nothing.
+    """
     plain = {
-        key: _value_text(value, {})
+        key: _value_text(_without_cache(value), {})
         for key, value in sorted(vars(module).items())
         if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
     }
     inner = {name: _settings(child) for name, child in module.named_children()}
     return json.dumps([_qualified(type(module)), plain, inner], ensure_ascii=True)
+
+
+def _without_cache(value: Any) -> Any:
+    if not _holds_tensors(value):
+        return value
+    return {} if isinstance(value, dict) else []
+
+
+def _holds_tensors(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(item, torch.Tensor) or _holds_tensors(item) for item in inner)
 
 
 def _value_text(value: Any, index: dict[fx.Node, int]) -> str:

@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -44,6 +44,8 @@ class Layer:
     """Bytes of parameters and buffers that no earlier layer reads."""
     random: bool
     """True when it draws random numbers in train mode (dropout, stochastic depth)."""
+    mixes: bool
+    """True when in eval mode a sample's result depends on its batch (BatchNorm without running statistics)."""
 
     @property
     def output_bytes(self) -> int:
@@ -138,11 +140,13 @@ class LayeredModel:
         """Splits at which the server computes only what never changes in training.
 
         0 to ``freeze``, and past it over layers without parameters, buffers and randomness (pooling, ReLU,
-        flatten): they need no gradient when nothing trainable lies before them.
+        flatten) that take each sample for itself: they need no gradient when nothing trainable lies before them.
         """
         stop = self.resolve(freeze)
-        while stop < len(self) and not self.layers[stop].tensors and not self.layers[stop].random:
-            stop += 1
+        for layer in self.layers[stop:]:
+            if layer.tensors or layer.random or layer.mixes:
+                break
+            stop = layer.index
         return range(stop + 1)
 
     def tensor_names(self, start: int, stop: int) -> list[str]:
@@ -180,7 +184,8 @@ class LayeredModel:
         names: list[str] = []
         for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
             first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
-            runs.append(compile_slice(crossings, first, last, own_input=own_input))
+            constants = self.traced.constants
+            runs.append(compile_slice(self.module, crossings, constants, first, last, own_input=own_input))
             called, read = references(slice_nodes(crossings, first, last))
             paths += called
             names += read
@@ -188,7 +193,8 @@ class LayeredModel:
         tree = plant(
             self.module, paths, names, self.traced.constants, lambda m: view(m, memo) if frozen else m
         )
-        return Segment(tree, (runs[0], runs[1]), (start, stop), self.output_shapes()[start], frozen)
+        shape = self.output_shapes()[start]
+        return Segment(tree, (runs[0], runs[1]), (start, stop), shape, frozen, self.traced.always_eval)
 
     def layer_nodes(self) -> list[list[fx.Node]]:
         """For each layer the nodes that it runs in the eval graph of :attr:`traced`.
@@ -202,7 +208,14 @@ class LayeredModel:
         ]
 
     def check_freeze(self, freeze: int) -> None:
-        """:class:`ModelError` when a parameter is used both by layers 1..freeze and by the trained ones."""
+        """:class:`ModelError` when layers 1..freeze mix samples or use a parameter of the trained ones."""
+        mixing = next((layer for layer in self.layers[: self.resolve(freeze)] if layer.mixes), None)
+        if mixing is not None:
+            raise ModelError(
+                f"layer {mixing.index} ({mixing.name}) normalises by the batch at hand (BatchNorm without running"
+                " statistics), so what it gives depends on the size of batches; choose a freeze before it, or"
+                " build it with track_running_stats=True"
+            )
         frozen = set(self.tensor_names(0, self.resolve(freeze)))
         shared = [n for n in self.tensor_names(freeze, len(self)) if n in frozen and self._is_parameter(n)]
         if shared:
@@ -223,7 +236,7 @@ class LayeredModel:
         twin = copy.copy(self)
         twin.module = module
         twin.tensors = TensorTable(module, self._title())
-        twin.traced = replace(self.traced, constants=dict(self.traced.constants))
+        twin.traced = self.traced.over(module)
         twin._digests = TensorDigests()
         return twin
 
@@ -337,15 +350,14 @@ class LayeredModel:
     def _make_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
         layers: list[Layer] = []
         seen: set[str] = set()
-        previous: Place | None = None
+        previous: Cut | None = None
         for index, (name, cut) in enumerate(zip(names, self._ends, strict=True), start=1):
             tensors, _ = self._references(index)
             new = [self.tensors.get(n) for n in tensors if n not in seen]
             seen.update(tensors)
             facts = self._eval.facts[cut.eval_place.node]
-            random = any(
-                self._train.facts[n].random for n in slice_nodes(self._train, previous, cut.train_place)
-            )
+            in_eval = slice_nodes(self._eval, _eval_place(previous), cut.eval_place)
+            in_train = slice_nodes(self._train, _train_place(previous), cut.train_place)
             layers.append(
                 Layer(
                     index=index,
@@ -355,10 +367,11 @@ class LayeredModel:
                     tensors=tuple(tensors),
                     parameter_count=sum(t.numel() for t in new if isinstance(t, nn.Parameter)),
                     parameter_bytes=sum(t.numel() * t.itemsize for t in new),
-                    random=random,
+                    random=any(self._train.facts[n].random for n in in_train),
+                    mixes=any(self._eval.facts[n].mixes for n in in_eval),
                 )
             )
-            previous = cut.train_place
+            previous = cut
         return tuple(layers)
 
     def _default_freeze(self) -> int | None:

@@ -13,7 +13,7 @@ from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.models.architectures import ImportRule
 from hapi.models.digest import content_digest, content_key, tensor_bytes
 from hapi.models.head import find_head, resize_head, retarget
-from hapi.models.layers import LayeredModel
+from hapi.models.layers import Layer, LayeredModel
 from hapi.models.manifest import ModelManifest
 from hapi.models.tensorfile import DTYPES, TensorEntry
 from hapi.models.zoo import ModelSpec, architecture_of, layers_of, skeleton
@@ -99,7 +99,30 @@ class PushedModel:
         model.expected_digests = {
             n: e.digest for n, e in self.manifest.tensors.items() if n not in model.fresh
         }
+        if model.input_shape == self.spec.input_shape:
+            self._check_digests(model)
         return model
+
+    def _check_digests(self, model: LayeredModel) -> None:
+        """:class:`ConflictError` when layers below the head are others than those that were pushed."""
+        stop = next((la.index - 1 for la in model.layers if not self._holds(model, la)), len(model))
+        here = model.front_digests(stop)
+        for layer, (now, pushed) in enumerate(zip(here, self.manifest.digests, strict=False)):
+            if now != pushed:
+                name = model.layers[layer - 1].name if layer else "input"
+                raise ConflictError(
+                    f"model {self.name!r}: {self.spec.architecture} no longer makes layer {layer} ({name}) as it was"
+                    " pushed: its code or a library is another now, or a tensor of its own is random (register it as"
+                    " a buffer); push it again"
+                )
+
+    def _holds(self, model: LayeredModel, layer: Layer) -> bool:
+        """True when the store has all tensors of ``layer`` in the form that they have in ``model``."""
+        for name in layer.tensors:
+            entry, tensor = self.manifest.tensors.get(name), model.tensors.get(name)
+            if name in model.fresh or entry is None or entry.shape != tuple(tensor.shape):
+                return False
+        return True
 
     def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
         """The stored tensors that layers ``start + 1`` to ``stop`` need and do not have yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Self
 
 import torch
@@ -12,17 +12,19 @@ from hapi.errors import ModelError
 from hapi.models.cuts import Crossings, Place
 from hapi.models.views import Tree
 
-# What may return its argument or a view of it, depending on strides: counted as the argument's memory, so
+# What may return its argument or a view of it, depending on strides or mode: counted as the argument's memory, so
 # that a segment never changes its caller's tensor, in whatever memory format that one is.
-_MAY_ALIAS = {"contiguous", "reshape", "flatten", "to", "type_as", "float", "expand_as", "Flatten", "Dropout"}
+_MAY_ALIAS = {"contiguous", "reshape", "flatten", "to", "type_as", "float", "expand_as"}
+_MAY_ALIAS_MODULES = (nn.Flatten, nn.modules.dropout._DropoutNd)
 
 
 class Segment(nn.Module):
     """Layers ``start + 1`` to ``stop`` of a model: ``forward`` takes and returns one tensor [n, ...].
 
     Parameters and buffers are the model's own, under their original names, and only those of these layers.
-    A segment that is ``frozen`` stays in eval mode and computes without gradients, always. The caller's
-    tensor is never changed, whatever in-place operations the layers do.
+    A segment that is ``frozen`` stays in eval mode and computes without gradients, always, and so do modules that
+    the model itself keeps in eval mode while it trains. The caller's tensor is never changed, whatever in-place
+    operations the layers do.
     """
 
     start: int
@@ -38,6 +40,7 @@ class Segment(nn.Module):
         span: tuple[int, int],
         input_shape: tuple[int, ...],
         frozen: bool,
+        always_eval: frozenset[str],
     ) -> None:
         super().__init__()
         # The tree is this module under another class: a model may have a child called "start" or "frozen".
@@ -49,11 +52,16 @@ class Segment(nn.Module):
         self.__dict__.update(
             start=span[0], stop=span[1], frozen=frozen, input_shape=input_shape, _inner=inner
         )
+        self.__dict__["_always_eval"] = always_eval
         self.train(not frozen)
 
     def train(self, mode: bool = True) -> Self:
-        """As ``nn.Module.train``, except that a frozen segment stays in eval mode."""
-        return super().train(mode and not self.frozen)
+        """As ``nn.Module.train``, except that a frozen segment stays in eval mode, and so does what the model keeps."""
+        super().train(mode and not self.frozen)
+        for path, module in self.named_modules():
+            if path in self.__dict__["_always_eval"]:
+                module.training = False
+        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Layers ``start + 1`` to ``stop`` on ``x`` [n, *input_shape].
@@ -99,19 +107,28 @@ def slice_nodes(crossings: Crossings, before: Place | None, after: Place) -> lis
 
 
 def compile_slice(
-    crossings: Crossings, before: Place | None, after: Place, *, own_input: bool = False
+    module: nn.Module,
+    crossings: Crossings,
+    constants: Collection[str],
+    before: Place | None,
+    after: Place,
+    *,
+    own_input: bool = False,
 ) -> Callable[..., torch.Tensor]:
-    """A function ``f(tree, x)`` that runs the nodes between two cuts (``before`` None: from the input).
+    """A function ``f(tree, x)`` that runs the nodes of ``module`` between two cuts (``before`` None: from the input).
 
-    ``own_input``: in-place operations may change ``x``.
+    ``constants`` are names of tensors that are the same in every call. ``own_input``: in-place operations may
+    change ``x``.
     """
     nodes = slice_nodes(crossings, before, after)
     source = crossings.nodes[0] if before is None else before.node
     graph = fx.Graph()
     value = graph.placeholder("x")
-    if not own_input and _changes_input(crossings, nodes, source):
+    if not own_input and _changes_input(module, crossings, nodes, source):
         value = graph.call_method("clone", (value,))
     made: dict[fx.Node, Any] = {source: value}
+    written = frozenset().union(*(crossings.facts[n].writes for n in nodes))
+    copies: dict[str, fx.Node] = {}
 
     def argument(node: fx.Node) -> Any:
         if node not in made:
@@ -121,6 +138,12 @@ def compile_slice(
 
     for node in nodes:
         if node is source or (node in crossings.derived and not _available(node, made, crossings)):
+            continue
+        if node.op == "get_attr" and node.target in constants and crossings.facts[node].storages & written:
+            name = str(node.target)
+            if name not in copies:
+                copies[name] = graph.call_method("clone", (graph.get_attr(name),))
+            made[node] = copies[name]
             continue
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _resolve(a, argument))
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
@@ -145,7 +168,9 @@ def _compiled(graph: fx.Graph) -> Callable[..., torch.Tensor]:
     return function
 
 
-def _changes_input(crossings: Crossings, nodes: Iterable[fx.Node], source: fx.Node) -> bool:
+def _changes_input(
+    module: nn.Module, crossings: Crossings, nodes: Iterable[fx.Node], source: fx.Node
+) -> bool:
     """True when a node writes in place into the memory of ``source``, the segment's input."""
     memory = set(crossings.facts[source].storages)
     for node in nodes:
@@ -155,11 +180,13 @@ def _changes_input(crossings: Crossings, nodes: Iterable[fx.Node], source: fx.No
         if facts.writes & memory:
             return True
         inputs = set().union(*(crossings.facts[n].storages for n in node.all_input_nodes))
-        if inputs & memory and _may_alias(node):
+        if inputs & memory and _may_alias(module, node):
             memory |= facts.storages
     return False
 
 
-def _may_alias(node: fx.Node) -> bool:
+def _may_alias(module: nn.Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return isinstance(module.get_submodule(str(node.target)), _MAY_ALIAS_MODULES)
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     return name in _MAY_ALIAS

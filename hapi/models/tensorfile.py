@@ -62,7 +62,7 @@ class TensorEntry:
         """Parse one entry; :class:`BadRequestError` on anything unexpected."""
         what = f"tensor {name[:80]!r}"
         d = strict_fields(document, dict.fromkeys(("dtype", "shape", "start", "digest"), True), what)
-        if d["dtype"] not in DTYPES:
+        if not isinstance(d["dtype"], str) or d["dtype"] not in DTYPES:
             raise BadRequestError(f"{what}: dtype {d['dtype']!r:.40} is not one of {', '.join(DTYPES)}")
         if not isinstance(d["shape"], list) or len(d["shape"]) > _MAX_DIMENSIONS:
             raise BadRequestError(f"{what}: shape is no list of at most {_MAX_DIMENSIONS} sides")

@@ -7,11 +7,12 @@ point inside it; only a module whose own top ``forward`` cannot be traced needs 
 
 from __future__ import annotations
 
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +40,15 @@ class Traced:
     """Submodules (paths) that could not be traced and stand as leaves in the graphs."""
     sequential: bool = False
     """True when the graphs were put together from blocks, not traced."""
+    always_eval: frozenset[str] = frozenset()
+    """Submodules (paths) that the module's own ``train`` leaves in eval mode."""
+    attributes: frozenset[str] = frozenset()
+    """Those of ``constants`` that are attributes of the module, by path; forward makes the others."""
+
+    def over(self, module: nn.Module) -> Traced:
+        """The same graphs for another ``module`` of the same structure, with its attributes."""
+        own = {name: _attribute(module, name).detach() for name in self.attributes}
+        return replace(self, constants={**self.constants, **own})
 
 
 class TraceFailure(Exception):
@@ -57,6 +67,21 @@ class _Tracer(fx.Tracer):
         self._opaque_paths = opaque_paths
         self._opaque_types = tuple(opaque_types)
         self._thread = threading.get_ident()
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> tuple[Any, list[Any]]:
+        """As fx does it, but an optional argument, which nobody passes, is its default value and no input."""
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        parameters = inspect.signature(inspect.unwrap(root_fn)).parameters
+        first = 2 if is_module else 1  # behind the module and its input
+        for i, argument in enumerate(args[first:], first):
+            if argument.node.args:
+                args[i] = parameters[argument.node.target].default
+                made = argument.node.all_input_nodes  # of a default that is a tensor
+                for node in (argument.node, *made):
+                    self.graph.erase_node(node)
+        return function, args
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if module_qualified_name in self._opaque_paths or isinstance(m, self._opaque_types):
@@ -149,6 +174,7 @@ def _traced(module: nn.Module, graphs: list[fx.Graph], tracers: list[_Tracer]) -
     for graph, mode in zip(graphs, ("eval", "train"), strict=True):
         _check_form(graph, mode)
     constants: dict[str, torch.Tensor] = {}
+    attributes: set[str] = set()
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     for graph, tracer, mode in zip(graphs, tracers, ("eval", "train"), strict=True):
@@ -159,13 +185,27 @@ def _traced(module: nn.Module, graphs: list[fx.Graph], tracers: list[_Tracer]) -
             value = tracer.constants.get(name)
             if value is None:
                 value = _attribute(module, name)
+                attributes.add(name)
             else:
                 # The two traces number their constants independently.
                 name = node.target = f"{name}_{mode}"
             constants[name] = value.detach()
     leaves = {str(n.target) for n in graphs[0].nodes if n.op == "call_module"}
     opaque = [p for p in sorted(leaves) if not _is_library_leaf(module.get_submodule(p))]
-    return Traced(graphs[0], graphs[1], constants, tuple(opaque))
+    return Traced(
+        graphs[0],
+        graphs[1],
+        constants,
+        tuple(opaque),
+        always_eval=_always_eval(module),
+        attributes=frozenset(attributes),
+    )
+
+
+def _always_eval(module: nn.Module) -> frozenset[str]:
+    with training_mode(module, True):
+        named = module.named_modules(remove_duplicate=False)
+        return frozenset(path for path, inner in named if path and not inner.training)
 
 
 def _attribute(module: nn.Module, path: str) -> torch.Tensor:
@@ -184,25 +224,12 @@ def _check_form(graph: fx.Graph, mode: str) -> None:
         raise ModelError(
             f"the model's forward takes {len(required)} inputs; Hapi splits models of one tensor"
         )
-    for extra in inputs[1:]:
-        # An optional argument nobody passes is its default value.
-        _fill_in(extra, extra.args[0])
-        graph.erase_node(extra)
     result = graph.output_node().args[0]
     if not isinstance(result, fx.Node):
         raise ModelError(
             f"in {mode} mode the model returns a {type(result).__name__}, not one tensor; wrap it in a module"
             " that returns the tensor to train on (for auxiliary heads: build it without them)"
         )
-
-
-def _fill_in(node: fx.Node, value: Any) -> None:
-    def replaced(argument: fx.Node) -> Any:
-        return value if argument is node else argument
-
-    for user in list(node.users):
-        user.args = fx.node.map_arg(user.args, replaced)
-        user.kwargs = fx.node.map_arg(user.kwargs, replaced)
 
 
 def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
@@ -216,7 +243,7 @@ def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
             value.meta["nn_module_stack"] = {path: (path, type(module.get_submodule(path)))}
         graph.output(value)
         graphs.append(graph)
-    return Traced(graphs[0], graphs[1], {}, sequential=True)
+    return Traced(graphs[0], graphs[1], {}, sequential=True, always_eval=_always_eval(module))
 
 
 @contextmanager

@@ -13,11 +13,15 @@ from torch import nn
 
 Substitute = Callable[[torch.Tensor], torch.Tensor]
 
+_SHARED = {*vars(nn.Module()), "_flat_weights"}
+"""What torch itself keeps in containers: changes on one side are to be seen by the other."""
+
 
 def view(module: nn.Module, memo: dict[int, nn.Module], substitute: Substitute | None = None) -> nn.Module:
     """``module`` again in eval mode, sharing the dictionaries that hold its parameters and buffers.
 
-    Because the dictionaries themselves are shared, moving or loading one side is seen by the other.
+    Because the dictionaries themselves are shared, moving or loading one side is seen by the other. Containers that
+    the module's class made are not shared: what forward keeps in them (a cache) stays with the side that ran.
     With ``substitute`` every tensor is replaced by another (nothing is shared then). ``memo`` (by ``id``)
     keeps a module that appears twice one object.
     """
@@ -25,7 +29,9 @@ def view(module: nn.Module, memo: dict[int, nn.Module], substitute: Substitute |
         return memo[id(module)]
     twin: nn.Module = object.__new__(type(module))
     memo[id(module)] = twin
-    twin.__dict__.update(module.__dict__)
+    for key, value in module.__dict__.items():
+        own = type(value) in (dict, list, set) and key not in _SHARED
+        twin.__dict__[key] = value.copy() if own else value
     twin.__dict__["training"] = False
     twin.__dict__["_modules"] = {
         name: None if child is None else view(child, memo, substitute)

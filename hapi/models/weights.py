@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi.errors import ModelError
-from hapi.models.architectures import Architecture, import_timm
+from hapi.errors import ModelError, WeightsAbsentError
+from hapi.models.architectures import Architecture, seeded
 from hapi.models.head import outputs, resize_head
 from hapi.paths import user_path
 
@@ -70,12 +70,13 @@ def is_file(weights: str) -> bool:
 def library_state(architecture: Architecture, weights: str, module: nn.Module) -> Mapping[str, torch.Tensor]:
     """State dict of a library's weights named ``weights`` (``DEFAULT``, ``IMAGENET1K_V1``).
 
-    From the library's cache, or downloaded. Raises :class:`ModelError`.
+    From the library's cache, or downloaded. Raises :class:`WeightsAbsentError` when there are none to be had, and
+    another :class:`ModelError` when those that there are cannot be used.
     """
     if architecture.name.startswith("timm:"):
-        return _timm_state(architecture.name, weights)
+        return _timm_state(architecture, weights)
     if architecture.family_name is None:
-        raise ModelError(
+        raise WeightsAbsentError(
             f"{architecture.name} has no weights called {weights!r}; give random:SEED or a local checkpoint"
         )
     from torchvision import models
@@ -83,7 +84,7 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
     entries = models.get_model_weights(architecture.name)
     if weights not in entries.__members__:
         known = ", ".join(["DEFAULT", *(n for n in entries.__members__ if n != "DEFAULT")])
-        raise ModelError(
+        raise WeightsAbsentError(
             f"{architecture.name} has no weights {weights!r}; it has {known} (or random:SEED, or a file)"
         )
     entry = entries[weights]
@@ -93,7 +94,8 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
                 progress=False, check_hash=True, weights_only=True
             )
     except Exception as error:
-        raise ModelError(
+        failed = WeightsAbsentError if _did_not_come(error) else ModelError
+        raise failed(
             f"weights {weights} of {architecture.name} are not in torch's cache and cannot be downloaded "
             f"({_reason(error)}); give a local file (--weights PATH) or random:SEED"
         ) from error
@@ -118,21 +120,32 @@ def _reason(error: Exception) -> str:
     )
 
 
-def _timm_state(name: str, weights: str) -> Mapping[str, torch.Tensor]:
+def _did_not_come(error: Exception) -> bool:
+    """True when weights could not be fetched; False when something came that cannot be used."""
+    # Libraries of HTTP have errors that are not the system's (of a proxy, of a certificate).
+    return isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "requests."))
+
+
+def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.Tensor]:
+    name = architecture.name
     if weights != "DEFAULT":
         raise ModelError(
             f"{name}: timm names weights in the model ({name}.TAG); give DEFAULT, random:SEED or a file"
         )
-    timm = import_timm(name)
+    if architecture.make_pretrained is None:
+        raise WeightsAbsentError(f"timm has no pre-trained weights of {name}; give a file or random:SEED")
     try:
-        with _impatient_sockets:
-            loaded: dict[str, torch.Tensor] = timm.create_model(
-                name.removeprefix("timm:"), pretrained=True
-            ).state_dict()
+        with _impatient_sockets, seeded(0), torch.device("cpu"):
+            loaded: dict[str, torch.Tensor] = architecture.make_pretrained().state_dict()
         return loaded
     except Exception as error:
+        if _did_not_come(error):
+            raise WeightsAbsentError(
+                f"pre-trained weights of {name} cannot be fetched ({_reason(error)}); give a file or random:SEED"
+            ) from error
         raise ModelError(
-            f"pre-trained weights of {name} cannot be fetched ({_reason(error)}); give a file or random:SEED"
+            f"pre-trained weights of {name} cannot be used at this input shape ({_reason(error)}); give another "
+            "shape, a file or random:SEED"
         ) from error
 
 

@@ -50,6 +50,34 @@ def test_digest_follows_content_and_settings() -> None:
     assert one.front_digests() == after
 
 
+def test_what_forward_keeps_is_no_part_of_it_and_stays_in_its_segment() -> None:
+    """As timm's TinyViT: the bias of its attention is gathered once for each device."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(2, 4))
+            self.kept: dict[str, torch.Tensor] = {}
+            self.sizes = [[torch.ones(2)], 3]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x == x).all()):  # cannot be traced: a leaf
+                x = x + self.kept.setdefault(str(x.device), self.bias.sum(0))
+            return x
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Biased(), nn.Linear(4, 2))
+
+    ran, fresh = layered(make(), (4,)), layered(make(), (4,))
+    assert ran.module[1].kept == {}  # nor does the analysis leave anything behind
+    ran.segment(0, 3, frozen=True)(torch.rand(2, 4))
+    assert ran.module[1].kept == {}
+    ran.segment(0, 3).eval()(torch.rand(2, 4))
+    assert set(ran.module[1].kept) == {"cpu"}
+    assert ran.front_digests() == fresh.front_digests()
+
+
 def test_number_of_heads_of_an_attention_is_part_of_it() -> None:
     def make(heads: int) -> nn.Module:
         torch.manual_seed(0)

@@ -343,6 +343,104 @@ def test_in_place_through_a_view_of_the_input_leaves_the_caller_alone() -> None:
     assert torch.equal(out, torch.full((2, 6), 4.0))
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, affine=False, track_running_stats=False),
+    ],
+)
+def test_a_layer_that_normalises_by_the_batch_at_hand_is_not_frozen(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm, nn.Flatten(), nn.Linear(16, 2))
+    model = layered(module, (3, 2, 2))
+    model.check_freeze(2)
+    assert model.pushable(1) == range(3)
+    with pytest.raises(ModelError, match=r"^layer 3 \(2\) normalises by the batch at hand .*before it"):
+        model.check_freeze(4)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)])
+def test_layers_that_normalise_each_sample_for_itself_are_frozen(norm: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.Flatten(), nn.Linear(16, 2))
+    model = layered(module, (3, 2, 2))
+    model.check_freeze(3)
+    assert not any(layer.mixes for layer in model.layers)
+
+
+@pytest.mark.parametrize("leaf", [nn.Flatten(1), nn.Dropout(0.5)])
+def test_in_place_behind_a_module_that_returns_its_input_leaves_the_caller_alone(leaf: nn.Module) -> None:
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leaf = leaf
+
+        def train(self, mode: bool = True) -> Doubles:
+            super().train(mode)
+            self.leaf.eval()
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.leaf(x.permute(0, 2, 3, 1)).mul_(2)
+
+    model = layered(Doubles(), (2, 3, 3))
+    for frozen in (False, True):
+        x = torch.ones(2, 2, 3, 3).to(memory_format=torch.channels_last)
+        model.segment(0, len(model), frozen=frozen)(x)
+        assert torch.equal(x, torch.ones(2, 2, 3, 3))
+
+
+def test_what_the_model_keeps_in_eval_mode_stays_so_in_the_trained_part() -> None:
+    """The usual way to leave BatchNorm's statistics alone: ``train`` is overridden."""
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+        def train(self, mode: bool = True) -> Body:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(self.norm(self.fc(x)))
+
+    model = layered(nn.Sequential(nn.Linear(4, 4), Body(), nn.Linear(4, 2)), (4,))
+    back = copy.deepcopy(model.segment(1, len(model)).eval().train())
+    assert {path for path, m in back.named_modules() if path.count(".") and m.training} == {"1.fc", "1.drop"}
+    back(torch.rand(8, 4))
+    assert torch.equal(dict(back.named_buffers())["1.norm.running_mean"], torch.zeros(4))
+
+
+def test_a_tensor_that_forward_makes_and_changes_is_made_anew_in_every_call() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.full((4,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = torch.ones(4)
+            same = scale
+            scale *= self.gamma
+            return x * scale + same.add_(x[:0].sum())
+
+    module = Scaled()
+    model = layered(module, (4,))
+    x = torch.rand(3, 4)
+    with torch.no_grad():
+        expected = module(x)
+        for segment in (model.segment(0, len(model), frozen=True), model.segment(0, len(model))):
+            assert all(torch.equal(segment(x), expected) for _ in range(3))
+
+
+def test_no_layer_ends_where_the_tensor_cannot_be_sent() -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.fft(x + 1).abs()
+
+    assert [cut.name for cut in layered(Spectrum(), (4,)).cuts] == ["add", "abs"]
+
+
 def test_pushable_stops_at_randomness_and_parameters() -> None:
     module = nn.Sequential(
         nn.Linear(4, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,7 @@ from hapi.models.repository import (
     store_reference,
     zoo_reference,
 )
+from hapi.models.tensorfile import TensorEntry
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
 from hapi.storage.objects import ReadPart, Then, nothing
@@ -227,6 +229,14 @@ def test_other_documents_are_refused(document: object) -> None:
         PushedModel.from_json(document)
 
 
+@pytest.mark.parametrize("dtype", [[], {}, 3, None, "complex64"])
+def test_an_entry_of_another_type_is_refused(dtype: object) -> None:
+    entry = TensorEntry("a", "float32", (2,), 8, "0" * 32).to_json()
+    assert TensorEntry.from_json("a", entry).nbytes == 8
+    with pytest.raises(BadRequestError, match=r"dtype .* is not one of"):
+        TensorEntry.from_json("a", {**entry, "dtype": dtype})
+
+
 def test_replacing_needs_to_be_said_and_leaves_one_push(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     first = push(store, "net", net(), SPEC)
@@ -281,6 +291,54 @@ def test_buffers_outside_the_state_dict_come_out_right(
     with pytest.raises(ModelError, match="not allowed"):
         materialise(reference, 1, store)
     assert materialise(reference, 1, store, ["hapi_test_buffers:Filled"]).resident_bytes() == 16
+
+
+FREQUENCIES = """
+import torch
+from torch import nn
+
+class Frequencies(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.freq = torch.randn(4)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.two(torch.{between}(self.one(x * self.freq)))
+"""
+
+
+def test_a_tensor_that_is_a_plain_attribute_is_that_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hapi_test_plain.py").write_text(FREQUENCIES.format(between="relu"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec(architecture="hapi_test_plain:Frequencies", input_shape=(4,), weights="random:7")
+    model, store = build(spec, allow_import=True), LocalStore(str(tmp_path / "store"))
+    x = torch.rand(2, 4)
+    front = materialise(zoo_reference(spec, model, 2), 2, store, ["hapi_test_plain"])
+    assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
+    # A pushed model is made again from another seed: what is in no file does not come out as it was.
+    stored = push(store, "net", model, spec)
+    with pytest.raises(ConflictError, match=r"no longer makes layer 1 \(mul\) .*register it as a buffer"):
+        stored.layered(allow_import=True)
+    with pytest.raises(ConflictError, match="no longer makes layer 1"):
+        stored.front_structure((4,), True)
+
+
+def test_a_pushed_model_whose_code_has_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, between in (("hapi_test_before", "relu"), ("hapi_test_after", "tanh")):
+        (tmp_path / f"{name}.py").write_text(FREQUENCIES.format(between=between))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec(architecture="hapi_test_before:Frequencies", input_shape=(4,), blocks=("one", "two"))
+    store = LocalStore(str(tmp_path / "store"))
+    stored = push(store, "net", build(spec, allow_import=True), spec)
+    assert stored.layered(allow_import=True, num_classes=5).output_shapes()[-1] == (5,)
+    changed = replace(spec, architecture="hapi_test_after:Frequencies")
+    other = StoredModel(store, replace(stored.manifest, spec=changed))
+    with pytest.raises(ConflictError, match=r"Frequencies no longer makes layer 2 \(two\) as it was pushed"):
+        other.layered(allow_import=True)
 
 
 def test_tied_and_half_precision_tensors_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from torch import nn
 from hapi.errors import ModelError
 from hapi.models.layers import layered
 
+ONES = torch.ones(4)
+
 
 class Branching(nn.Module):
     """Control flow on data: fx cannot trace it."""
@@ -141,6 +143,16 @@ def test_two_inputs_or_outputs_are_refused() -> None:
         layered(torch.jit.script(nn.Linear(2, 2)), (2,))
 
 
+def test_hooks_of_the_whole_model_are_refused() -> None:
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        getattr(module[0], register)(lambda *_: None)
+        assert len(layered(module, (2,))) == 2
+        getattr(module, register)(lambda *_: None)
+        with pytest.raises(ModelError, match="Sequential has hooks on its own forward"):
+            layered(module, (2,))
+
+
 def test_an_optional_second_argument_keeps_its_default() -> None:
     class Optional(nn.Module):
         def __init__(self) -> None:
@@ -154,6 +166,26 @@ def test_an_optional_second_argument_keeps_its_default() -> None:
     model = layered(module, (4,))
     x = torch.rand(2, 4)
     assert torch.equal(model.segment(1, 2, frozen=True)(model.segment(0, 1, frozen=True)(x)), module(x))
+
+
+def test_an_optional_argument_that_is_not_given_decides_a_branch() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(
+            self, x: torch.Tensor, normalize: float | None = None, *, shift: torch.Tensor = ONES
+        ) -> torch.Tensor:
+            if normalize is None:
+                x = x * 3
+            return self.fc(x) + shift
+
+    module = Branches()
+    model = layered(module, (4,))
+    x = torch.rand(2, 4)
+    assert torch.equal(model.segment(0, len(model), frozen=True)(x), module(x))
+    assert [layer.name for layer in model.layers] == ["mul", "fc", "add"]
 
 
 def test_train_graph_with_more_operations_is_aligned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import socket
 from email.message import Message
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from hapi.errors import BadRequestError, ModelError
+from hapi.errors import BadRequestError, ModelError, WeightsAbsentError
 from hapi.models.zoo import ModelSpec, build, structure
 
 FACTORIES = """
@@ -347,6 +348,56 @@ def test_timm_errors() -> None:
         build(spec("timm:resnet10x"))
     with pytest.raises(ModelError, match="timm names weights in the model"):
         build(spec("timm:resnet10t", weights="IMAGENET1K_V1"))
+    with pytest.raises(ModelError, match=r"timm has no weights 'resnet10t.bogus': Invalid pretrained tag"):
+        build(spec("timm:resnet10t.bogus"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+def test_timm_fits_its_weights_to_the_input_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = importlib.import_module("timm")
+    name = "vit_tiny_patch16_224"
+    stored = timm.create_model(name, img_size=48).state_dict()
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *a, **k: dict(stored))
+    before = torch.get_rng_state()
+    loaded = build(spec(f"timm:{name}", weights="DEFAULT"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(loaded.tensors.get("blocks.3.attn.qkv.weight"), stored["blocks.3.attn.qkv.weight"])
+    assert stored["pos_embed"].shape == (1, 10, 192) and loaded.tensors.get("pos_embed").shape == (1, 5, 192)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
+@pytest.mark.parametrize(
+    ("failure", "expected", "message"),
+    [
+        (
+            OSError(-2, "Name or service not known"),
+            WeightsAbsentError,
+            r"cannot be fetched \(Name or service",
+        ),
+        (RuntimeError("size mismatch for a.b"), ModelError, r"cannot be used at this input shape \(size mis"),
+    ],
+)
+def test_timm_weights_that_do_not_come_and_that_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, expected: type[ModelError], message: str
+) -> None:
+    def failing(*args: object, **kwargs: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", failing)
+    with pytest.raises(ModelError, match=message) as caught:
+        build(spec("timm:resnet10t", weights="DEFAULT"))
+    assert type(caught.value) is expected
+
+
+def test_only_weights_that_nobody_has_are_absent(factories: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then may a trainer take random ones instead."""
+    with pytest.raises(WeightsAbsentError, match="has no weights called 'DEFAULT'"):
+        build(spec(f"{factories}:plain", weights="DEFAULT"), allow_import=True)
+    state = {"features.0.bias": torch.zeros(3)}
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: dict(state))
+    with pytest.raises(ModelError, match="does not fit") as caught:
+        build(spec(weights="DEFAULT"))
+    assert type(caught.value) is ModelError
 
 
 def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
