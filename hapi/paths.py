@@ -22,6 +22,8 @@ def check_output(flag: str, path: str) -> None:
     """:class:`UsageError` naming ``flag`` unless a file can be written at ``path``; its folder is made."""
     target = Path(path)
     try:
+        with suppress(FileNotFoundError):
+            target.lstat()  # unlike exists, it tells of names that cannot be
         # Files are written beside their place and moved there; that would put a file where a device was.
         if target.exists() and not target.is_file():
             raise UsageError(f"{flag} {path}: is not a plain file; give another name")

@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hapi.errors import UsageError
+from hapi.paths import write_whole
 
 DEFAULT_LIMIT = 1_000_000
 """Most events kept, some 200 MB of memory and as much on disk."""
@@ -123,15 +122,7 @@ class Tracer:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``, whole or not at all. Raises :class:`UsageError` when that fails."""
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                json.dump(self.document(), file, separators=(",", ":"), default=str)
-            partial.replace(target)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise UsageError(f"{target}: cannot write the trace: {error.strerror or error}") from error
+        write_whole(str(path), json.dumps(self.document(), separators=(",", ":"), default=str), "--trace")
 
 
 OFF = Tracer(enabled=False)

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from hapi import __version__
-from hapi.errors import UsageError
+from hapi.paths import write_whole
 from hapi.profiler.cache import processor_name
 
 _PACKAGES = ("torch", "torchvision", "aiohttp", "numpy", "xxhash")
@@ -63,14 +62,7 @@ def condition_lines(found: dict[str, Any]) -> list[str]:
 
 def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write ``document`` to ``path``, whole or not at all; :class:`UsageError` when that fails."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UsageError(f"{target}: cannot write the figures: {error.strerror or error}") from error
+    write_whole(str(path), json.dumps(document, indent=2) + "\n")
 
 
 def _version(package: str) -> str:

@@ -50,7 +50,7 @@ def test_conditions_name_what_matters() -> None:
 def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_json(tmp_path / "figures.json", {"a": 1})
     assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}
-    with pytest.raises(UsageError, match="cannot write the figures"):
+    with pytest.raises(UsageError, match="cannot be written"):
         write_json(tmp_path / "absent" / "figures.json", {})
 
 

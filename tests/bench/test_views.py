@@ -94,8 +94,8 @@ def test_files_that_cannot_be_written(results: Path, capsys: pytest.CaptureFixtu
     for flag, name, said in (
         ("--figure", "x.gif", "must end in"),
         ("--figure", "absent/x.png", "cannot be written"),
-        ("--csv", "absent/x.csv", "cannot write the figures"),
-        ("--json", "absent/x.json", "cannot write the figures"),
+        ("--csv", "absent/x.csv", "cannot be written"),
+        ("--json", "absent/x.json", "cannot be written"),
     ):
         code = main(["bench", "splits", "--results", str(results), flag, str(results.parent / name)])
         assert code == 2 and said in capsys.readouterr().err
