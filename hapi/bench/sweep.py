@@ -73,9 +73,9 @@ def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float 
 
 def _left(grid: Grid, results: Results) -> str:
     left = results.seconds_left(grid)
-    return (
-        "; the first will tell how long it takes" if left is None else f", about {format_duration(left)} left"
-    )
+    if left is None:
+        return "; the first will tell how long it takes"
+    return f", about {format_duration(left)} left" if left else ""
 
 
 class _Bench:

@@ -163,7 +163,7 @@ def test_twins_are_measured_once(tiers: Tiers, tmp_path: Path) -> None:
     results, told = measure(tiers, tmp_path)
     assert not runs(results, 2) and not runs(results, 4)
     assert [(r["split"], r["of"]) for r in results.records if r["kind"] == "twin"] == [(2, 1), (4, 3)]
-    assert "auto 1 (+0%)" in told[-2]
+    assert "auto 1 (+0%)" in told[-2] and told[-1] == "1/1"
 
 
 def test_what_is_a_twin() -> None:
