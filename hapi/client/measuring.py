@@ -106,14 +106,24 @@ class Meter:
 
     def _of_traffic(self) -> dict[int, Counts]:
         shares = {} if self._traffic is None else self._traffic.shares()
-        count = max(1, len(set(self._newest())))
+        count = self._sharing()
         for split, share in shares.items():
             if share.tier is not None:
                 self.servers[split] = Tier(**vars(share.tier), count=count)
         return _counted(shares)
 
+    def _sharing(self) -> int:
+        """How many servers share the requests: those of the newest answers, also behind a balancer.
+
+        Counted from the first answer of the one that came last: a server that was restarted is another one by its id,
+        and the one it was before answers no more.
+        """
+        newest = self._newest()
+        latest = max((newest.index(server) for server in set(newest)), default=0)
+        return max(1, len(set(newest[latest:])))
+
     def _newest(self) -> list[str]:
-        """Servers of the newest answers: one that died is soon not among them, one behind a balancer is."""
+        """Servers of the newest answers, the latest last; one that died is soon not among them."""
         now = [] if self._traffic is None else self._traffic.answered_by(self._recent)
         return [*self._answered, *now][-self._recent :]
 

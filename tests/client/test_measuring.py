@@ -137,6 +137,7 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
     meter = meter_with(traffic)
     traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), **halves), 500, 0.1)
     traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), server="b", **halves), 500, 0.1)
+    traffic.answered(0, 1, REPORT, 500, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert o.server.count == 2
@@ -148,9 +149,9 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
 
 def test_servers_are_counted_by_their_answers(clock: Clock) -> None:
     """One behind a balancer counts, one that died does so no more, also in a pass that has just begun."""
-    meter = Meter(torch.device("cpu"), recent=4)
+    meter = Meter(torch.device("cpu"), recent=8)
 
-    def counted(*servers: str) -> int:
+    def counted(servers: str) -> int:
         for server in servers:
             traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.1)
         meter.snapshot()
@@ -158,11 +159,22 @@ def test_servers_are_counted_by_their_answers(clock: Clock) -> None:
 
     meter.follow(traffic := Traffic())
     assert counted("a") == 1
-    assert counted("b", "c", "d") == 4
-    assert counted("a", "a") == 3
+    assert counted("bab") == 2
+    assert counted("cacbac") == 3
+    assert counted("ababab") == 2, "c has died"
     meter.follow(traffic := Traffic())
-    assert counted("a") == 2, "the pass before ended with d, a, a"
-    assert counted("a", "a", "a") == 1
+    assert counted("a") == 2, "the pass before ended with both"
+    assert counted("aaaaaaa") == 1
+
+
+def test_a_restarted_server_is_no_second_one(clock: Clock) -> None:
+    meter = Meter(torch.device("cpu"))
+    meter.follow(traffic := Traffic())
+    for servers, count in (("aaaa", 1), ("b", 1), ("bb", 1), ("cbcb", 2), ("d", 1), ("bd", 2)):
+        for server in servers:
+            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.1)
+        meter.snapshot()
+        assert meter.servers[2].count == count, servers
 
 
 def test_requests_ahead_are_evened_out(clock: Clock) -> None:
