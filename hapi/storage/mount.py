@@ -33,11 +33,10 @@ from hapi.storage.reader import chunk_cache
 from hapi.storage.sample_cache import SampleCache
 from hapi.storage.sequence import FULL, IntArray, Shuffle
 
-READ_AHEAD_BYTES, REMOTE_READ_AHEAD_BYTES = 32 << 20, 64 << 20
-"""Default bound of the buffers of stretches that are read, are being read or are handed out; of a remote store."""
-_STRETCHES, _REMOTE_STRETCHES = 4, 8
-"""Stretches that share the bound: one handed out, the others being read or ready. A remote store answers late, and
-more of them wait for it at a time (on Swift 2 to 5% more samples a second than with four)."""
+READ_AHEAD_BYTES = 32 << 20
+"""Default bound of the buffers of stretches that are read, are being read or are handed out."""
+_STRETCHES = 4
+"""Stretches that share the bound: one handed out, the others being read or ready."""
 _TWO_THREADS_FROM = 64 << 10
 """Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
 short steps that two threads mostly hand Python's lock to each other, but where they wait for a remote store."""
@@ -99,20 +98,17 @@ class Mounted:
     def __init__(
         self,
         dataset: Dataset,
-        read_ahead_bytes: int | None = None,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
         sample_cache: SampleCache | None = None,
     ) -> None:
-        """As for :func:`mount`; ``sample_cache``, of this very version, is closed with it."""
+        """``sample_cache``, of this very version, is closed with it."""
         self.dataset = dataset
         self.sample_cache = sample_cache
         self.count = dataset.count
+        self._stretch_bytes = read_ahead_bytes // _STRETCHES
         waits = dataset.store.local_path("any") is None
         large = dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count
-        self._most_stretches = _REMOTE_STRETCHES if waits else _STRETCHES
-        if read_ahead_bytes is None:
-            read_ahead_bytes = REMOTE_READ_AHEAD_BYTES if waits else READ_AHEAD_BYTES
-        self._stretch_bytes = read_ahead_bytes // self._most_stretches
-        threads = _REMOTE_STRETCHES - 1 if waits else 2 if large else 1
+        threads = _STRETCHES - 1 if waits else 2 if large else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = 0
@@ -207,7 +203,7 @@ class Mounted:
 
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
-        while self._planned < len(self._order) and len(self._stretches) < self._most_stretches:
+        while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
             most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
             ids = self._order[self._planned : self._planned + most]
             places = self.dataset.locate(ids)
@@ -228,7 +224,7 @@ class Mounted:
         for at, buffer in enumerate(self._buffers):
             if len(buffer) >= size:
                 return self._buffers.pop(at)
-        del self._buffers[self._most_stretches - 1 :]
+        del self._buffers[_STRETCHES - 1 :]
         return np.empty(max(size, min(self._stretch_bytes, self.dataset.total_bytes)), dtype=np.uint8)
 
     def _drop(self) -> None:
@@ -274,16 +270,16 @@ def mount(
     version: str | None = None,
     *,
     cache_bytes: int | None = None,
-    read_ahead_bytes: int | None = None,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
     sample_cache: str | Path | None = None,
     sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
     At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 256 MiB), and
-    ``read_ahead_bytes`` (None: 32 MiB, of a remote store 64 MiB; or three batches, when they are larger) of what the
-    sequence will give. The folder ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes;
-    :class:`UsageError` when it cannot be used.
+    ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
+    ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
+    cannot be used.
     """
     folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
     url, name = split_address(address)
