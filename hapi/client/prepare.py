@@ -174,7 +174,7 @@ def _prepare(
         ),
         sample_cache=cache,
     )
-    # What runs on the servers takes no memory here; a strategy may yet want every layer here, on a GPU when it does.
+    # What runs on the servers takes no memory here; a strategy may yet want every layer; on a GPU when it does.
     if strategy is None:
         model.load_from(split)
         prepared.make_jobs()

@@ -199,9 +199,8 @@ class Session:
                 report.unfit = report.refused = None
                 number = first + len(delivered)
                 if unfit is not None and splits.failed(number, unfit):
-                    self._micro_batch.size = (
-                        self.settings.micro_batch
-                    )  # what halved it was in the layers left
+                    # Halved for layers that are no longer run here: what is left runs whole again.
+                    self._micro_batch.size = self.settings.micro_batch
                 elif refused is None or not splits.refused(number, refused):
                     raise
         _check_exactly_once(planned[first:], delivered)

@@ -178,9 +178,8 @@ class Profile:
     def from_json(cls, document: Any) -> Self:
         """The profile of ``document``; :class:`ConfigError` names the first field that is wrong."""
         version = document.get("version") if isinstance(document, Mapping) else None
-        if (
-            isinstance(version, int) and version != PROFILE_VERSION
-        ):  # what fields it has is of no interest then
+        # First: of another version the fields are others, too.
+        if isinstance(version, int) and version != PROFILE_VERSION:
             raise ConfigError(
                 f"profile: version is {version}, this hapi reads {PROFILE_VERSION}; measure anew"
             )
