@@ -50,7 +50,8 @@ def test_it_serves_who_knows_the_token_and_ends(tmp_path: Path) -> None:
 
 
 def test_its_end_in_the_middle_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = "echo listening on http://127.0.0.1:9; echo out of luck >&2; exec sleep 60"
+    # Its words come before it listens: it is killed as soon as it does.
+    listening = "echo out of luck >&2; echo listening on http://127.0.0.1:9; exec sleep 60"
     monkeypatch.setattr(sys, "executable", program(tmp_path, listening))
     server = EmbeddedServer(str(tmp_path))
     try:
