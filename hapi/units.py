@@ -32,9 +32,9 @@ _SECONDS = {
     "d": Decimal(86400),
 }
 # The exponent has at most two digits, so that "1e999999999" cannot ask for an integer of a billion digits.
-_NUMBER = r"(?:\d[\d_]{0,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,2})?"
+_NUMBER = r"(?:\d(?:_?\d){0,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,2})?"
 _QUANTITY = re.compile(
-    rf"\s*(?P<sign>[+-]?)(?P<number>{_NUMBER})\s*(?P<unit>[^\d\s.+-][^\d\s]{{0,11}})?\s*", re.ASCII
+    rf"\s*(?P<sign>[+-]?)(?P<number>{_NUMBER})\s*(?P<unit>[^\d\s.+_-][^\d\s]{{0,11}})?\s*", re.ASCII
 )
 _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]{{1,3}})\s*", re.ASCII)
 
@@ -154,7 +154,7 @@ def _split(text: object, what: str, example: str) -> tuple[Decimal, str | None]:
     if isinstance(text, int) and abs(text) > MAX_VALUE:
         raise UsageError(f"{what}: the number is out of range; it must be from 0 to 2^63-1")
     match = _QUANTITY.fullmatch(text if isinstance(text, str) else repr(text))
-    if match is None or match["number"].endswith("_"):
+    if match is None:
         raise UsageError(f"{what}: cannot read {_shown(text)}; write it as {example}")
     number = Decimal(match["number"].replace("_", ""))
     if match["sign"] == "-" and number != 0:

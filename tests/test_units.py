@@ -119,7 +119,7 @@ def test_count(text: str | int, expected: int) -> None:
     assert units.parse_count(text) == expected
 
 
-@pytest.mark.parametrize("text", ["1.5", "1Ki", "ten", "-1", "1k5", "1_"])
+@pytest.mark.parametrize("text", ["1.5", "1Ki", "ten", "-1", "1k5", "1_", "1__0"])
 def test_hostile_count(text: str) -> None:
     with pytest.raises(UsageError, match=r"^count: "):
         units.parse_count(text)

@@ -35,11 +35,12 @@ from hapi.client.choices import (
     received_ahead,
 )
 from hapi.client.look import Look
-from hapi.client.measuring import Meter, Snapshot, merged, observed_between
+from hapi.client.measuring import Meter
+from hapi.client.profiling import Profiling
 from hapi.client.watch import Drift, Watch
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, Plan, choices, plan
-from hapi.profiler.observe import Arrivals, Sizes, link_rate, profile_of
+from hapi.profiler.observe import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
 
 ORACLE = "oracle"
@@ -100,19 +101,10 @@ class Planning:
         self._late = latest_up_to_freeze(strategy, sizes, job, self._earliest)
         """The later of the two splits that are profiled."""
         self._split = self._late
-        self._schedule: list[tuple[int, bool]] = []
-        """(split, whether its layers are timed) of the profiling batches that have not opened yet."""
-        self._under_way: list[tuple[int, bool]] = []
-        """Of those that have opened and are not done."""
+        self._profiling = Profiling(meter, sizes)
         self._unopened_change = False
         """Whether no batch has opened since the last change."""
-        self._before: Snapshot = {}
-        """The sums when profiling began."""
-        self._begun: dict[int, Snapshot] = {}
-        """The sums when each profiled split's first batch was done."""
         self._last_done = 0.0
-        self._intervals: dict[int, list[float]] = {}
-        self._rates: list[tuple[int, float]] = []
         self._watch: Watch | None = None
         self._why: str | None = None
         """What the watch found last, until the plan has been followed."""
@@ -133,9 +125,8 @@ class Planning:
     def open(self, epoch: int, batch: int) -> tuple[int, bool]:
         """(split, whether its layers are timed) of a batch that opens."""
         with self._lock:
-            if self._schedule:
-                split, timed = self._schedule.pop(0)
-                self._under_way.append((split, timed))
+            if self._profiling.left:
+                split, timed = self._profiling.open()
                 return self._within(split), timed
             if self._looks:
                 self.looks += 1
@@ -155,20 +146,16 @@ class Planning:
     @property
     def profiling(self) -> bool:
         """Whether profiling batches are under way or to come."""
-        return bool(self._schedule or self._under_way)
+        return self._profiling.left or self._profiling.under_way
 
     def begin_pass(self, epoch: int, batches: int) -> None:
         """An epoch of ``batches``, or what is left of it, begins; profiling that it is too short for goes on later."""
         self._last_done = time.monotonic()
         self._schedule_again()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
-        if due and not self._schedule:
+        if due and not self._profiling.left:
             with self._lock:
-                self._schedule = self._new_schedule(batches)
-            self._before = self._meter.snapshot()
-            self._begun.clear()
-            self._intervals.clear()
-            self._rates.clear()
+                self._profiling.begin(self._parts(batches))
         changed = self._price_cache(epoch)
         if self._watch is not None:
             self._watch.restart()
@@ -186,29 +173,26 @@ class Planning:
     def _schedule_again(self) -> None:
         """What had opened when a pass was left in its middle comes once more."""
         with self._lock:
-            self._schedule[:0] = self._under_way
-            self._under_way.clear()
+            self._profiling.again()
 
-    def _new_schedule(self, batches: int) -> list[tuple[int, bool]]:
-        """The first batch at a split warms up, the second is timed layer by layer, the others as they will run."""
+    def _parts(self, batches: int) -> list[tuple[int, int]]:
+        """(split, batches) that are profiled in a pass of ``batches``."""
         limit = self._profile_batches
         first = max(1, batches // 2) if limit is None else limit
         second = max(1, batches - first) if limit is None else limit
-        parts = [(self._late, first), (self._earliest, second)]
         if self.strategy == ORACLE:
-            parts = [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
-        return [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
+            return [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
+        return [(self._late, first), (self._earliest, second)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
         """A batch was trained; ``rates``, ``bounds``: arrivals since the last one, and how long some took at most."""
         now = time.monotonic()
         seconds, self._last_done = now - self._last_done, now
         self._held += 1
-        if self._under_way:
-            self._rates += rates
-            self._note(split, seconds)
+        if self._profiling.under_way:
+            self._profiling.note(split, seconds, rates)
             with self._lock:
-                self._under_way.pop(0)
+                self._profiling.done()
             if not self.profiling:
                 self._decide(epoch, batch)
         elif self._watch is not None and self._replan:
@@ -241,7 +225,7 @@ class Planning:
     def _keep_within(self, at: tuple[int, int], split: int, why: str) -> None:
         """The bounds have moved past ``split``: leave what lies outside of them."""
         self._schedule_again()
-        if self._schedule:
+        if self._profiling.left:
             nearest = self._within(split)
             why += f", profiling goes on from split {nearest}"
             self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
@@ -261,33 +245,11 @@ class Planning:
 
     # -- deciding ----------------------------------------------------------------------------------------
 
-    def _note(self, split: int, seconds: float) -> None:
-        self._intervals.setdefault(split, []).append(seconds)
-        if split not in self._begun:
-            self._begun[split] = self._meter.snapshot()
-
     def _decide(self, epoch: int, batch: int) -> None:
         self._profiled.add(epoch)
         if self.strategy == ORACLE:
-            # Only what came after the first batch at a split, when the pipeline held nothing of another.
-            self.measured = {s: min(times[1:] or times) for s, times in self._intervals.items()}
-        self._adopt(self._measured_profile(), (epoch, batch + 1), "profiled")
-
-    def _measured_profile(self) -> Profile:
-        after = self._meter.snapshot()
-        observed = {}
-        for split, begun in self._begun.items():
-            # This side's first batch warms it up. What the servers did for later ones may lie before its end.
-            warm = begun if len(self._intervals[split]) > 1 else self._before
-            found = observed_between(
-                merged(self._before, warm), after, self._meter.servers, self.sizes.client
-            )
-            if split in found:
-                observed[split] = found[split]
-        link = link_rate(self._rates) or (1e12, 0.0)
-        batches = {split: o.batches for split, o in sorted(observed.items())}
-        notes = (f"measured on real requests; batches by split: {batches}",)
-        return profile_of(self.sizes, observed, link, notes)
+            self.measured = self._profiling.seconds()
+        self._adopt(self._profiling.profile(), (epoch, batch + 1), "profiled")
 
     def _adopt(self, profile: Profile, at: tuple[int, int], why: str, split: int | None = None) -> None:
         """Plan from ``profile``; with ``split`` the decision is taken already."""
