@@ -62,6 +62,23 @@ def pauses(monkeypatch: pytest.MonkeyPatch, first: float, fault: float = 0.5) ->
     monkeypatch.setattr(servers_module, "FAULT_PAUSE", fault)
 
 
+class Clock:
+    """The pool's: the real one, and the seconds that attempts say they took, which nobody has to wait for."""
+
+    def __init__(self) -> None:
+        self.took = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.took
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(servers_module, "time", made)
+    return made
+
+
 def test_a_pool_needs_a_server() -> None:
     with pytest.raises(ValueError, match="at least one"):
         ServerPool([])
@@ -107,13 +124,14 @@ def test_what_does_not_pass_is_not(error: HapiError) -> None:
     assert (len(attempts.asked), pool.retries) == (1, 0)
 
 
-def test_another_server_is_tried_before_the_same_again() -> None:
+def test_another_server_is_tried_before_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses(monkeypatch, 5.0)
     pool = make_pool(3)
     attempts = until(3, TransportError("gone"))
     started = time.monotonic()
     pool.run(attempts)
     assert len(set(attempts.asked)) == 3
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 3
 
 
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +140,14 @@ def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = until(5, TransportError("gone"))
     pool.run(attempts)
     gaps = [b - a for a, b in zip(attempts.times, attempts.times[1:], strict=False)]
-    assert all(0.028 * 2**i < gap < 0.12 * 2**i + 0.2 for i, gap in enumerate(gaps))
+    assert all(0.028 * 2**i < gap < 0.12 * 2**i + 2 for i, gap in enumerate(gaps))
 
 
 def test_retry_after_is_kept() -> None:
     pool = make_pool(1)
     attempts = until(2, BusyError("full", retry_after=0.6))
     pool.run(attempts)
-    assert 0.44 < attempts.times[1] - attempts.times[0] < 1.2
+    assert 0.44 < attempts.times[1] - attempts.times[0] < 5
 
 
 @pytest.mark.parametrize("retry_after", [float("nan"), float("inf"), -5.0, 1e300])
@@ -150,18 +168,18 @@ def test_patience_bounds_the_wait(count: int, patience: float, error: HapiError)
     started = time.monotonic()
     with pytest.raises(type(error)):
         make_pool(count, patience).run(attempts)
-    assert time.monotonic() - started < patience + 1
+    assert time.monotonic() - started < patience + 2
     assert len(set(attempts.asked)) == count
 
 
-def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """A request that took long and broke has its whole patience before it."""
     pauses(monkeypatch, 0.02)
-    pool = make_pool(1, patience=0.2)
+    pool = make_pool(1, patience=20)
 
     def plan(url: str, number: int) -> HapiError | None:
         if number == 1:
-            time.sleep(0.3)
+            clock.took += 30
         return TransportError("broke") if number < 3 else None
 
     assert pool.run(Attempts(plan)) == "0"
@@ -169,34 +187,36 @@ def test_patience_counts_from_the_first_failure(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", [BusyError, DeadlineError, TransportError])
 def test_patience_lasts_while_others_are_answered(
-    monkeypatch: pytest.MonkeyPatch, kind: type[HapiError]
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, kind: type[HapiError]
 ) -> None:
     """One that is sent away again and again does not end a job that moves; one that nobody ever answers does."""
     pauses(monkeypatch, 0.01)
-    pool = make_pool(1, patience=0.15)
+    pool = make_pool(1, patience=10)
 
     def plan(url: str, number: int) -> HapiError | None:
         pool._servers[0].failures = 0
+        clock.took += 1
         if number < 40:
             assert pool.run(lambda transport: "other") == "other"
         return kind("x") if number < 40 else None
 
-    started = time.monotonic()
+    started = clock.monotonic()
     assert pool.run(Attempts(plan)) == "0"
-    assert time.monotonic() - started > 2 * 0.15
+    assert clock.monotonic() - started > 2 * 10
     monkeypatch.setattr(servers_module, "LONGEST_PATIENCE", 1)
     with pytest.raises(kind):
         pool.run(Attempts(plan))
 
 
-def test_progress_begins_patience_and_faults_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_begins_patience_and_faults_anew(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     pauses(monkeypatch, 0.03, 0.05)
-    pool = make_pool(1, patience=0.15)
+    pool = make_pool(1, patience=5)
     attempts = until(11, TransportError("broke"))
     pool._servers[0].failures = 0
 
     def attempt(transport: Transport) -> str:
         pool._servers[0].failures = 0  # the pauses stay short, only patience is measured
+        clock.took += 1
         return attempts(transport)
 
     assert pool.run(attempt, progress=lambda: len(attempts.asked)) == "0"
@@ -217,7 +237,7 @@ def test_a_server_that_recovers_is_well_at_once() -> None:
     pool.run(until(4, TransportError("gone")))
     attempts = until(2, TransportError("gone"))
     pool.run(attempts)
-    assert attempts.times[1] - attempts.times[0] < 0.3
+    assert attempts.times[1] - attempts.times[0] < 0.55  # a fourth pause in a row takes 0.6 at least
 
 
 @pytest.mark.parametrize("by", ["close", "cancel"])
