@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import environment, wait_for
@@ -108,13 +109,20 @@ def test_other_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, 
 def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "START_SECONDS", 0.5)
     monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
-    pid_file = tmp_path / "pid"
-    monkeypatch.setattr(sys, "executable", program(tmp_path, f"echo $$ > {pid_file}; exec sleep 60"))
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "exec sleep 60"))
+    pids: list[int] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            pids.append(self.pid)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     started = time.monotonic()
     with pytest.raises(TransportError, match="did not start"):
         EmbeddedServer(str(tmp_path))
     assert time.monotonic() - started < 10
-    assert not is_alive(int(pid_file.read_text()))
+    assert len(pids) == 1 and not is_alive(pids[0])
 
 
 @pytest.mark.slow
@@ -129,4 +137,4 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())  # type: ignore[union-attr]
         assert is_alive(pid)
         parent.send_signal(signal.SIGKILL)
-    wait_for(lambda: not is_alive(pid), 15, "the end of the embedded server")
+    wait_for(lambda: not is_alive(pid), 60, "the end of the embedded server")
