@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,16 @@ def test_a_cache_that_is_damaged_meanwhile(
     class Vandal(Silent):
         def on_step(self, steps: int) -> None:
             for path in folder.glob("*@*/*-*") if steps % 3 == 2 else ():
-                if damage == "gone":
-                    path.unlink()
-                    continue
-                data = bytearray(path.read_bytes())
-                data[len(data) // 3] ^= 64
-                path.write_bytes(data[: -len(data) // 2] if damage == "cut" else data)
+                with contextlib.suppress(FileNotFoundError):  # the cache may just have removed or renamed it
+                    self.harm(path)
+
+        def harm(self, path: Path) -> None:
+            if damage == "gone":
+                path.unlink()
+                return
+            data = bytearray(path.read_bytes())
+            data[len(data) // 3] ^= 64
+            path.write_bytes(data[: -len(data) // 2] if damage == "cut" else data)
 
     settings = {"split": 0, "epochs": 2, **CASES[case], "sample_cache": str(folder)}
     with open_session(service, **settings) as session:
