@@ -179,11 +179,12 @@ class DeviceMemory:
         """Those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
         with self._changed:
             coming = self._coming()
+            resident = self._resident.front_bytes  # first: what comes between the two is not idle as well
             used, here = self._resident.in_use(coming)
             loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
             return {
                 "weights": used + loading,
-                "idle_weights": max(0, self._resident.front_bytes - used),
+                "idle_weights": max(0, resident - used),
                 "activations": sum(c.held_bytes for c in self._claims),
             }
 
