@@ -198,23 +198,24 @@ def test_layers_are_timed_when_asked(server: ServedApplication, known: Known, wa
 
 def test_two_jobs_see_each_other(server: ServedApplication, known: Known) -> None:
     """One asks all the time, the other once in the middle: most of the work meanwhile was the first one's."""
-    stop = threading.Event()
+    begun, stop = threading.Event(), threading.Event()
 
     def ask() -> None:
         while not stop.is_set():
             exchange(server.port, "POST", EXTRACT, known.extract(list(range(40)), job="busy"))
+            begun.set()
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
-        time.sleep(0.1)
+        assert begun.wait(60)
         _, seen = answered(server, EXTRACT, known.extract(list(range(40)), job="me"), "http")
     finally:
         stop.set()
         thread.join()
     assert delta(seen.others) > 0 and delta(seen.work) >= delta(seen.others)
+    server.idle()  # the end of the other's last answer is accounted
     _, alone = answered(server, EXTRACT, known.extract(list(range(40)), job="me"), "http")
-    # The end of the other's last answer may still be accounted: microseconds.
     assert 0 <= delta(alone.others) < 0.05 * delta(alone.work)
     _, stored = answered(server, SAMPLES, {**known.samples(), "job": "me"}, "http")
     assert stored.layers == () and stored.cos_batch == 0 and stored.cpu["read"] > 0

@@ -224,11 +224,16 @@ def test_a_deadline_for_the_whole_request(folder: Path, known: Known) -> None:
         sock.connect(("127.0.0.1", strict.port))
         sock.sendall(long_request(known))
         sock.settimeout(1)
-        until(
-            lambda: metric(strict.port, "hapi_cancelled_total") == 1 or not sock.recv(2000),
-            20,
-            "the deadline",
-        )
+
+        def ended() -> bool:
+            try:
+                return metric(strict.port, "hapi_cancelled_total") == 1 or not sock.recv(2000)
+            except TimeoutError:  # its layers are still loading
+                return False
+            except ConnectionResetError:
+                return True
+
+        until(ended, 60, "the deadline")
         strict.idle()
         sock.close()
 
@@ -254,7 +259,7 @@ def test_a_crowd(folder: Path, known: Known) -> None:
             if answer.status == 429:
                 check_problem(answer, 429)
                 assert 1 <= int(answer.headers["Retry-After"]) <= 60
-        assert metric(small.port, "hapi_requests_running") == 0
+        small.idle()  # a client may have all of its answer before the slot is free
 
 
 def test_nothing_is_left_of_hundreds_that_left(folder: Path, known: Known) -> None:
@@ -282,7 +287,8 @@ def test_nothing_is_left_of_hundreds_that_left(folder: Path, known: Known) -> No
         threads, descriptors = threading.active_count(), open_descriptors()
         crowd(300)
         until(lambda: open_descriptors() <= descriptors, 20, "the end of its connections")
-        assert threading.active_count() <= threads + 2, "but for the last threads of two pools"
+        pools = 2 * (busy.service.slots + 1)  # they grow when they are needed
+        assert threading.active_count() <= threads + pools, "but for threads that the two pools did not have"
         assert busy.application.bodies == 0
         assert received(exchange(busy.port, "POST", SAMPLES, known.samples()).body, 3)[0] == [5, 0, 5]
         known.check_features(exchange(busy.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])

@@ -176,6 +176,7 @@ def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
     with served(folder, device="cpu,cpu", max_running=2) as server:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: asked(server, known), range(24)))
+        server.idle()
         loaded = [worker.cache.misses for worker in server.service.workers.all]
         assert sum(loaded) <= 2 and loaded[0] == 1, "a device that has the layers is preferred"
         for worker in server.service.workers.all:
@@ -254,6 +255,7 @@ def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known
     with served(folder, model_reuse=False) as server:
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda _: asked(server, known), range(3)))
+        server.idle()
         memory = server.service.workers.all[0].memory
         assert memory.used_bytes == 0 and metric(server.port, "hapi_model_cache_misses_total") == 3
 
