@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_tools import (
@@ -23,6 +24,7 @@ from http_tools import (
     until,
 )
 
+from hapi.models.layers import Segment
 from hapi.server import app as server_app
 from hapi.server.tenants import Tenants, read_tenants
 from hapi.wire.frame_reader import BufferSource, FrameReader
@@ -90,6 +92,23 @@ def crowded(server: ServedApplication, known: Known, clients: int) -> Iterator[l
             thread.join(60)
 
 
+@contextmanager
+def held_up() -> Iterator[None]:
+    """Forward passes wait until the end of the block."""
+    release, forward = threading.Event(), Segment.forward
+
+    def gated(self: Segment, x: Any) -> Any:
+        release.wait(60)
+        return forward(self, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "forward", gated)
+        try:
+            yield
+        finally:
+            release.set()
+
+
 def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants) -> None:
     """Its requests go next, and none of them is sent away, although the queue is full all the time."""
     with served(folder, tenants=tenants, max_running=1, max_queued=8, cos_batch=8, threads=1) as server:
@@ -100,11 +119,12 @@ def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants)
             for _ in range(6):
                 served_before = statuses.count(200)
                 answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
+                ahead.append(statuses.count(200) - served_before)
                 assert answer.status == 200
                 known.check_features(answer.body, IDS)
                 waits.append(report_of(answer).seconds["queue"])
-                ahead.append(statuses.count(200) - served_before)
             assert statuses[before:].count(200) >= 3, "the others go on"
+        server.idle()  # a request is accounted for after its client has all of it
         # Behind the one that runs, at most; a client thread may be late to count what it got.
         assert sorted(ahead)[3] <= 3, ahead
         assert by_tenant(server, "hapi_tenant_served_total", tenant="light") == 7
@@ -120,16 +140,17 @@ def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants)
 
 def test_what_is_said_about_waiting_comes_true(folder: Path, known: Known, tenants: Tenants) -> None:
     with served(folder, tenants=tenants, max_running=2, max_queued=64, cos_batch=8, threads=1) as server:
-        with crowded(server, known, 8):
-            time.sleep(1.0)
+        with crowded(server, known, 8) as statuses:
+            until(lambda: len(statuses) >= 30, 60, "enough answers to judge by")
             pairs = []
-            for _ in range(3):
+            for _ in range(5):
                 expected = by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="heavy")
                 answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("heavy"))
                 pairs.append((expected, report_of(answer).seconds["queue"]))
             assert report_of(answer).wait > 0
         expected, waited = (sum(values) for values in zip(*pairs, strict=True))
         assert expected / 3 < waited < expected * 3, pairs
+        server.idle()
         answer = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("heavy"))
         assert report_of(answer).wait == 0, "alone there is nothing to wait for"
 
@@ -143,15 +164,18 @@ def test_deadlines(folder: Path, known: Known, tenants: Tenants) -> None:
 
         assert ask("heavy", [1, 2], "30").status == 200
         with ThreadPoolExecutor(1) as background:
-            long = background.submit(ask, "heavy", [n % 40 for n in range(500)], "86400")
-            until(
-                lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
-            )
-            answer = ask("heavy", [3], "0.05")  # another tenant's would have the extra slot
-            detail = check_problem(answer, 504, "deadline of 0.0")
-            assert answer.json()["type"].endswith(":deadline") and "Retry-After" in answer.headers, detail
-            assert by_tenant(server, "hapi_tenant_queued", tenant="heavy") == 0
-            assert by_tenant(server, "hapi_tenant_shed_total", tenant="heavy", reason="expired") == 1
+            with held_up():
+                long = background.submit(ask, "heavy", IDS, "86400")
+                until(
+                    lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1,
+                    30,
+                    "the long request",
+                )
+                answer = ask("heavy", [3], "0.3")  # another tenant's would have the extra slot
+                detail = check_problem(answer, 504, "deadline of 0.")
+                assert answer.json()["type"].endswith(":deadline") and "Retry-After" in answer.headers, detail
+                assert by_tenant(server, "hapi_tenant_queued", tenant="heavy") == 0
+                assert by_tenant(server, "hapi_tenant_shed_total", tenant="heavy", reason="expired") == 1
             assert long.result().status == 200
         for wrong in ("0", "-1", "nan", "inf", "1e3", "", "86401", "1,5", " ", "9" * 400, "abc"):
             check_problem(ask("light", [3], wrong), 400, DEADLINE_HEADER)
@@ -177,11 +201,14 @@ def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None
 
         with ThreadPoolExecutor(3) as clients:
             asked = clients.map(ask, range(3))
-            time.sleep(0.5)
+            until(
+                lambda: by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="rationed") > 1,
+                20,
+                "an answer that has to be paid off",
+            )
             assert by_tenant(server, "hapi_tenant_running", tenant="rationed") <= 1
             light = exchange(server.port, "POST", EXTRACT, known.extract(IDS), as_tenant("light"))
             assert light.status == 200 and len(ends) < 3, "others are not rationed"
-            assert by_tenant(server, "hapi_tenant_expected_wait_seconds", tenant="rationed") > 1
             assert list(asked) == [200] * 3
         assert max(ends) > 5.0
         server.idle()  # a request is accounted for after its client has all of it
@@ -190,17 +217,20 @@ def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None
 
 def test_what_is_malformed_does_not_wait(folder: Path, known: Known, tenants: Tenants) -> None:
     with served(folder, tenants=tenants, max_running=1, max_queued=0, cos_batch=1, threads=1) as server:
+        headers = as_tenant("light")
         with ThreadPoolExecutor(1) as background:
-            document = known.extract([n % 40 for n in range(500)])
-            long = background.submit(exchange, server.port, "POST", EXTRACT, document, as_tenant("heavy"))
-            until(
-                lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1, 10, "the long request"
-            )
-            headers = as_tenant("light")
-            check_problem(exchange(server.port, "POST", EXTRACT, {"ids": []}, headers), 400)
-            full = exchange(server.port, "POST", SAMPLES, known.samples(), headers)
-            check_problem(full, 429, "come back")
-            assert full.json()["retry_after"] >= full.json()["expected_wait"] > 0
+            with held_up():
+                document, heavy = known.extract(IDS), as_tenant("heavy")
+                long = background.submit(exchange, server.port, "POST", EXTRACT, document, heavy)
+                until(
+                    lambda: by_tenant(server, "hapi_tenant_running", tenant="heavy") == 1,
+                    30,
+                    "the long request",
+                )
+                check_problem(exchange(server.port, "POST", EXTRACT, {"ids": []}, headers), 400)
+                full = exchange(server.port, "POST", SAMPLES, known.samples(), headers)
+                check_problem(full, 429, "come back")
+                assert full.json()["retry_after"] >= full.json()["expected_wait"] > 0
             assert long.result().status == 200
         server.idle()
         assert exchange(server.port, "POST", SAMPLES, known.samples(), headers).status == 200
