@@ -98,7 +98,7 @@ def test_a_slot_handed_to_one_who_is_cancelled_in_that_moment_goes_on() -> None:
         first.cancel()
         await asyncio.sleep(0)  # the slot is handed to the second, whose task has not run yet
         second.cancel()
-        await asyncio.wait_for(third, 1)
+        await asyncio.wait_for(third, 20)
         await asyncio.gather(first, second, return_exceptions=True)
         assert (admission.running, admission.queued) == (0, 0)
 
@@ -204,7 +204,7 @@ def test_a_deadline_in_the_queue() -> None:
         await soon()
         crowd.ask("late", B, deadline=0.03)
         crowd.ask("too late", B, deadline=0.0)
-        await asyncio.sleep(0.1)
+        await asyncio.wait([crowd.tasks["late"], crowd.tasks["too late"]], timeout=20)
         assert [type(e) for e in crowd.failed.values()] == [DeadlineError, DeadlineError]
         assert "deadline of 0.03 s" in str(crowd.failed["late"])
         assert told == [("b", "expired")] * 2
@@ -225,7 +225,7 @@ def test_who_would_wait_in_vain_is_told_at_once() -> None:
             await asyncio.sleep(0.02)
             crowd.ends[f"a{n}"].set()
             await soon()
-        for n in range(40):
+        for n in range(20):
             crowd.ask(f"more{n}", A)
         await soon()
         crowd.ask("patient", A, deadline=9.0)
@@ -254,7 +254,7 @@ def test_a_tenant_over_its_rate_goes_on_by_itself() -> None:
 
         first = await request()
         second = await request()
-        assert 0.1 < second - first < 0.6, "it waits until 150 bytes are paid off, and nobody else wakes it"
+        assert 0.1 < second - first < 5, "it waits until 150 bytes are paid off, and nobody else wakes it"
         assert admission.expected_wait(slow) > 0.5
 
     asyncio.run(scenario())

@@ -185,7 +185,7 @@ def test_descriptors_are_given_back(pool: Decoders) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for side in range(201, 240):  # each needs more memory than the one before
         batch(side)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # those of earlier tests may go meanwhile
 
 
 def test_without_processes() -> None:

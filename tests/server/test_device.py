@@ -145,7 +145,7 @@ def test_the_tenant_that_used_it_least_is_next() -> None:
     device = Device(torch.device("cpu"))
     heavy, light = Tenant(name="heavy"), Tenant(name="light")
     slow = threading.Event()
-    begin(device, lambda x: (slow.wait(0.05), x)[1], 0.0, Turn(tenant=heavy))[0].result()
+    begin(device, lambda x: (slow.wait(0.5), x)[1], 0.0, Turn(tenant=heavy))[0].result()
     gate, _ = held_up(device)
     running = [begin(device, gate, 1.0, Turn(tenant=heavy, order=1))[0] for _ in range(3)]
     running += [begin(device, gate, 2.0, Turn(tenant=light, order=2))[0] for _ in range(2)]

@@ -137,7 +137,7 @@ def test_slow_bodies_end(server: ServedApplication, monkeypatch: pytest.MonkeyPa
             except TimeoutError:
                 continue
         check_problem(parsed(answer), 400, "too long")
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10
 
 
 def test_many_slow_bodies_take_no_slot(server: ServedApplication, known: Known) -> None:
@@ -290,9 +290,9 @@ def test_readers_of_documents_that_never_read(folder: Path) -> None:
 
         pouring = threading.Thread(target=pour)
         pouring.start()
-        pouring.join(10)
+        pouring.join(30)
         assert not pouring.is_alive()  # the server closed the connection, or stopped reading
-        until(lambda: metric(small.port, "hapi_cancelled_total") >= 1, 10, "the end of the connection")
+        until(lambda: metric(small.port, "hapi_cancelled_total") >= 1, 30, "the end of the connection")
         sock.close()
 
 
