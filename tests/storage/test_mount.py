@@ -52,7 +52,7 @@ def mounted(request: pytest.FixtureRequest, address: str) -> Iterator[Mounted]:
     before = threading.active_count()
     with mount(address, read_ahead_bytes=request.param) as found:
         yield found
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # those of earlier tests may end meanwhile
 
 
 def drain(mounted: Mounted, counts: list[int]) -> list[int]:

@@ -433,10 +433,9 @@ def _dead_store_seconds(monkeypatch: pytest.MonkeyPatch, port: int) -> float:
 
 
 def test_refusing_store_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    assert _dead_store_seconds(monkeypatch, port) < 10
+    with socket.socket() as deaf:  # it does not listen, and nobody else gets its port
+        deaf.bind(("127.0.0.1", 0))
+        assert _dead_store_seconds(monkeypatch, deaf.getsockname()[1]) < 10
 
 
 @pytest.mark.slow
