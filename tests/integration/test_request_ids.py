@@ -59,8 +59,9 @@ def test_an_error_has_one_id_on_both_sides(tmp_path: Path, cos_batch: str) -> No
     damage(folder, 7)
     with server(folder, "--cos-batch", cos_batch, log=log) as running:
         done = train(*COMMON, "--server", running.url, code=1)
-    (line,) = [line for line in done.stderr.splitlines() if "hapi-train: error:" in line]
-    (request_id,) = named_in(line)
+        (line,) = [line for line in done.stderr.splitlines() if "hapi-train: error:" in line]
+        (request_id,) = named_in(line)
+        wait_for(lambda: request_id in log.read_text())
     found = logged(log, request_id)
     assert found["status"] == 500 and found["error"] == "data" and found["path"] == EXTRACT
     assert found["detail"] in line and found["tenant"] == "default"
@@ -79,7 +80,9 @@ def occupied(running: ServerProcess, known: Known) -> Iterator[None]:
 @pytest.mark.slow
 def test_a_warning_has_one_id_on_both_sides(tmp_path: Path) -> None:
     folder, log = make_store(tmp_path / "store"), tmp_path / "log"
-    with server(folder, "--max-running", "1", "--max-queued", "0", log=log) as running:
+    # Its only slot stays taken until the trainer has said so, however late that starts.
+    arguments = ("--max-running", "1", "--max-queued", "0", "--send-timeout", "600")
+    with server(folder, *arguments, log=log) as running:
         with occupied(running, Known(folder)):
             job = start_train(*COMMON, "--server", running.url)
             assert job.stdout is not None
