@@ -64,8 +64,8 @@ def trickling(server: ServedApplication, known: Known, over: threading.Event) ->
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(("127.0.0.1", server.port))
-            sock.settimeout(0.02)
             sock.sendall(body)
+            sock.settimeout(0.02)
             readers.append(sock)
         for sock in list(readers):
             try:
@@ -181,11 +181,10 @@ class Settled:
         """Nothing is left of the trouble, the metrics add up, and good requests are answered right."""
         self._idle()
         application = self._server.application
-        until(lambda: self._counts()[1] <= self.descriptors + 1, 20, "the end of all connections")
-        threads, _, tasks = self._counts()
+        until(self._connections_are_over, 60, "the end of all connections and of their tasks")
+        threads, _, _ = self._counts()
         # Two pools grow to their size: one thread for each slot and one for the extra slot.
         assert threads <= self.threads + 2 * (application.service.slots + 1)
-        assert tasks <= self.tasks + 1
         cache = application.service.workers.all[0].cache
         assert all(front.users == 0 for front in cache._fronts.values())
         assert resident_bytes(_own()) - self.resident < memory
@@ -209,6 +208,10 @@ class Settled:
             "the end of all requests",
         )
         gc.collect()
+
+    def _connections_are_over(self) -> bool:
+        _, descriptors, tasks = self._counts()
+        return descriptors <= self.descriptors + 1 and tasks <= self.tasks + 1
 
     def _counts(self) -> tuple[int, int, int]:
         """Threads, descriptors, tasks of the server's loop."""

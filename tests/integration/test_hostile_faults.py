@@ -203,7 +203,7 @@ def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path,
         "--tls-key",
         str(key),
         "--send-timeout",
-        "0.6",
+        "2",
         "--cos-batch",
         "200",
     )
@@ -215,7 +215,7 @@ def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path,
         plain.connect(("127.0.0.1", running.port))
         sock = context.wrap_socket(plain, server_hostname="localhost")
         sock.sendall(request_bytes(EXTRACT, body))
-        for _ in range(60):
+        for _ in range(150):
             assert sock.recv(1 << 14)
             threading.Event().wait(0.04)
         text = _metrics_over_tls(context, running.port)
@@ -229,7 +229,7 @@ def test_slow_and_silent_readers_over_tls(folder: Path, certificate: tuple[Path,
             "the drop of who stopped reading",
         )
         until(
-            lambda: "\nhapi_requests_running 0.0" in _metrics_over_tls(context, running.port), 5, "its slot"
+            lambda: "\nhapi_requests_running 0.0" in _metrics_over_tls(context, running.port), 20, "its slot"
         )
         sock.close()
 
