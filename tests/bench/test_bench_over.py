@@ -62,7 +62,7 @@ def test_workers_share_the_tasks_and_end_with_an_error() -> None:
         done.append((number, len(done)))
         return 1
 
-    assert _driven(itertools.repeat(task), 2, time.perf_counter() + 0.05) == len(done) > 2
+    assert _driven(itertools.repeat(task), 2, time.perf_counter() + 0.5) == len(done) > 2
 
     def failing(number: int) -> int:
         raise ValueError("broken")

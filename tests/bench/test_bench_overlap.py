@@ -71,7 +71,8 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         capsys.readouterr().err
     )
     (row,) = json.loads((tmp_path / "f.json").read_text())["rows"]
-    assert 60e6 < row["goodput"] < 110e6
+    # Neither bytes nor the loopback; how near it is to 100 Mbit/s goes by what else this machine does.
+    assert 25e6 < row["goodput"] < 200e6
     assert row["bytes_received"] > 0 and row["server_seconds"] > 0
     # An epoch cannot be shorter than its slowest part, but for what the clocks and the probe are off by.
     assert row["ratio"] > 0.9

@@ -89,7 +89,7 @@ def test_an_answer_counts_when_it_is_whole() -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_short_run() -> None:
     settings = OverloadSettings(
-        seconds=3.0, alone_seconds=2.0, peak_seconds=1.5, skipped=0.5, clients=12, request_size=8, light_every=0.2,
+        seconds=6.0, alone_seconds=4.0, peak_seconds=4.0, skipped=0.5, clients=12, request_size=4, light_every=0.2,
         samples=64,
     )  # fmt: skip
     result = measure_overload(settings, lambda line: None)

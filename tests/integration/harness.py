@@ -57,7 +57,7 @@ class ServerProcess:
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=lambda: lines.put(self.process.stdout.readline()), daemon=True).start()
         try:
-            line = lines.get(timeout=90)
+            line = lines.get(timeout=180)
         except queue.Empty:
             self.kill()
             raise AssertionError("the server did not say that it listens") from None

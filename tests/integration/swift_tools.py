@@ -73,7 +73,7 @@ class Swift:
         assert chosen and None not in chosen.values(), chosen
         for pid in chosen.values():
             os.kill(pid or 0, signal.SIGKILL)
-        wait_for(lambda: not any(self.processes()[n] for n in chosen), 10, "the end of killed processes")
+        wait_for(lambda: not any(self.processes()[n] for n in chosen), 60, "the end of killed processes")
 
     def _script(self, command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -15,7 +15,7 @@ from harness import server
 from hostile_tools import resident_bytes
 from http_tools import EXTRACT, SAMPLES, TENSORS, Known, make_store, request_bytes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REQUESTS, WARM, AT_ONCE = 20_000, 1_000, 6
 PER_CONNECTION = 500
 """Requests of a connection, so that some end and others begin."""

@@ -33,7 +33,7 @@ def test_what_is_started_is_ended(tmp_path: Path) -> None:
         running.start()
         after = running.processes()
         assert after["object-0"] not in (None, before["object-0"]) and after["proxy"] == before["proxy"]
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in after.values()), 10, "the end of all")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in after.values()), 60, "the end of all")
     socket.create_server(("127.0.0.1", running.port)).close()
     assert script("status", str(folder)).stdout.count("down") == 4
     assert script("stop", str(folder)).returncode == 0
