@@ -8,6 +8,7 @@ wants a new interpreter, and so does what comes before (the entry points, their 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import runpy
@@ -156,7 +157,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send it, if the process still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it may end just now
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
