@@ -75,7 +75,7 @@ def test_workers_share_the_tasks_and_end_with_an_error() -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_short_run_over_http(tmp_path: Path) -> None:
     settings = OverSettings(
-        over="http", sizes=(512, 0), total=2 << 20, seconds=0.1, rounds=1, folder=str(tmp_path)
+        over="http", sizes=(512, 0), total=2 << 20, seconds=0.3, rounds=1, folder=str(tmp_path)
     )
     found = measure_over(settings, lambda line: None)
     assert [(r.size, r.reader) for r in found.rows] == [
