@@ -27,9 +27,9 @@ from hapi.bench.cells import PAPER_MODELS, Results
 from hapi.bench.loose import Bed
 from hapi.bench.photos import make_store, push_twins
 from hapi.bench.testbed import stop_all
-from hapi.bench.tiers import BenchClient, environment, start_server_process
+from hapi.bench.tiers import START_SECONDS, BenchClient, environment, start_server_process
 from hapi.bench.whole_jobs import WholeJob, run_whole_jobs
-from hapi.errors import HapiError
+from hapi.errors import HapiError, TransportError
 
 POLICIES = ("auto", "adaptive", "fixed")
 WHOLE, STORE = "whole", "store"
@@ -213,7 +213,7 @@ class _Bench:
                 client.ask("open", **self._job(url, f"store:{twin}", "freeze"))
                 self._do(client, _WARM_SAMPLES)
                 time.sleep(_SETTLE_SECONDS)
-                resident.append(int(watch.lines()[-1].get("weights", 0)))
+                resident.append(int(_next_look(watch).get("weights", 0)))
             client.stop()
         return {
             "model": settings.twin,
@@ -289,3 +289,13 @@ class _Watch:
     def stop(self) -> None:
         """End the process."""
         stop_all([self._process])
+
+
+def _next_look(watch: _Watch) -> dict[str, float]:
+    """What the watch sees now; :class:`TransportError` when it sees nothing for long."""
+    now = time.monotonic()
+    while not (seen := [line for line in watch.lines() if line["at"] >= now and "used" in line]):
+        if time.monotonic() > now + START_SECONDS:
+            raise TransportError(f"the watch of the server's memory saw nothing in {START_SECONDS:g} s")
+        time.sleep(0.05)
+    return seen[0]
