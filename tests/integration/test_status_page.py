@@ -225,7 +225,9 @@ def test_markup_in_a_name_is_text(running: ServerProcess, browser: Browser, know
         # In one go: an answer that is under way would be shown in its place.
         texts = "[...['#running', '#tenants'].map(s => document.querySelector(s).innerText)"
         shown = f"clearTimeout(timer); show({json.dumps(_all_hostile(status))})"
-        of_running, of_tenants, marked = tab.run(f"{shown}; {texts}, document.querySelectorAll('img, b').length]")
+        of_running, of_tenants, marked = tab.run(
+            f"{shown}; {texts}, document.querySelectorAll('img, b').length]"
+        )
         assert of_running.count(HOSTILE) >= 6 and of_tenants.count(HOSTILE) == 1
         assert marked == 0
         assert tab.run("document.title") == "Hapi server"
