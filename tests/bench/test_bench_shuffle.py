@@ -58,6 +58,7 @@ def test_wrong_flags(flags: tuple[str, ...], match: str, capsys: pytest.CaptureF
     assert match in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_tells_orders_apart() -> None:
     """One epoch on data sorted by class: the stored order learns less than a shuffled one."""
     pytest.importorskip("sklearn")

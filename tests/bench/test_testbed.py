@@ -65,6 +65,7 @@ def check_rate(bed: TestBed, size: int, least: float, most: float) -> list[str]:
     return cores
 
 
+@pytest.mark.slow
 @needs_bed
 def test_the_link_has_its_bandwidth_and_the_tiers_their_cores() -> None:
     with TestBed(50e6) as bed:
@@ -121,6 +122,7 @@ def test_a_signal_removes_the_bed(number: signal.Signals) -> None:
     assert not [name for name in testbed.beds() if f"-{process.pid}-" in name]
 
 
+@pytest.mark.slow
 @needs_bed
 def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     process, sleeper = holder()

@@ -165,6 +165,7 @@ def plan_in_a_new_process(tmp_path: Path, *flags: str) -> tuple[dict[str, Any], 
     return json.loads(done.stdout), ast.literal_eval(done.stderr.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_answer_is_quick_the_first_time_and_at_once_the_second(tmp_path: Path) -> None:
     """What makes it quick: no compiler is imported for the first answer, and not even torch for the second."""
     first, imported = plan_in_a_new_process(tmp_path)

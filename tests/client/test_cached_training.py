@@ -117,6 +117,7 @@ def test_a_cache_for_a_part_of_the_samples(
     assert sum(held) <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_cache_that_is_damaged_meanwhile(
     plain: tuple[str, Any, Any], service: Service, tmp_path: Path, damage: str
@@ -144,6 +145,7 @@ def test_a_cache_that_is_damaged_meanwhile(
     check_same(plain, report, weights)
 
 
+@pytest.mark.slow
 def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
     """Batch by batch in turns, each in an order of its own."""
     settings = {**CASES["pictures"], "split": 0, "sample_cache": str(tmp_path / "cache")}
@@ -165,6 +167,7 @@ def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*@*/open-*"))
 
 
+@pytest.mark.slow
 def test_features_are_not_kept(service: Service, tmp_path: Path) -> None:
     with open_session(service, split="freeze", sample_cache=str(tmp_path / "cache")) as session:
         assert not session.caches
@@ -181,6 +184,7 @@ def test_a_wrong_folder_is_told_before_anything_else(service: Service, tmp_path:
 # -- what a plan knows of it -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_planned_run_is_the_same_and_counts_on_the_cache(service: Service, tmp_path: Path) -> None:
     reference, weights = train(service, "auto")
     report, cached = train(service, "auto", sample_cache=str(tmp_path / "cache"))

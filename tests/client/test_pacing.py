@@ -82,6 +82,7 @@ class Simulation:
         return self.now
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     transfer=st.floats(0.001, 1.0),

@@ -173,6 +173,7 @@ class Interrupting(Silent):
 CTRL_C, PIPE = KeyboardInterrupt(), BrokenPipeError()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "what"), [*((at, CTRL_C) for at in (1, 3, 4, 5, 8)), (3, PIPE), (8, PIPE)])
 def test_interrupted_after_any_step(
     service: Handler, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException

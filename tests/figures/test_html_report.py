@@ -156,6 +156,7 @@ LACKING: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LACKING)
 def test_a_report_may_lack_much(what: str) -> None:
     _, words = parsed(changed(LACKING[what]))

@@ -103,6 +103,7 @@ def test_split_0_has_the_pixels_of_a_plain_pipeline(service: Service, store: Pat
     assert not torch.equal(seen[0], seen[1])
 
 
+@pytest.mark.slow
 def test_a_pushed_split_has_the_same_pixels(service: Service, store: Path) -> None:
     """A server's features are those of its layers over the very pixels that split 0 gives, also when splits change."""
     wanted = [reference_features(service, plain_pixels(store, epoch)) for epoch in (0, 1)]
@@ -121,6 +122,7 @@ def reference_features(service: Service, inputs: torch.Tensor) -> torch.Tensor:
             return segment(inputs)
 
 
+@pytest.mark.slow
 def test_requests_and_cos_batches_have_no_influence(service: Service, store: Path) -> None:
     """Split 1 is one convolution: what each COS batch computes is compared within its rounding."""
     with open_session(service, split=1, freeze=1) as session:
@@ -134,6 +136,7 @@ def test_requests_and_cos_batches_have_no_influence(service: Service, store: Pat
             other.close()
 
 
+@pytest.mark.slow
 def test_two_runs_are_equal_to_the_last_bit_and_another_seed_is_not(service: Service) -> None:
     first = train(service)
     assert train(service) == first
@@ -148,6 +151,7 @@ class Stops(Silent):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_resumed_in_the_middle_of_an_epoch(service: Service, tmp_path: Path) -> None:
     undisturbed, path = (
         train(service, augment=("imagenet", "jitter:brightness=0.4:hue=0.1")),

@@ -12,7 +12,8 @@ BOUND = 1e-5
 SAMPLES = 33
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alexnet", "resnet18", "transformer"])
 def test_features_hardly_depend_on_the_cos_batch(name: str) -> None:
     """Sizes that other kernels serve, and remainders; the same size twice gives the same bits."""
     model = build(ModelSpec(architecture=name, weights="random:0", input_shape=(3, 64, 64)))

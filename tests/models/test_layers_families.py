@@ -86,6 +86,7 @@ def test_transformer_has_an_empty_layer_where_timm_has_the_heads_dropout() -> No
     assert model.layers[19].tensors == () and model.output_shapes()[19] == model.output_shapes()[20] == (768,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [

@@ -84,6 +84,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_front_then_back_is_the_whole_at_every_split(name: str) -> None:
     model = model_of(name)
@@ -103,6 +104,7 @@ def test_front_then_back_is_the_whole_at_every_split(name: str) -> None:
         assert torch.equal(middle, kept), f"the back changed its input at split {split}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual", "resnet18"])
 def test_gradients_and_statistics_of_the_trained_part_are_those_of_the_whole(name: str) -> None:
     model = model_of(name)

@@ -203,6 +203,7 @@ def test_tensors_with_content_are_left_to_torch() -> None:
     assert meta_result(aten.erf.default, (meta(2, 3),), {}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "mobilenet_v3_small"])
 def test_a_model_is_the_same_without_the_rules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec(architecture=name, input_shape=(3, 64, 64))
@@ -215,6 +216,7 @@ COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
 ANALYSED = ("resnet50", "vit_b_32", "swin_v2_t", "mobilenet_v3_small", "regnet_y_400mf")
 
 
+@pytest.mark.slow
 def test_models_are_analysed_without_torchs_compiler() -> None:
     """It takes longer to import than most models take to analyse. One process for all of them: it imports torch."""
     code = (

@@ -172,6 +172,7 @@ def test_a_structure_has_no_weights_but_all_that_the_constructor_computes(factor
     assert torch.equal(own.traced.constants["attribute"], torch.full((4,), 0.5))
 
 
+@pytest.mark.slow
 def test_checkpoints_of_all_forms(tmp_path: Path) -> None:
     source = build(spec(weights="random:5")).module
     state = source.state_dict()
@@ -329,6 +330,7 @@ def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(torch.equal(v, state[k]) for k, v in loaded.module.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 @pytest.mark.parametrize(("name", "side"), [("timm:resnet10t", 32), ("timm:vit_tiny_patch16_224", 32)])
 def test_timm_models(name: str, side: int) -> None:

@@ -178,6 +178,7 @@ class _Alive(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "densenet121"])
 def test_the_prediction_covers_real_forward_passes(name: str) -> None:
     """By tensors that are alive, without oneDNN's copies, as on a GPU; weights are not counted."""

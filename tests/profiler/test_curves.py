@@ -105,6 +105,7 @@ def test_choice_and_cost_for_any_curve(times: list[float], noise: float, seed: i
     assert looked < 2 * OBSERVATIONS * samples + PATIENCE * samples
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 64.0), st.floats(0.0, 0.02), st.floats(0.0, 0.004), st.integers(0, 1 << 32))
 def test_within_three_percent_of_the_best_of_all_convex_curves(
     fixed: float, slope: float, noise: float, seed: int

@@ -53,6 +53,7 @@ def test_small_cases_are_as_good_as_a_milp_solver_finds(problem: Problem) -> Non
     assert found.filled == found.bound == best_by_milp(*problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lists", "table"), [((), 1 << 27), ((1, 2), 1 << 27), ((1, 2), 0), ((3, 4, 4), 0)], ids=str
 )

@@ -29,6 +29,7 @@ def zoo(name: str, side: int) -> LayeredModel:
     return build(ModelSpec(architecture=name, weights="random:0", input_shape=(3, side, side)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [in_place, lambda: zoo("resnet18", 32), lambda: zoo("squeezenet1_1", 64), lambda: zoo("mobilenet_v3_small", 32)],

@@ -276,6 +276,7 @@ class Stopped:
         self._thread.join(60)
 
 
+@pytest.mark.slow
 def test_killed_while_idle(pool: Decoders) -> None:
     samples, victim, replaced = images(6), pool.pids[0], pool.replaced
     os.kill(victim, signal.SIGKILL)

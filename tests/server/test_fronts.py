@@ -125,6 +125,7 @@ def large(bench: Bench, name: str, split: int, but: int = 0) -> list[tuple[str, 
     return [(manifest.weights_key, e.start, e.stop) for e in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -183,6 +184,7 @@ def test_only_what_is_missing_is_read(bench: Bench) -> None:
     assert min(start for _, start, _ in bench.store.ranges) >= changed[0][1]
 
 
+@pytest.mark.slow
 def test_a_zoo_model_is_built_no_more_than_it_must(bench: Bench) -> None:
     bench.load("zoo", 9)
     assert bench.loader.builds.builds == 1
@@ -216,6 +218,7 @@ def test_a_wrong_digest_is_refused_whatever_is_resident(bench: Bench) -> None:
         assert bench.cache.resident_bytes == before
 
 
+@pytest.mark.slow
 def test_without_reuse_nothing_is_kept_or_shared(folder: Path) -> None:
     bench = Bench(folder, reuse=False)
     for name in ("one", "zoo"):
@@ -269,6 +272,7 @@ def run_threads(count: int, work: Any) -> list[BaseException]:
     return failures
 
 
+@pytest.mark.slow
 def test_many_threads_at_once(bench: Bench, base: LayeredModel, other: LayeredModel) -> None:
     names = ("one", "two", "tuned", "zoo")
     requests = {(n, s): bench.request(n, s) for n in names for s in (3, 6, 8)}
@@ -302,6 +306,7 @@ def test_many_threads_at_once(bench: Bench, base: LayeredModel, other: LayeredMo
             assert len(read) <= 1, entry.name
 
 
+@pytest.mark.slow
 def test_many_threads_over_a_store_that_fails(folder: Path) -> None:
     bench = Bench(folder, budget=1 << 20)
     dice = random.Random(7)

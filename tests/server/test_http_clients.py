@@ -183,6 +183,7 @@ def test_a_client_that_leaves_while_its_model_loads(
         known.check_features(answer.body, [3, 39, 0, 17])
 
 
+@pytest.mark.slow
 def test_readers_that_stall_are_dropped(folder: Path, known: Known) -> None:
     with served(folder, cos_batch=8, max_running=2, send_timeout=0.5) as impatient:
         stalled = []
@@ -216,6 +217,7 @@ def test_a_reader_that_is_slow_but_reads_gets_all(folder: Path, known: Known) ->
         sock.close()
 
 
+@pytest.mark.slow
 def test_a_deadline_for_the_whole_request(folder: Path, known: Known) -> None:
     """A reader that takes a little now and then cannot hold a slot for ever."""
     with served(folder, cos_batch=8, max_request_seconds=1.0) as strict:
@@ -262,6 +264,7 @@ def test_a_crowd(folder: Path, known: Known) -> None:
         small.idle()  # a client may have all of its answer before the slot is free
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_hundreds_that_left(folder: Path, known: Known) -> None:
     """Threads and file descriptors after 300 clients that left at every stage of a request."""
     with served(folder, cos_batch=4, max_running=4, max_queued=400) as busy:

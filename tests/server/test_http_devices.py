@@ -92,6 +92,7 @@ def test_a_request_that_cannot_fit_gets_507_with_the_numbers(folder: Path, known
         assert server.service.workers.all[0].cache.resident_bytes == 0, "nothing was loaded for it"
 
 
+@pytest.mark.slow
 def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
     """More than fit at a time: all get their answers, and the ledger is never beyond the budget."""
     with served(folder) as server:

@@ -181,6 +181,7 @@ def test_weights_that_cannot_be_fetched(
     assert torch.hub.get_dir().encode() not in answer.body
 
 
+@pytest.mark.slow
 def test_what_large_inputs_need_is_bounded(folder: Path, known: Known) -> None:
     """At 256 pixels the widest of the layers gives 4 MiB a sample: four of them in a pass, or none."""
     document = known.extract(list(range(10)), transform=TransformSpec(resize=256, crop=256).to_json())

@@ -109,6 +109,7 @@ def held_up() -> Iterator[None]:
             release.set()
 
 
+@pytest.mark.slow
 def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants) -> None:
     """Its requests go next, and none of them is sent away, although the queue is full all the time."""
     with served(folder, tenants=tenants, max_running=1, max_queued=8, cos_batch=8, threads=1) as server:
@@ -138,6 +139,7 @@ def test_a_light_tenant_in_a_crowd(folder: Path, known: Known, tenants: Tenants)
         assert by_tenant(server, "hapi_tenant_queued", tenant="heavy") == 0
 
 
+@pytest.mark.slow
 def test_what_is_said_about_waiting_comes_true(folder: Path, known: Known, tenants: Tenants) -> None:
     with served(folder, tenants=tenants, max_running=2, max_queued=64, cos_batch=8, threads=1) as server:
         with crowded(server, known, 8) as statuses:
@@ -187,6 +189,7 @@ def test_deadlines(folder: Path, known: Known, tenants: Tenants) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_rationed_tenant(folder: Path, known: Known, tenants: Tenants) -> None:
     """40 samples of 16 KiB are 640 KiB of features: with 200 KiB/s the third one ends after 5 s at the earliest."""
     with served(folder, tenants=tenants, max_running=4, cos_batch=8) as server:

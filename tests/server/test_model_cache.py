@@ -185,6 +185,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(FRONTS, STEPS, st.integers(0, 60))
 def test_any_sequence(fronts: list[set[int]], steps: list[tuple[str, int]], budget: int) -> None:

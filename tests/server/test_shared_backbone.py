@@ -65,6 +65,7 @@ def service_of(jobs: Jobs, **settings: Any) -> Service:
     return Service(options, open_store(jobs.known.store.url))
 
 
+@pytest.mark.slow
 def test_resident_weights_grow_by_the_trained_part_only(jobs: Jobs) -> None:
     service, alone = service_of(jobs), service_of(jobs, model_reuse=False)
     try:

@@ -110,6 +110,7 @@ def test_slow_readers_make_room(folder: Path, known: Known, caplog: pytest.LogCa
     assert lines and all(r.status == 499 and "while others wait" in r.dropped for r in lines)
 
 
+@pytest.mark.slow
 def test_slow_readers_give_memory_back(folder: Path, known: Known) -> None:
     """Slots are free, but one of them holds what the device has."""
     request = ExtractRequest.from_json(known.extract())

@@ -348,6 +348,7 @@ class KilledStore:
         self._store.delete(key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replacing", [False, True])
 def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a death at any step the old data set is there, or the new one, or none; going on does not scan again."""

@@ -121,6 +121,7 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     assert max(size for _, _, size in store.ranges) <= SLOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "slots"), [(100, 24), (333, 24), (700, 24), (1_200, 48)])
 def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int, slots: int) -> None:
     """Neither shards nor mean lengths need to fit the groups: chunks are cut where groups begin."""
