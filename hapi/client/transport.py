@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from hapi.client.addresses import bearer, parse_url, tls_context
+from hapi.client.low_water import LowWaterResponse
 from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, WireError, from_problem
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameLimits
@@ -187,8 +188,11 @@ class HttpTransport:
     def _fresh(self) -> http.client.HTTPConnection:
         host, port, seconds = self._address.host, self._address.port, min(self._timeout, CONNECT_SECONDS)
         if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=seconds)
-        return http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+            connection = http.client.HTTPConnection(host, port, timeout=seconds)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+        connection.response_class = LowWaterResponse
+        return connection
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
         connection.connect()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_http import answer, raw, serving
+from tiny_http import answer, raw, serving, tls_server
 
 from hapi.client import transport as transport_module
 from hapi.client.transport import HttpTransport
@@ -363,33 +361,6 @@ def test_bad_tokens(token: str) -> None:
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for 127.0.0.1 and its key in one file."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    )
-    try:
-        subprocess.run(
-            [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("no openssl here to make a certificate with")
-    both = folder / "both.pem"
-    both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
-    return both
-
-
-def tls_server(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
 
 
 def test_https_with_its_authority(certificate: Path) -> None:

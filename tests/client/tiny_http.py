@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 Reply = Callable[[socket.socket, bytes], bool]
 """(connection, request) to whether the connection stays open."""
@@ -90,6 +91,13 @@ def raw(data: bytes, keep: bool = False) -> Reply:
         return keep
 
     return reply
+
+
+def tls_server(certificate: Path) -> ssl.SSLContext:
+    """For a server that shows this certificate, whose file holds the key as well."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
 
 
 @contextlib.contextmanager
