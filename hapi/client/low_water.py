@@ -1,8 +1,8 @@
 """Answers are read in large steps: the system wakes the reader when much has come, not for every packet.
 
-A link of 160 Mbit/s brings 13,000 packets a second. Waking a thread for each of them, which then waits for Python's lock,
-takes as much of the trainer's core as a layer does. Each side of a socket may say from how many bytes on it is to be
-woken: its low-water mark (``SO_RCVLOWAT``, socket(7)).
+A link of 160 Mbit/s brings 13,000 packets a second. Waking a thread for each of them, which then waits for Python's
+lock, takes a fifth of the trainer's core. Each side of a socket may say from how many bytes on it is to be woken: its
+low-water mark (``SO_RCVLOWAT``, socket(7)).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import ssl
 from typing import Any
 
-LOW_WATER = 128 << 10
+LOW_WATER = 64 << 10
 """Bytes for which a reader is woken, or fewer when no more are to come."""
 _TLS_RECORD = 17 << 10
 """Most bytes of a TLS record, of which a part may have been read from the socket and not been given out."""
@@ -70,7 +70,8 @@ class _LowWater(io.RawIOBase):
         mark = max(1, mark)
         if mark != self._mark:
             self._mark = mark
-            with contextlib.suppress(OSError, AttributeError):  # a system without it wakes the reader more often
+            # A system without it wakes the reader more often.
+            with contextlib.suppress(OSError, AttributeError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def close(self) -> None:
