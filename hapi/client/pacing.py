@@ -26,7 +26,7 @@ IDLE = 0.02
 PATIENCE = 2.0
 """Times what all answers under way should take, after which no request is held back: a server may be silent."""
 UNKNOWN = 2
-"""Requests under way while the link's rate is not known."""
+"""Requests under way before the first answer has shown the link."""
 
 
 @dataclass
@@ -34,7 +34,9 @@ class Learned:
     """What a session knows of its link, pass after pass."""
 
     rate: float | None = None
-    """Bytes per second."""
+    """Bytes per second; None where all was there before anybody looked, so that there is nothing to wait for."""
+    answered: bool = False
+    """Whether an answer has come."""
     lead: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds, by split: how long a server needs depends on it."""
 
@@ -67,7 +69,7 @@ class Pacing:
         if not self._coming or arrived is None or self._before is None:
             return 0.0
         if self._learned.rate is None:
-            return 0.0 if len(self._coming) < UNKNOWN else 0.05
+            return 0.0 if self._learned.answered or len(self._coming) < UNKNOWN else 0.05
         whole, rate = sum(self._coming.values()), self._learned.rate
         to_come = min(whole, max(0.0, self._expected - (arrived - self._before)))
         delay = max(0.0, to_come / rate - self._learned.lead[split])
@@ -92,7 +94,7 @@ class Pacing:
         if nbytes is None:
             return
         known = self._learned
-        known.rate = self._link.recent() or known.rate
+        known.rate, known.answered = self._link.recent() or known.rate, True
         idle, self._idle = self._link.idle - self._idle, self._link.idle
         if not self._held or known.rate is None or idle <= IDLE * nbytes / known.rate:
             known.lead[split] *= SHRINK

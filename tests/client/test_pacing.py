@@ -133,6 +133,22 @@ def test_a_rate_that_is_not_known_yet() -> None:
     assert pacing.delay(0) == 0, "a request that failed is not under way"
 
 
+def test_a_link_too_fast_to_be_seen_holds_nothing_back() -> None:
+    """What it brings is there before anybody looks, so that its rate is never known."""
+    learned = Learned()
+    pacing = Pacing(lambda: 0, LinkMeter(lambda: 0), learned)
+    for number in range(UNKNOWN):
+        pacing.sent(number, 1000)
+    pacing.done(0, 0, 1000)
+    for number in range(10, 20):
+        assert pacing.delay(0) == 0
+        pacing.sent(number, 1000)
+    following = Pacing(lambda: 0, LinkMeter(lambda: 0), learned)
+    for number in range(10):
+        assert following.delay(0) == 0, "nor does the next pass wait for its rate"
+        following.sent(number, 1000)
+
+
 def test_what_was_expected_wrongly_is_corrected() -> None:
     arrived, link = [0], Link()
     link.rate = 1000.0
