@@ -141,7 +141,7 @@ class Watch:
             "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
             "beside": decode + sent + tier.overhead_seconds,
             "rest": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
-            "step": profile.step_seconds,
+            "step": profile.step_seconds + profile.update_seconds / self._batch_size,
         }
 
 
@@ -189,7 +189,13 @@ def _scaled(profile: Profile, split: int, ratios: dict[str, float]) -> Profile:
         codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * beside,
         overhead_seconds=profile.server_tier.overhead_seconds * beside,
     )
-    return replace(profile, layers=layers, server_tier=tier, step_seconds=profile.step_seconds * step)
+    return replace(
+        profile,
+        layers=layers,
+        server_tier=tier,
+        step_seconds=profile.step_seconds * step,
+        update_seconds=profile.update_seconds * step,
+    )
 
 
 def _in_words(stage: str, ratio: float, before: Profile) -> str:

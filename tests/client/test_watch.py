@@ -100,6 +100,17 @@ def test_a_part_that_hardly_counts_is_not_compared() -> None:
     assert watched.batches(20) == [None] * 20
 
 
+def test_the_weights_update_is_part_of_the_step() -> None:
+    """A profile of ``hapi plan`` tells it apart, what a batch shows is both: 1 ms a sample and 40 ms a batch."""
+    profile = truth(update_seconds=0.04)
+    watched = Watched(profile)
+    watched.world.true = replace(profile, step_seconds=0.001 + 0.04 / JOB.bs)
+    assert watched.batches(20) == [None] * 20
+    watched.world.true = replace(profile, step_seconds=3 * (0.001 + 0.04 / JOB.bs))
+    (found,) = [f for f in watched.batches(20) if f is not None]
+    assert found[0].step_seconds == pytest.approx(0.003) and found[0].update_seconds == pytest.approx(0.12)
+
+
 def test_layers_that_did_not_change_are_left_alone() -> None:
     """Layers here are 8 times as slow and the step is not: at another split that leaves no layer here it holds."""
     watched = Watched()
