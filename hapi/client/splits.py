@@ -145,7 +145,7 @@ def planning_of(
     )
     job = Job(
         bs=settings.bs,
-        samples=-(-len(prepared.training_ids) // prepared.order.trainers),
+        samples=_samples_of_an_epoch(settings, prepared),
         epochs=settings.epochs,
         micro_batch=settings.micro_batch,
         request_size=settings.request_size,
@@ -167,3 +167,11 @@ def planning_of(
         )
     except ConfigError as error:
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
+
+
+def _samples_of_an_epoch(settings: TrainSettings, prepared: Prepared) -> int:
+    """That this trainer uses; at least 1, as an epoch without any is refused when it begins."""
+    count, trainers = len(prepared.training_ids), prepared.order.trainers
+    if settings.drop_last:
+        return max(1, count // (settings.bs * trainers) * settings.bs)
+    return -(-count // trainers)
