@@ -9,11 +9,11 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi.errors import UsageError
+from hapi.figures.markup import escaped
 from hapi.units import format_duration
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def inline_svg(figure: Figure, prefix: str, title: str) -> str:
     text = re.sub(r'href="#', f'href="#{prefix}-', text).replace("url(#", f"url(#{prefix}-")
     opening, rest = text.split(">", 1)
     opening = re.sub(r' (width|height)="[\d.]+pt"', "", opening)
-    return f'{opening} role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>{rest}'
+    return f'{opening} role="img" aria-label="{escaped(title)}"><title>{escaped(title)}</title>{rest}'
 
 
 def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAMES) -> None:

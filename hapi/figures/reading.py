@@ -128,6 +128,8 @@ def load_run(path: str) -> Run:
         raise ConfigError(f"{path}: not JSON; make a report with 'hapi-train --report FILE'") from None
     try:
         return Run.from_json(document)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; this is no report of a run") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; expected what 'hapi-train --report FILE' writes") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from hapi.paths import write_whole
 PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 16 << 20
 _MAX_LAYERS = 100_000
+_LEAST = 1e-9
+"""Smallest bandwidth and share of a server that are believed: seconds stay finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +155,12 @@ class Profile:
                 f"profile: freeze {self.freeze} and last_split {self.last_split} must ascend within the "
                 f"{len(self.layers)} layers"
             )
-        if not self.link.bits_per_second > 0 or not self.link.variation < 1:
-            raise ConfigError("profile: link needs bits_per_second above 0 and a variation below 1")
+        if not self.link.bits_per_second >= _LEAST or not self.link.variation < 1:
+            raise ConfigError("profile: link needs bits_per_second well above 0 and a variation below 1")
         if min(self.server.concurrency, self.server.cos_batch, self.server.servers) < 1:
             raise ConfigError("profile: server.concurrency, cos_batch and servers must be at least 1")
-        if not 0 < self.server.share <= 1:
-            raise ConfigError("profile: server.share must be above 0 and at most 1")
+        if not _LEAST <= self.server.share <= 1:
+            raise ConfigError("profile: server.share must be well above 0 and at most 1")
         tiers = (self.server_tier, self.client_tier)
         if min(count for t in tiers for count in (t.processors, t.threads, t.devices)) < 1:
             raise ConfigError("profile: processors, threads and devices of a tier must be at least 1")
@@ -241,18 +244,22 @@ def read_strictly(kind: type[Any], document: Any, where: str) -> Any:
     """``document`` as the dataclass ``kind``: every field there, none beside, each of its type."""
     if not isinstance(document, Mapping):
         raise ConfigError(f"{where}: expected an object, found {type(document).__name__}")
-    types = typing.get_type_hints(kind)
-    unknown, missing = sorted(set(document) - set(types)), sorted(set(types) - set(document))
+    known = typing.get_type_hints(kind)
+    unknown, missing = sorted(set(document) - set(known)), sorted(set(known) - set(document))
     if unknown:
         raise ConfigError(f"{where}: unknown field {str(unknown[0])[:60]!r}")
     if missing:
         raise ConfigError(f"{where}: field {missing[0]!r} is missing")
-    return kind(**{name: _value(types[name], document[name], f"{where}.{name}") for name in types})
+    return kind(**{name: _value(known[name], document[name], f"{where}.{name}") for name in known})
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return read_strictly(kind, value, where)
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple) or len(value) > _MAX_LAYERS:
             raise ConfigError(f"{where}: expected a list of at most {_MAX_LAYERS}")
@@ -268,4 +275,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
         wanted = getattr(kind, "__name__", str(kind))
         raise ConfigError(f"{where}: expected {wanted}, found {type(value).__name__}")
+    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise ConfigError(f"{where}: half a character, which cannot be written")
     return value

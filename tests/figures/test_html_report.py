@@ -208,7 +208,10 @@ def test_a_job_of_an_earlier_version_is_filled_up() -> None:
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (("plan", "job", "memory_bytes"), "8GB", r"job\.memory_bytes: expected int | None, found str"),
+        (("plan", "job", "memory_bytes"), "8GB", r"job\.memory_bytes: expected a number, found str"),
+        (("plan", "job", "memory_bytes"), 10**400, r"job\.memory_bytes: the number is out of range"),
+        (("plan", "job", "memory_bytes"), -5, r"job\.memory_bytes: the number is out of range"),
+        (("plan", "job", "weights_from"), True, r"job\.weights_from: expected a number, found bool"),
         (("plan", "candidates", 0, "estimate", "epoch_range"), [1, 10**400], "expected two numbers"),
     ],
 )
@@ -219,6 +222,13 @@ def test_odd_numbers_are_one_line(place: tuple[Any, ...], value: Any, said: str)
     inner[place[-1]] = value
     with pytest.raises(ConfigError, match=said):
         Run.from_json(document)
+
+
+def test_a_report_that_is_nested_deeply_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(json.dumps({**KEPT, "servers": "DEEP"}).replace('"DEEP"', "[" * 600 + "]" * 600))
+    with pytest.raises(ConfigError, match=r"deep\.json: nested too deeply"):
+        load_run(str(path))
 
 
 def test_estimates_that_cannot_be_are_left_out() -> None:

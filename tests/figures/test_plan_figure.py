@@ -97,6 +97,10 @@ def test_svg_follows_the_page_and_names_are_plain_text() -> None:
     assert not [c for c in COLOURS.values() if c in svg] and "var(--server)" in svg
 
 
+def test_a_drawings_title_holds_no_character_that_a_page_may_not() -> None:
+    assert "of a\ufffdb: output" in layers_svg(replace(profile_with(3), model="a\x00b"), 1)
+
+
 def test_two_inline_figures_share_no_id() -> None:
     profile = profile_with(5)
     found = planned(profile)

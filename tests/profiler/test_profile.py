@@ -35,12 +35,15 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
         (("freeze",), 2, "must ascend"),
         (("link",), [], "link: expected an object"),
         (("link", "bits_per_second"), 0, "above 0"),
+        (("link", "bits_per_second"), 1e-300, "well above 0"),
         (("link", "variation"), 1, "below 1"),
+        (("server", "share"), 1e-320, "well above 0"),
         (("server", "concurrency"), 0, "at least 1"),
         (("server", "speed"), 1, "server: unknown field 'speed'"),
         (("samples", "encoded"), 1, "expected bool"),
         (("notes",), "x", "notes: expected a list"),
         (("model",), None, "expected str"),
+        (("model",), "a\ud800", "model: half a character"),
     ],
 )
 def test_a_wrong_field_is_named(path: tuple[Any, ...], value: Any, message: str) -> None:
