@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from hapi import __version__
+from hapi.errors import ModelError
 from hapi.models.devices import finish
 from hapi.models.layers import LayeredModel
 from hapi.models.views import view
@@ -69,7 +70,8 @@ def measure(
 ) -> Profile:
     """The profile of ``model`` frozen at ``freeze``, both tiers like ``machine`` but for ``server_speed``.
 
-    ``model`` may be on the meta device and stays as it is. ``budget``: seconds for timing layers.
+    ``model`` may be on the meta device and stays as it is. ``budget``: seconds for timing layers. :class:`ModelError`
+    for a model that does not run, or whose result has no gradient.
     """
     device = device or torch.device("cpu")
     encoded = conditions.stored_bytes is not None
@@ -84,8 +86,12 @@ def measure(
         work=work,
     )
     timer = _Timer(model, work, machine, device)
-    forward = timer.layers(budget * 0.7)
-    step, update, step_note = timer.step(sizes.last_split, forward, budget * 0.3)
+    try:
+        forward = timer.layers(budget * 0.7)
+        step, update, step_note = timer.step(sizes.last_split, forward, budget * 0.3)
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the model cannot be timed: {reason}") from None
     speed = conditions.server_speed
     return Profile(
         model=title,

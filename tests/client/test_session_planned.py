@@ -173,7 +173,11 @@ def test_validation_counts_for_no_plan(service: Service, drop_last: bool) -> Non
 
 
 def test_a_plan_is_for_the_samples_that_are_trained(service: Service) -> None:
-    for changes, samples in (({}, COUNT), ({"drop_last": True}, 40), ({"drop_last": True, "trainers": 2}, 20)):
+    for changes, samples in (
+        ({}, COUNT),
+        ({"drop_last": True}, 40),
+        ({"drop_last": True, "trainers": 2}, 20),
+    ):
         with open_session(service, split="auto", **changes) as session:
             assert session.planning is not None and session.planning.job.samples == samples
             assert sum(map(len, session.batch_ids(0))) == samples

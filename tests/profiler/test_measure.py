@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from hapi.models.layers import LayeredModel
+from hapi.errors import ModelError
+from hapi.models.layers import LayeredModel, layered
 from hapi.models.zoo import ModelSpec, structure
 from hapi.profiler.machine import Machine
 from hapi.profiler.measure import Conditions, measure
@@ -101,3 +103,24 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert all(x.server_seconds == x.client_seconds / 2 for x in profile.layers)
     assert profile.server_tier.decode_seconds == profile.client_tier.decode_seconds / 2
     assert profile.client_tier.device == torch.device("cpu").type
+
+
+class Classes(nn.Module):
+    """Gives the number of a class, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x).argmax(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [(Classes(), "dtype"), (nn.Sequential(nn.Flatten(), nn.Linear(8, 4).half()), "same dtype")],
+)
+def test_a_model_that_does_not_run_or_train_is_one_line(module: nn.Module, said: str) -> None:
+    with pytest.raises(ModelError, match=f"cannot be timed: .*{said}") as found:
+        measure(layered(module, (8,)), "odd", 0, Conditions(), machine=MACHINE)
+    assert "\n" not in str(found.value)
