@@ -11,31 +11,29 @@ from hapi.figures.reading import STAGES, Epoch, Span
 from hapi.units import format_duration
 
 _EPOCHS_WITH_LABELS = 30
+_EPOCHS_WITH_MARKS = 200
+"""Of more, lines alone are drawn: bars and marks would be thinner than they are wide, and take minutes."""
 
 
 def epochs_svg(epochs: Sequence[Epoch]) -> str:
     """Seconds of server, network, client and stall per epoch, with its whole duration and the estimate."""
     with canvas(9.0, 3.6) as figure:
         axes = figure.subplots()
-        kinds = (*STAGES, "stall")
-        for place, kind in enumerate(kinds):
+        places, few = range(len(epochs)), len(epochs) <= _EPOCHS_WITH_MARKS
+        for place, kind in enumerate((*STAGES, "stall")):
             heights = [getattr(e, kind) for e in epochs]
-            axes.bar(
-                [x + (place - 1.5) * 0.2 for x in range(len(epochs))],
-                heights,
-                0.2,
-                color=COLOURS[kind],
-                label=kind,
-            )
-        places = range(len(epochs))
-        axes.plot(
-            places, [e.seconds for e in epochs], color=COLOURS["ink"], marker="o", markersize=4, label="epoch"
-        )
+            if few:
+                lefts = [x + (place - 1.5) * 0.2 for x in places]
+                axes.bar(lefts, heights, 0.2, color=COLOURS[kind], label=kind)
+            else:
+                axes.plot(places, heights, color=COLOURS[kind], linewidth=1.0, label=kind)
+        seconds = [e.seconds for e in epochs]
+        axes.plot(places, seconds, color=COLOURS["ink"], **_marks(epochs), label="epoch")
         known = [(x, e.estimated) for x, e in enumerate(epochs) if e.estimated is not None]
         if known:
             axes.plot(
-                [x for x, _ in known], [y for _, y in known], color=COLOURS["chosen"], marker="D", markersize=4.5,
-                linestyle="none", label="estimated",
+                [x for x, _ in known], [y for _, y in known], color=COLOURS["chosen"], linewidth=1.0,
+                linestyle="none" if few else "-", marker="D" if few else "none", markersize=4.5, label="estimated",
             )  # fmt: skip
         axes.set_title("Seconds of each epoch")
         _epoch_ticks(axes, [f"{e.number}\nsplit {_splits(e)}" for e in epochs])
@@ -54,9 +52,7 @@ def learning_svg(epochs: Sequence[Epoch]) -> str:
                 values = [getattr(e, prefix + kind) for e in epochs]
                 if any(v is not None for v in values):
                     drawn = [math.nan if v is None else v * percent for v in values]
-                    axes.plot(
-                        range(len(epochs)), drawn, color=COLOURS[colour], marker="o", markersize=4, label=name
-                    )
+                    axes.plot(range(len(epochs)), drawn, color=COLOURS[colour], **_marks(epochs), label=name)
             axes.set_title("Loss" if kind == "loss" else "Accuracy, %")
             _epoch_ticks(axes, [str(e.number) for e in epochs])
             legend(axes)
@@ -79,6 +75,11 @@ def timeline_svg(spans: Sequence[Span]) -> str:
         axes.grid(False, axis="y")
         axes.xaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")
         return inline_svg(figure, "timeline", "One training batch across server, network and client")
+
+
+def _marks(epochs: Sequence[Epoch]) -> dict[str, Any]:
+    """How a line shows its epochs."""
+    return {"marker": "o", "markersize": 4} if len(epochs) <= _EPOCHS_WITH_MARKS else {}
 
 
 def _splits(epoch: Epoch) -> str:

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hapi.errors import ConfigError, UsageError
 from hapi.figures import html
 from hapi.figures.html import page
 from hapi.figures.reading import Run, load_run
+from hapi.figures.run import epochs_svg, learning_svg
 from hapi.profiler.profile import PROFILE_VERSION
 
 
@@ -229,6 +231,13 @@ def test_a_report_that_is_nested_deeply_is_one_line(tmp_path: Path) -> None:
     path.write_text(json.dumps({**KEPT, "servers": "DEEP"}).replace('"DEEP"', "[" * 600 + "]" * 600))
     with pytest.raises(ConfigError, match=r"deep\.json: nested too deeply"):
         load_run(str(path))
+
+
+def test_thousands_of_epochs_are_lines() -> None:
+    """Bars of so many took minutes, and a page of megabytes."""
+    few = Run.from_json(KEPT).epochs
+    many = tuple(replace(few[n % len(few)], number=n) for n in range(2000))
+    assert len(epochs_svg(many)) < 300 * len(many) and len(learning_svg(many)) < 300 * len(many)
 
 
 def test_estimates_that_cannot_be_are_left_out() -> None:
