@@ -171,7 +171,7 @@ class Receiver:
             return buffers
 
         try:
-            return reader.next(timed)
+            return reader.next(timed, self._traffic.link.flowing)
         finally:
             if arrival.started is not None:
                 spans.append(Span("network", "frame", arrival.started, time.monotonic()))

@@ -22,8 +22,14 @@ RATE_SECONDS = 0.1
 """Longest stretch of arrivals that counts as one measurement of the link."""
 RATES_KEPT = 4096
 ANSWERS_KEPT = 4096
+FOLLOWED_BYTES = 32 << 10
+"""What must have followed the first of a stretch to tell its rate."""
 RECENT = 8
 """Measurements that tell the rate just now."""
+
+
+_Counts = tuple[int | None, int]
+"""Bytes that the kernel has received, where it tells, and that were read."""
 
 
 @dataclass
@@ -90,6 +96,9 @@ class LinkMeter:
     (``arrived``: bytes received so far on all connections), since a payload that waits in its buffers for a busy
     reader would look faster than the link, and another connection's bytes share the link with it. Where the kernel
     does not tell, the bytes that were read count.
+
+    What comes first after a pause may come faster than the link goes on: a token bucket has filled up meanwhile, or a
+    buffer. So the rate of a stretch is that of what followed, once enough has.
     """
 
     def __init__(self, arrived: Callable[[], int | None]) -> None:
@@ -98,7 +107,11 @@ class LinkMeter:
         self._active = 0
         self._read = 0
         self._since = 0.0
-        self._before: tuple[int | None, int] = (None, 0)
+        self._before: _Counts = (None, 0)
+        self._paused = False
+        """Whether nothing was arriving before this stretch."""
+        self._flowing: tuple[float, _Counts] | None = None
+        """When the first of it had arrived, and the counts then."""
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._ended: float | None = None
@@ -111,8 +124,16 @@ class LinkMeter:
             self._active += 1
             if self._active == 1:
                 self._open()
+                self._paused = True
                 if self._ended is not None:
                     self.idle += self._since - self._ended
+
+    def flowing(self) -> None:
+        """The first of a payload has arrived, and more of it is to come."""
+        with self._lock:
+            counts = self._counts()
+            if self._active and self._paused and self._flowing is None and counts[0] is not None:
+                self._flowing = (time.monotonic(), counts)
 
     def end(self, nbytes: int) -> None:
         """It has arrived, or never will; ``nbytes`` of it were read."""
@@ -122,9 +143,9 @@ class LinkMeter:
             now = time.monotonic()
             self._ended = now
             if self._active == 0 or now - self._since >= RATE_SECONDS:
-                count = self._count()
+                count = self._count(self._before)
                 if count > 0 and now > self._since:
-                    self._rates.append((now, count, now - self._since))
+                    self._rates.append((now, count, self._seconds(count, now)))
                 if self._active:
                     self._open()
 
@@ -154,11 +175,24 @@ class LinkMeter:
             return [(nbytes, seconds) for at, nbytes, seconds in self._longest if at > since]
 
     def _open(self) -> None:
-        self._since, self._before = time.monotonic(), (self._arrived(), self._read)
+        self._since, self._before = time.monotonic(), self._counts()
+        self._paused, self._flowing = False, None
 
-    def _count(self) -> int:
-        """Bytes since :meth:`_open`: the kernel's if it told then and tells now, else those that were read."""
-        (kernel, read), now = self._before, self._arrived()
+    def _seconds(self, count: int, now: float) -> float:
+        """Seconds for the ``count`` bytes of this stretch at the rate of what followed the first."""
+        if self._flowing is not None:
+            since, before = self._flowing
+            followed = self._count(before)
+            if followed >= FOLLOWED_BYTES and now > since:
+                return count * (now - since) / followed
+        return now - self._since
+
+    def _counts(self) -> _Counts:
+        return self._arrived(), self._read
+
+    def _count(self, before: _Counts) -> int:
+        """Bytes since then: the kernel's if it told then and tells now, else those that were read."""
+        (kernel, read), now = before, self._arrived()
         return self._read - read if kernel is None or now is None else now - kernel
 
 

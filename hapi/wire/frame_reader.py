@@ -38,6 +38,8 @@ class ByteSource(Protocol):
         """Fill at most ``len(buffer)`` bytes, return how many; 0 at the end of the stream."""
 
 
+HEAD_BYTES = 64 << 10
+"""What may come at once after a pause, from buffers on the way."""
 Sink = Callable[[FrameHeader], Sequence[memoryview]]
 """Given a frame's header, the buffers that its tensors are received into, one each, of their exact length."""
 
@@ -63,8 +65,11 @@ class FrameReader:
         """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
         return FrameReader(wrap(self._source), self._limits)
 
-    def next(self, sink: Sink) -> FrameHeader | StreamEnd:
-        """The next data frame's header once its tensors have arrived and been checked, or the end."""
+    def next(self, sink: Sink, flowing: Callable[[], object] = lambda: None) -> FrameHeader | StreamEnd:
+        """The next data frame's header once its tensors have arrived and been checked, or the end.
+
+        ``flowing()`` is called when the first :data:`HEAD_BYTES` of a longer tensor have arrived.
+        """
         self._digest = xxhash.xxh3_64()
         prefix = memoryview(bytearray(PREFIX.size))
         self._fill(prefix)
@@ -82,7 +87,7 @@ class FrameReader:
             )
         document = self._json(header_bytes)
         if kind == FrameKind.DATA:
-            return self._data(document, payload_bytes, sink)
+            return self._data(document, payload_bytes, sink, flowing)
         if payload_bytes:
             raise WireError(f"a frame of kind {kind} carries no payload, this one {payload_bytes} bytes")
         self._check_trailer()
@@ -93,7 +98,9 @@ class FrameReader:
             raise WireError(f"unknown frame kind {kind}")
         return self._end(document)
 
-    def _data(self, document: dict[str, Any], payload_bytes: int, sink: Sink) -> FrameHeader:
+    def _data(
+        self, document: dict[str, Any], payload_bytes: int, sink: Sink, flowing: Callable[[], object]
+    ) -> FrameHeader:
         count, tensors = _parse_header(document)
         needed = payload_size(count, tensors)
         if needed != payload_bytes:
@@ -103,6 +110,10 @@ class FrameReader:
         if [len(b) for b in buffers] != [t.nbytes for t in header.tensors]:
             raise ValueError("sink gave buffers of another length than the frame header says")
         for spec, buffer in zip(header.tensors, buffers, strict=True):
+            if len(buffer) > HEAD_BYTES:
+                self._fill(buffer[:HEAD_BYTES])
+                flowing()
+                buffer = buffer[HEAD_BYTES:]
             self._fill(buffer)
             self._skip_padding(spec.nbytes)
         self._check_trailer()

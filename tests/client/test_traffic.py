@@ -52,6 +52,50 @@ def test_one_payload_is_one_stretch(link: Link) -> None:
     assert meter.rates() == [(4000, 0.5)]
 
 
+def test_what_comes_at_once_after_a_pause_is_not_the_links_rate(link: Link) -> None:
+    """A token bucket that has filled up meanwhile lets a burst pass."""
+    meter = meter_of(link)
+    for _ in range(2):
+        meter.begin()
+        link.passes(0.001, 64 << 10)
+        meter.flowing()
+        link.passes(0.1, 80 << 10)
+        meter.end(144 << 10)
+        link.passes(5.0, 0)
+    assert meter.rates() == [(144 << 10, pytest.approx(0.1 * 144 / 80))] * 2
+
+
+def test_what_follows_must_be_enough_to_tell_a_rate(link: Link) -> None:
+    meter = meter_of(link)
+    meter.begin()
+    link.passes(0.4, 64 << 10)
+    meter.flowing()
+    link.passes(0.1, 1 << 10)
+    meter.end(65 << 10)
+    assert meter.rates() == [(65 << 10, 0.5)]
+    link.arrived = None  # what was read is told at the end only
+    meter.begin()
+    link.passes(0.4)
+    meter.flowing()
+    link.passes(0.1)
+    meter.end(200 << 10)
+    assert meter.rates()[1:] == [(200 << 10, 0.5)]
+    meter.flowing()  # nobody receives
+
+
+def test_a_link_that_goes_on_has_no_first_part(link: Link) -> None:
+    meter = meter_of(link)
+    meter.begin()
+    meter.begin()
+    link.passes(0.5, 100 << 10)
+    meter.end(100 << 10)
+    link.passes(0.25, 100 << 10)
+    meter.flowing()
+    link.passes(0.25, 150 << 10)
+    meter.end(250 << 10)
+    assert meter.rates() == [(100 << 10, 0.5), (250 << 10, 0.5)]
+
+
 def test_payloads_at_the_same_time_share_the_link(link: Link) -> None:
     """Two at once are one stretch while it is short, and the first's end begins another once it is long."""
     meter = meter_of(link)
