@@ -44,7 +44,7 @@ def configure_studies(benchmarks: Any) -> None:
     )
     add_no_bed(sweep)
     for name, text in _VIEWS.items():
-        view = benchmarks.add_parser(name, help=f"from a sweep: {text}")
+        view = benchmarks.add_parser(name, help=f"from a sweep: {text}".replace("%", "%%"))
         view.add_argument(
             "--results", default=RESULTS, metavar="FILE", help=f"of hapi bench sweep (default {RESULTS})"
         )

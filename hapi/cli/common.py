@@ -23,16 +23,19 @@ MAX_TOKEN_BYTES = 4096
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage."""
 
-    def parse_args(  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> Any:
-        """The parsed arguments; exits with code 2 after one line when there are wrong ones."""
-        known, unknown = self.parse_known_args(args, namespace)
+    ) -> tuple[Any, list[str]]:
+        """The parsed arguments; exits with code 2 after one line when there are wrong ones.
+
+        A parser of a sub-command is asked by this name too, so that its own flags are named.
+        """
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
             self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
-        return known
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr, exit code 2."""

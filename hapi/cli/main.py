@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from hapi import __version__
-from hapi.cli.common import run_command
+from hapi.cli.common import OneLineParser, run_command
 
 COMMANDS = {
     "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
@@ -34,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], chosen: str | None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hapi", description="Near-data transfer learning over an object store."
-    )
+    parser = OneLineParser(prog="hapi", description="Near-data transfer learning over an object store.")
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

@@ -1,0 +1,36 @@
+"""``hapi``: its help, and wrong sub-commands and flags in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from hapi.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_sub_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main((command, "--help"))
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: hapi {command} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("lss", "store"), "hapi: error: argument COMMAND: invalid choice: 'lss'"),
+        (("ls", "--jsn", "store"), "hapi ls: error: unknown argument --jsn; did you mean --json?"),
+        (("pack", "--skipbad", "images", "store/x"), "hapi pack: error: unknown argument --skipbad; did you"),
+        (("verify",), "hapi verify: error: the following arguments are required: STORE/NAME"),
+        (("bench", "splits", "--csw", "x"), "hapi bench splits: error: unknown argument --csw; did you mean"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith(line)
+    assert error.count("\n") == 1
