@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if settings.allow_model or is_factory(settings.model):
         search_here()
-    check_outputs(settings)
+    check_outputs(settings, args.experiment)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
         _announce(session)
@@ -105,8 +105,22 @@ def _after_failure(trainer: Trainer, tracer: Tracer) -> None:
         print(f"hapi-train: {error}", file=sys.stderr)
 
 
-def check_outputs(settings: TrainSettings) -> None:
-    """Files that will be written can be: found out now, not after hours of training. Makes their folders."""
+def check_outputs(settings: TrainSettings, experiment: str | None = None) -> None:
+    """Files that will be written can be: found out now, not after hours of training. Makes their folders.
+
+    None of them is another one, or one that was read.
+    """
+    taken = {
+        os.path.realpath(path): what
+        for what, path in (
+            ("the experiment file", experiment),
+            ("--weights", settings.weights),
+            ("--profile", settings.profile),
+            ("--token-file", settings.token_file),
+            ("--ca-file", settings.ca_file),
+        )
+        if path is not None and os.path.lexists(path)
+    }
     for flag, path in (
         ("--report", settings.report),
         ("--html", settings.html),
@@ -116,6 +130,9 @@ def check_outputs(settings: TrainSettings) -> None:
     ):
         if path is not None:
             check_output(flag, path)
+            other = taken.setdefault(os.path.realpath(path), flag)
+            if other != flag:
+                raise UsageError(f"{flag} {path}: is {other} too; give another name")
     if settings.checkpoint is None:
         if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE")

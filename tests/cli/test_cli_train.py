@@ -126,6 +126,36 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], arguments: list[str], mat
 
 
 @pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (
+            ["--report", "out", "--html", "sub/../out"],
+            "--html sub/../out: is --report too; give another name",
+        ),
+        (["--checkpoint", "out", "--report", "out"], "--checkpoint out: is --report too"),
+        (["--trace", "out", "--save-profile", "link"], "--save-profile link: is --trace too"),
+        (["job.yaml", "--report", "job.yaml"], "--report job.yaml: is the experiment file too"),
+        (["--weights", "w.pth", "--checkpoint", "w.pth"], "--checkpoint w.pth: is --weights too"),
+    ],
+)
+def test_a_file_has_one_use(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    match: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    (tmp_path / "job.yaml").write_text("bs: 5\n")
+    (tmp_path / "w.pth").write_bytes(b"weights")
+    code, line = refused(capsys, *arguments)
+    assert code == 2 and match in line
+    assert (tmp_path / "w.pth").read_bytes() == b"weights" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("text", "match"),
     [
         ("model: resnet18\nlrr: 3\n", ":2:1: unknown key 'lrr'; did you mean 'lr'?"),
