@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import yaml
 
-from hapi.config_fields import Rule, SettingField, every_field, members, near
+from hapi.config_fields import Rule, SettingField, every_field, flag_of, members, near
 from hapi.config_values import SettingsReader, node_of
 from hapi.errors import ConfigError, UsageError
 
@@ -126,11 +126,6 @@ def checked(value: T) -> T:
     document = node_of(dataclasses.asdict(value), quoted=True)  # type: ignore[call-overload]
     again: T = SettingsReader(cls.__name__).read(cls, document, {})
     return again
-
-
-def flag_of(name: str) -> str:
-    """The flag of a dotted setting name: ``validation.every_n`` is ``--validation-every-n``."""
-    return "--" + name.replace("_", "-").replace(".", "-")
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None = None) -> None:

@@ -98,6 +98,11 @@ def every_field(cls: Any, prefix: str = "") -> Iterator[SettingField]:
             yield dataclasses.replace(f, name=prefix + f.name)
 
 
+def flag_of(name: str) -> str:
+    """The flag of a dotted setting name: ``validation.every_n`` is ``--validation-every-n``."""
+    return "--" + name.replace("_", "-").replace(".", "-")
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of ``known``, else ``"; known are ..."``."""
     known = list(known)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from hapi import units
-from hapi.config_fields import Rule, members, near, settings_class, settings_fields
+from hapi.config_fields import Rule, flag_of, members, near, settings_class, settings_fields
 from hapi.errors import ConfigError, UsageError
 
 MAX_VALUES = 100_000
@@ -93,8 +93,9 @@ class SettingsReader:
                 chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _Place(name, None))
                 self.origins[name] = self._where(entries[f.name])
             if f.required and f.name not in chosen:
-                flag = "--" + name.replace("_", "-").replace(".", "-")
-                raise UsageError(f"{self.source}: {name!r} is missing; set it in the file or with {flag}")
+                raise UsageError(
+                    f"{self.source}: {name!r} is missing; set it in the file or with {flag_of(name)}"
+                )
         try:
             return cls(**chosen)
         except UsageError as error:
@@ -106,14 +107,21 @@ class SettingsReader:
         return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
-        known = [f.name for f in settings_fields(cls)]
+        known = {f.name: f.rule.flags for f in settings_fields(cls)}
         place = _Place(prefix.rstrip("."), None)
         return self._named(node, place, "settings ('name: value' lines)", known)
 
     def _named(
-        self, node: yaml.Node | None, place: _Place, expected: str, known: Sequence[str] | None = None
+        self,
+        node: yaml.Node | None,
+        place: _Place,
+        expected: str,
+        known: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, yaml.Node]:
-        """What stands under each name of a mapping; only ``known`` ones may be there (None: any)."""
+        """What stands under each name of a mapping; only ``known`` ones may be there (None: any).
+
+        ``known`` maps them to the flags beside ``--the-name``, after which people call them too.
+        """
         if node is None or _is_null(node):
             return {}
         if not isinstance(node, yaml.MappingNode):
@@ -125,7 +133,8 @@ class SettingsReader:
                 raise self._error(key, place, f"expected a setting's name, got {_describe(key)}")
             if known is not None and key.value not in known:
                 name = _shown(prefix + key.value)
-                raise ConfigError(f"{self._where(key)}: unknown key {name}{near(key.value, known)}")
+                called = next((n for n, flags in known.items() if flag_of(key.value) in flags), key.value)
+                raise ConfigError(f"{self._where(key)}: unknown key {name}{near(called, known)}")
             if key.value in entries:
                 first = entries[key.value].start_mark
                 again = f" (first on line {first.line + 1})" if first is not None else ""
