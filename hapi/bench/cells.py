@@ -180,6 +180,8 @@ def _end_with_newline(path: Path) -> None:
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a results file; what a kill left of a line is skipped. :class:`ConfigError` for another file."""
     try:
+        if path.is_char_device():
+            raise UsageError(f"{path}: is not a plain file; give another name")
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -155,7 +155,8 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         try:
             names = Path(text[1:]).read_text().splitlines()
         except (OSError, ValueError) as error:
-            raise UsageError(f"--classes {text}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--classes {text}: cannot be read: {reason}") from None
     else:
         names = text.split(",")
     return tuple(name.strip() for name in names if name.strip())

@@ -137,7 +137,10 @@ class LocalStore(ObjectStore):
             missing.append(folder)
             folder = folder.parent
         for new in reversed(missing):
-            new.mkdir(exist_ok=True)
+            try:
+                new.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise StoreError(f"{new} is no folder; name another store, or remove it") from None
             _sync_folder(new.parent)
 
     def size(self, key: str) -> int:
@@ -245,7 +248,7 @@ class LocalStore(ObjectStore):
                 return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except FileNotFoundError:
                 continue
-        raise StoreError(f"{path.parent} cannot be made: something removes it again and again")
+        raise StoreError(f"{path.parent} cannot be made: there can be no folders, or something removes it")
 
     def local_path(self, key: str) -> Path | None:
         return self._path(key)

@@ -111,6 +111,11 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     assert path.read_text() == content
 
 
+def test_a_device_is_not_read_for_ever() -> None:
+    with pytest.raises(UsageError, match="/dev/zero: is not a plain file"):
+        list(read(Path("/dev/zero")))
+
+
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):

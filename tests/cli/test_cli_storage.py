@@ -201,6 +201,7 @@ def test_verify_tells_of_a_flipped_byte(
         (["pack", "SRC", "TMP/store/d", "--std", "0", "1", "1"], 2, "std"),
         (["pack", "SRC", "TMP/store/d", "--classes", "a,b"], 2, "classes"),
         (["pack", "SRC", "TMP/store/d", "--classes", "a,a,b,c,d,e,f"], 2, "twice"),
+        (["pack", "SRC", "TMP/store/d", "--classes", "@/nonexistent"], 2, "cannot be read: No such file"),
         (["pack", "SRC", "TMP/store/d", "--labels", "/nonexistent"], 2, "labels"),
         (["pack", "SRC", "gopher://x/d"], 2, "unknown scheme"),
         (["verify", "TMP/store/d"], 1, "no folder"),

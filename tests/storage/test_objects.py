@@ -160,6 +160,18 @@ def test_listing(store: ObjectStore) -> None:
     assert store.list_names("datasets/a") == []
 
 
+def test_a_file_where_the_store_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    store = LocalStore(tmp_path / "file")
+    with pytest.raises(StoreError, match="file is no folder; name another store, or remove it"):
+        store.put("a/b", b"x")
+    with (
+        pytest.raises(StoreError, match="file is no folder; name another store, or remove it"),
+        store.lock("a/lock"),
+    ):
+        pass
+
+
 def test_listing_follows_links(tmp_path: Path) -> None:
     """Each folder once, under its own name if it has one; a link that leads nowhere hides nothing else."""
     inside, outside = tmp_path / "store", tmp_path / "outside"
