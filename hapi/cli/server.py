@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PACKAGE.MODULE:FACTORY",
-        help="a model factory that clients may name; may be repeated",
+        help="a model factory that clients may name, or PACKAGE.MODULE for all in it; may be repeated",
     )
     _add_limits(p)
     p.add_argument(

@@ -136,6 +136,8 @@ def check_outputs(settings: TrainSettings, experiment: str | None = None) -> Non
     if settings.checkpoint is None:
         if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE")
+        if settings.checkpoint_every is not None:
+            raise UsageError("--checkpoint-every needs --checkpoint FILE")
     elif not settings.resume and Path(settings.checkpoint).exists():
         raise UsageError(
             f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"

@@ -128,7 +128,9 @@ def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
         # With a password a key that wants one fails at once, instead of asking on the terminal.
         context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {error}") from None
+        # OpenSSL's word for a file without a certificate or key in it says nothing.
+        why = "no PEM certificate and key without a password" if "PEM lib" in str(error) else error
+        raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {why}") from None
     return context
 
 

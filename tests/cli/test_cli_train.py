@@ -108,6 +108,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--store", "memory://"], "lives in one process"),
         ([], "no data set in the store"),
         (["--resume"], "--resume needs --checkpoint"),
+        (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
         (["--report", "/tmp"], "--report /tmp: is not a plain file"),
         (["--checkpoint", "/dev/null"], "--checkpoint /dev/null: is not a plain file"),
         (["--trace", "/proc/no/trace"], "--trace /proc/no/trace: cannot be written there"),
