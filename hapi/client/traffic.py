@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from hapi.clocks import BusyClock
+from hapi.wire.frame_reader import HEAD_BYTES
 from hapi.wire.report import RequestReport, ServerTier
 
 RATE_SECONDS = 0.1
@@ -143,9 +144,9 @@ class LinkMeter:
             now = time.monotonic()
             self._ended = now
             if self._active == 0 or now - self._since >= RATE_SECONDS:
-                count = self._count(self._before)
-                if count > 0 and now > self._since:
-                    self._rates.append((now, count, self._seconds(count, now)))
+                nbytes, seconds = self._stretch(now)
+                if nbytes > 0 and seconds > 0:
+                    self._rates.append((now, nbytes, seconds))
                 if self._active:
                     self._open()
 
@@ -178,14 +179,15 @@ class LinkMeter:
         self._since, self._before = time.monotonic(), self._counts()
         self._paused, self._flowing = False, None
 
-    def _seconds(self, count: int, now: float) -> float:
-        """Seconds for the ``count`` bytes of this stretch at the rate of what followed the first."""
+    def _stretch(self, now: float) -> tuple[int, float]:
+        """Bytes of this stretch and their seconds, those of the first at the rate of what followed."""
         if self._flowing is not None:
             since, before = self._flowing
             followed = self._count(before)
-            if followed >= FOLLOWED_BYTES and now > since:
-                return count * (now - since) / followed
-        return now - self._since
+            if followed >= FOLLOWED_BYTES:
+                nbytes = HEAD_BYTES + followed
+                return nbytes, nbytes * (now - since) / followed
+        return self._count(self._before), now - self._since
 
     def _counts(self) -> _Counts:
         return self._arrived(), self._read

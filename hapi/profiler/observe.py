@@ -19,7 +19,7 @@ from hapi.profiler.profile import (
     TierProfile,
 )
 
-ENOUGH_BYTES, ENOUGH_SECONDS = 128 << 10, 0.08
+ENOUGH_BYTES, ENOUGH_SECONDS = 96 << 10, 0.08
 """A shorter stretch of arrivals with fewer bytes may have come out of some buffer on the way at once."""
 LARGEST_VARIATION = 0.9
 

@@ -63,6 +63,12 @@ def test_what_comes_at_once_after_a_pause_is_not_the_links_rate(link: Link) -> N
         meter.end(144 << 10)
         link.passes(5.0, 0)
     assert meter.rates() == [(144 << 10, pytest.approx(0.1 * 144 / 80))] * 2
+    meter.begin()
+    link.passes(0.02, 80 << 10)  # the first had come before anybody looked
+    meter.flowing()
+    link.passes(0.1, 80 << 10)
+    meter.end(144 << 10)
+    assert meter.rates()[2:] == [(144 << 10, pytest.approx(0.1 * 144 / 80))]
 
 
 def test_what_follows_must_be_enough_to_tell_a_rate(link: Link) -> None:
