@@ -29,10 +29,6 @@ RECENT = 8
 """Measurements that tell the rate just now."""
 
 
-_Counts = tuple[int | None, int]
-"""Bytes that the kernel has received, where it tells, and that were read."""
-
-
 @dataclass
 class SplitTraffic:
     """What the requests of one split cost; sums."""
@@ -108,11 +104,11 @@ class LinkMeter:
         self._active = 0
         self._read = 0
         self._since = 0.0
-        self._before: _Counts = (None, 0)
+        self._before: tuple[int | None, int] = (None, 0)
         self._paused = False
         """Whether nothing was arriving before this stretch."""
-        self._flowing: tuple[float, _Counts] | None = None
-        """When the first of it had arrived, and the counts then."""
+        self._flowing: tuple[float, int] | None = None
+        """When the first of it had arrived, and the kernel's count then."""
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._ended: float | None = None
@@ -132,9 +128,9 @@ class LinkMeter:
     def flowing(self) -> None:
         """The first of a payload has arrived, and more of it is to come."""
         with self._lock:
-            counts = self._counts()
-            if self._active and self._paused and self._flowing is None and counts[0] is not None:
-                self._flowing = (time.monotonic(), counts)
+            kernel = self._arrived()
+            if self._active and self._paused and self._flowing is None and kernel is not None:
+                self._flowing = (time.monotonic(), kernel)
 
     def end(self, nbytes: int) -> None:
         """It has arrived, or never will; ``nbytes`` of it were read."""
@@ -144,9 +140,9 @@ class LinkMeter:
             now = time.monotonic()
             self._ended = now
             if self._active == 0 or now - self._since >= RATE_SECONDS:
-                nbytes, seconds = self._stretch(now)
-                if nbytes > 0 and seconds > 0:
-                    self._rates.append((now, nbytes, seconds))
+                came, seconds = self._stretch(now)
+                if came > 0 and seconds > 0:
+                    self._rates.append((now, came, seconds))
                 if self._active:
                     self._open()
 
@@ -176,26 +172,22 @@ class LinkMeter:
             return [(nbytes, seconds) for at, nbytes, seconds in self._longest if at > since]
 
     def _open(self) -> None:
-        self._since, self._before = time.monotonic(), self._counts()
+        self._since, self._before = time.monotonic(), (self._arrived(), self._read)
         self._paused, self._flowing = False, None
 
     def _stretch(self, now: float) -> tuple[int, float]:
         """Bytes of this stretch and their seconds, those of the first at the rate of what followed."""
-        if self._flowing is not None:
-            since, before = self._flowing
-            followed = self._count(before)
+        kernel = self._arrived()
+        if self._flowing is not None and kernel is not None:
+            since, then = self._flowing
+            followed = kernel - then
             if followed >= FOLLOWED_BYTES:
                 nbytes = HEAD_BYTES + followed
                 return nbytes, nbytes * (now - since) / followed
-        return self._count(self._before), now - self._since
-
-    def _counts(self) -> _Counts:
-        return self._arrived(), self._read
-
-    def _count(self, before: _Counts) -> int:
-        """Bytes since then: the kernel's if it told then and tells now, else those that were read."""
-        (kernel, read), now = before, self._arrived()
-        return self._read - read if kernel is None or now is None else now - kernel
+        before, read = self._before
+        # The kernel's count if it told then and tells now, else what was read.
+        count = self._read - read if before is None or kernel is None else kernel - before
+        return count, now - self._since
 
 
 class Arrival:

@@ -87,6 +87,14 @@ def test_what_follows_must_be_enough_to_tell_a_rate(link: Link) -> None:
     meter.end(200 << 10)
     assert meter.rates()[1:] == [(200 << 10, 0.5)]
     meter.flowing()  # nobody receives
+    link.arrived = 1 << 30
+    meter.begin()
+    link.passes(0.4, 64 << 10)
+    meter.flowing()
+    link.passes(0.1)
+    link.arrived = None  # a connection is closed just now
+    meter.end(200 << 10)
+    assert meter.rates()[2:] == [(200 << 10, 0.5)]
 
 
 def test_a_link_that_goes_on_has_no_first_part(link: Link) -> None:
