@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
@@ -64,21 +65,18 @@ class Loaded(Generic[T]):
     origins: Mapping[str, str]
     """Dotted name to ``exp.yaml:3:7``, ``--lr`` or ``HAPI_SERVER``; an absent name kept its default."""
 
-    def origin(self, name: str) -> str:
-        """Where the setting ``name`` (dotted) was given, or ``"default"``."""
-        return self.origins.get(name, "default")
+    def as_given(self, message: str) -> str:
+        """``message`` with the file's line or the variable instead of a flag that it begins with and nobody gave.
 
-    def error(self, name: str, message: str) -> UsageError:
-        """An error about the value of ``name`` that says where it was given; the caller raises it.
-
-        For what only shows later, such as a split beyond the model's layers.
+        For what only shows later, such as a split beyond the model's layers, where just the setting is known:
+        ``--freeze 99: ...`` becomes ``exp.yaml:3:9: freeze 99: ...``, or stays when the flag was given.
         """
-        origin = self.origin(name)
-        if origin == "default":
-            return UsageError(f"{flag_of(name)}: {message}")
-        if ":" in origin:
-            return ConfigError(f"{origin}: {name}: {message}")
-        return UsageError(f"{origin}: {message}")
+        flag = next(iter(re.findall(r"\A--[a-z-]+", message)), "")
+        for name, origin in self.origins.items():
+            if flag_of(name) == flag:
+                place = f"{origin}: {name}" if ":" in origin else origin
+                return place + message.removeprefix(flag)
+        return message
 
 
 def load(

@@ -78,8 +78,8 @@ validation:
         validation=Optimiser(name="adamw"),
     )
     assert isinstance(loaded.value.bs, int)
-    assert loaded.origin("optimiser.learning_rate").endswith("exp.yaml:9:18")
-    assert loaded.origin("resume") == "default"
+    assert loaded.origins["optimiser.learning_rate"].endswith("exp.yaml:9:18")
+    assert "resume" not in loaded.origins
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert load(Experiment, path).value.server == ("http://file:1",)
     from_environ = load(Experiment, path, environ=environ)
     assert from_environ.value.server == ("http://env:1", "http://env:2")
-    assert from_environ.origin("server") == "EXPERIMENT_SERVER"
+    assert from_environ.origins["server"] == "EXPERIMENT_SERVER"
     overrides = {
         "server": ["http://flag:1"],
         "bs": None,
@@ -172,15 +172,26 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert (loaded.value.server, loaded.value.bs) == (("http://flag:1",), 4)
     assert loaded.value.optimiser.learning_rate == 0.5
     assert loaded.value.validation == Optimiser(name="adamw")
-    assert loaded.origin("optimiser.learning_rate") == "--optimiser-learning-rate"
+    assert loaded.origins["optimiser.learning_rate"] == "--optimiser-learning-rate"
 
 
 def test_errors_of_later_say_where_the_value_came_from(tmp_path: Path) -> None:
-    loaded = read(tmp_path, "model: a\nfreeze: 99", bs="8")
-    assert str(loaded.error("freeze", "x")).endswith("exp.yaml:2:9: freeze: x")
-    assert isinstance(loaded.error("freeze", "x"), ConfigError)
-    assert str(loaded.error("bs", "too large")) == "--bs: too large"
-    assert str(loaded.error("optimiser.name", "x")) == "--optimiser-name: x"
+    exp = tmp_path / "exp.yaml"
+    exp.write_text("model: a\nfreeze: 99\noptimiser:\n  learning_rate: 2")
+    loaded = load(Experiment, exp, {"bs": "8"}, {"EXPERIMENT_SERVER": "x"})
+    assert loaded.as_given("--freeze 99: there is none") == f"{exp}:2:9: freeze 99: there is none"
+    assert loaded.as_given("--freeze: there is none") == f"{exp}:2:9: freeze: there is none"
+    assert loaded.as_given("--freeze needs --report FILE") == f"{exp}:2:9: freeze needs --report FILE"
+    assert loaded.as_given("--optimiser-learning-rate: x") == f"{exp}:4:18: optimiser.learning_rate: x"
+    assert loaded.as_given("--server x: is no URL") == "EXPERIMENT_SERVER x: is no URL"
+    for as_it_is in (
+        "--bs 8: too large",
+        "--resume needs it",
+        "--freezer 9: x",
+        "no layer; give --freeze",
+        "",
+    ):
+        assert loaded.as_given(as_it_is) == as_it_is
 
 
 def parsed(*arguments: str) -> Experiment:

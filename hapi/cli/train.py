@@ -57,23 +57,31 @@ def _run(args: argparse.Namespace) -> int:
     loaded: Loaded[TrainSettings] = load(
         TrainSettings, args.experiment, overrides_of(args, TrainSettings), os.environ
     )
+    try:
+        return _train(loaded, args.experiment)
+    except HapiError as error:
+        error.args = (loaded.as_given(str(error)),)
+        raise
+
+
+def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     settings = loaded.value
     from hapi.client.session import Session
     from hapi.client.trainer import Trainer
 
     if settings.allow_model or is_factory(settings.model):
         search_here()
-    check_outputs(settings, args.experiment)
+    check_outputs(loaded, experiment)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
-        _announce(session)
+        _announce(session, loaded)
         trainer = Trainer(
             session, ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
         )
         try:
             report = trainer.run()
         except BaseException:
-            _after_failure(trainer, tracer)
+            _after_failure(trainer, tracer, loaded)
             raise
     _write_outputs(settings, tracer, report)
     _summarise(report, trainer.trained_epochs)
@@ -94,7 +102,7 @@ def _write_outputs(settings: TrainSettings, tracer: Tracer, report: dict[str, An
         tracer.write(settings.trace)
 
 
-def _after_failure(trainer: Trainer, tracer: Tracer) -> None:
+def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings]) -> None:
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
     settings = trainer.settings
     try:
@@ -102,14 +110,15 @@ def _after_failure(trainer: Trainer, tracer: Tracer) -> None:
         if settings.checkpoint and trainer.has_checkpoint:
             print(f"go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
     except (HapiError, OSError) as error:
-        print(f"hapi-train: {error}", file=sys.stderr)
+        print(f"hapi-train: {loaded.as_given(str(error))}", file=sys.stderr)
 
 
-def check_outputs(settings: TrainSettings, experiment: str | None = None) -> None:
+def check_outputs(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     """Files that will be written can be: found out now, not after hours of training. Makes their folders.
 
     None of them is another one, or one that was read.
     """
+    settings = loaded.value
     taken = {
         os.path.realpath(path): what
         for what, path in (
@@ -132,7 +141,7 @@ def check_outputs(settings: TrainSettings, experiment: str | None = None) -> Non
             check_output(flag, path)
             other = taken.setdefault(os.path.realpath(path), flag)
             if other != flag:
-                raise UsageError(f"{flag} {path}: is {other} too; give another name")
+                raise UsageError(f"{flag} {path}: is {loaded.as_given(other)} too; give another name")
     if settings.checkpoint is None:
         if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE")
@@ -226,7 +235,7 @@ def _splits(entry: Mapping[str, Any]) -> str:
     return "/".join(str(split) for split, _ in entry["splits"][:3]) or str(entry["split"])
 
 
-def _announce(session: Session) -> None:
+def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
     prepared, settings = session.prepared, session.settings
     model, description = prepared.model, prepared.description
     names = [layer.name for layer in model.layers]
@@ -256,7 +265,7 @@ def _announce(session: Session) -> None:
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
     for warning in _warnings(session):
-        print(f"note  {warning}", flush=True)
+        print(f"note  {loaded.as_given(warning)}", flush=True)
 
 
 def _warnings(session: Session) -> Iterator[str]:

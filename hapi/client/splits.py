@@ -128,7 +128,7 @@ def planning_of(
             if value is not None:
                 raise UsageError(
                     f"{flag} needs a split that is chosen from a profile, such as --split auto; "
-                    f"--split {settings.split} is fixed"
+                    f"split {settings.split} is fixed"
                 )
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)

@@ -170,7 +170,7 @@ class Trainer:
                 if not is_out_of_memory(error):
                     raise
                 raise DeviceMemoryError(
-                    f"the trained layers with --bs {self.settings.bs} do not fit {self.session.device}; "
+                    f"the trained layers with a batch of {self.settings.bs} do not fit {self.session.device}; "
                     "choose a smaller --bs or a later --freeze"
                 ) from None
             except ValueError as error:

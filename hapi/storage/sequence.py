@@ -221,7 +221,7 @@ class Order:
     def __post_init__(self) -> None:
         if not 0 <= self.trainer < self.trainers:
             raise UsageError(
-                f"--trainer {self.trainer}: expected 0 to {self.trainers - 1} with --trainers {self.trainers}"
+                f"--trainer {self.trainer}: expected 0 to {self.trainers - 1} of {self.trainers} trainers"
             )
 
     def sequence(self, epoch: int, ids: IntArray, count: int) -> IntArray:

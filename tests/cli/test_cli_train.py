@@ -177,6 +177,38 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
     assert code == 2 and line.startswith(f"hapi-train: error: {path}") and match in line
 
 
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("bs: 5\ndevice: tpu\n", "job.yaml:2:9: device 'tpu': expected auto, cpu, cuda"),
+        ("resume: yes\n", "job.yaml:1:9: resume needs --checkpoint FILE"),
+        ("report: .\n", "job.yaml:1:9: report .: is not a plain file"),
+        (
+            "html: out\nreport: out\n",
+            "job.yaml:1:7: html out: is job.yaml:2:9: report too; give another name",
+        ),
+        ("server: http://x\ntoken_file: t\n", "job.yaml:2:13: token_file t: cannot be read: No such file"),
+        (
+            "sample_cache: ~no-such-user\n",
+            "job.yaml:1:15: sample_cache ~no-such-user: there is no such user's",
+        ),
+        ("", "HAPI_STORE ~no-such-user/s: there is no such user's home"),
+    ],
+)
+def test_what_is_wrong_is_named_by_where_it_was_given(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    match: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HAPI_STORE", "~no-such-user/s")
+    Path("job.yaml").write_text(text)
+    code, line = refused(capsys, "job.yaml")
+    assert code == 2 and line.startswith(f"hapi-train: error: {match}")
+
+
 def test_a_dead_server_ends_soon(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
     code, line = refused(capsys, "--server", "http://127.0.0.1:9", "--patience", "1s")
@@ -235,6 +267,30 @@ def test_wrong_for_this_server(
     err = capsys.readouterr().err
     assert (found, err.count("\n")) == (code, 1), err
     assert match in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("split: 12", "job.yaml:1:8: split 12: layer 12 comes after the freeze (11)"),
+        ("split: layer9", "job.yaml:1:8: split: resnet18 has no layer 'layer9'; did you mean"),
+        ("freeze: 14", "job.yaml:1:9: freeze 14: no layer after it has parameters"),
+        ("validation: 1.0", "job.yaml:1:13: validation 1.0: expected a share"),
+    ],
+)
+def test_what_a_file_has_wrong_for_this_server(
+    capsys: pytest.CaptureFixture[str],
+    running: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    match: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(text)
+    code, line = refused(capsys, "job.yaml", "--server", running.url, *FAST)
+    assert code == 2 and line.startswith(f"hapi-train: error: {match}")
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def pool_of(*answers: Any) -> ServerPool:
         ({"dataset": ""}, HapiError, "--dataset"),
         ({"shuffle": "windows"}, UsageError, r"--shuffle: expected 'full' or 'chunks\[.*got 'windows'"),
         ({"shuffle": "chunks:4:0"}, UsageError, "--shuffle chunks:4:0: group and window are integers from 1"),
-        ({"trainer": 1}, UsageError, "--trainer 1: expected 0 to 0 with --trainers 1"),
+        ({"trainer": 1}, UsageError, "--trainer 1: expected 0 to 0 of 1 trainers"),
         ({"model": "resnet19"}, ModelError, "unknown architecture 'resnet19'; did you mean resnet18"),
         ({"model": "store:x"}, NotFoundError, "no model 'x'"),
         ({"model": "store:../x"}, HapiError, "--model: '../x' is not a name"),

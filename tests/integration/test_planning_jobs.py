@@ -134,7 +134,7 @@ def test_a_profile_of_another_model(
     _, path = auto
     for arguments, said in (
         (("--model", "squeezenet1_1", "--image-size", "64"), "does not fit 'squeezenet1_1'"),
-        (("--split", "3"), "--split 3 is fixed"),
+        (("--split", "3"), "split 3 is fixed"),
         (("--profile", str(tmp_path / "none.json")), "none.json: cannot be read"),
     ):
         options = ("--server", running.url, "--profile", str(path), *arguments)
