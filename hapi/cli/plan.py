@@ -83,7 +83,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
     )
     parser.add_argument("--device", default="auto", help="what to measure: auto, cpu, cuda or cuda:N")
-    parser.add_argument("--profile", metavar="FILE", help="compute from a saved profile; nothing is measured")
+    parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="compute from a saved profile, or that in a report of hapi-train; nothing is measured",
+    )
     parser.add_argument(
         "--remeasure", action="store_true", help="measure again what was kept of this machine and model"
     )

@@ -61,7 +61,9 @@ class TrainSettings:
         low=1,
         high=1 << 20,
     )
-    profile: str | None = setting("choose the split at once from this saved profile", default=None)
+    profile: str | None = setting(
+        "choose the split at once from this saved profile, or from that in a run's report", default=None
+    )
     save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
     memory: int | None = setting(
         "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",

@@ -16,7 +16,8 @@ from hapi.errors import ConfigError, UsageError
 from hapi.paths import write_whole
 
 PROFILE_VERSION = 4
-MAX_PROFILE_BYTES = 16 << 20
+MAX_PROFILE_BYTES = 64 << 20
+"""Also of the report of a run, which has its profile in it."""
 _MAX_LAYERS = 100_000
 _LEAST = 1e-9
 """Smallest bandwidth and share of a server that are believed: seconds stay finite."""
@@ -194,7 +195,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str) -> Self:
-        """Read a saved profile; :class:`UsageError` or :class:`ConfigError` in one line."""
+        """Read a saved profile, or that in a run's report; :class:`UsageError` or :class:`ConfigError` in one line."""
         try:
             with Path(path).open("rb") as file:
                 raw = file.read(MAX_PROFILE_BYTES + 1)
@@ -206,10 +207,24 @@ class Profile:
             document = json.loads(raw)
         except (ValueError, RecursionError):
             raise ConfigError(f"{path}: not JSON; make a profile with 'hapi plan --save-profile'") from None
+        if isinstance(document, Mapping) and "epochs" in document:
+            document = _reported(document, path)
         try:
             return cls.from_json(document)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+
+def _reported(report: Mapping[str, Any], path: str) -> Any:
+    """What the report of a run, read from ``path``, has as its profile."""
+    plan = report.get("plan")
+    found = plan.get("profile") if isinstance(plan, Mapping) else None
+    if found is None:
+        raise ConfigError(
+            f"{path}: is the report of a run without a profile, as its split was fixed or it ended while profiling; "
+            "give one of a whole run with --split auto"
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

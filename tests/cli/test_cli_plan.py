@@ -130,6 +130,17 @@ def test_what_a_replay_refuses(
     assert message in err and err.count("\n") == 1
 
 
+def test_the_report_of_a_run_is_replayed(
+    capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"epochs": [], "plan": {"profile": json.loads(Path(saved).read_text())}}))
+    assert document(capsys, str(report)) == document(capsys, saved)
+    report.write_text(json.dumps({"epochs": []}))
+    code, out, err = run(capsys, "--profile", str(report))
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"{report}: is the report of a run without a" in err
+
+
 def test_a_damaged_profile_is_named(capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path) -> None:
     broken = json.loads(Path(saved).read_text())
     broken["layers"][2]["server_seconds"] = "fast"

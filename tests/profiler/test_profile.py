@@ -78,6 +78,22 @@ def test_files_that_are_no_profile(tmp_path: Path) -> None:
         PROFILE.save(str(tmp_path / "none" / "x"))
 
 
+def test_the_profile_in_a_report_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    report: dict[str, Any] = {"model": "resnet18", "epochs": [{"epoch": 0}], "layers": 2}
+    path.write_text(json.dumps({**report, "plan": {"split": 1, "profile": PROFILE.to_json()}}))
+    assert Profile.load(str(path)) == PROFILE
+    path.write_text(json.dumps({**report, "plan": {"profile": {**PROFILE.to_json(), "freeze": 2}}}))
+    with pytest.raises(ConfigError, match=r"report\.json: profile: freeze 2 and last_split"):
+        Profile.load(str(path))
+    for plan in ({}, {"plan": {"split": 1}}, {"plan": None}, {"plan": {"profile": None}}):
+        path.write_text(json.dumps({**report, **plan}))
+        with pytest.raises(
+            ConfigError, match=r"report\.json: is the report of a run without a profile, .* --split auto"
+        ):
+            Profile.load(str(path))
+
+
 def test_a_job_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="bs is 0"):
         Job(bs=0)
