@@ -71,6 +71,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
 
     if settings.allow_model or is_factory(settings.model):
         search_here()
+    check_together(loaded)
     check_outputs(loaded, experiment)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
@@ -113,6 +114,23 @@ def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSetting
         print(f"hapi-train: {loaded.as_given(str(error))}", file=sys.stderr)
 
 
+def check_together(loaded: Loaded[TrainSettings]) -> None:
+    """Settings that would have no effect beside the others are refused, so that nobody relies on them."""
+    settings = loaded.value
+    if settings.checkpoint is None:
+        if settings.resume:
+            raise UsageError("--resume needs --checkpoint FILE")
+        if settings.checkpoint_every is not None:
+            raise UsageError("--checkpoint-every needs --checkpoint FILE")
+    if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
+        raise UsageError("--sample-cache-size needs --sample-cache DIR")
+    for epoch in settings.profile_epoch:
+        if epoch >= settings.epochs:
+            raise UsageError(
+                f"--profile-epoch {epoch}: expected 0 to {settings.epochs - 1}, the last epoch; give more --epochs"
+            )
+
+
 def check_outputs(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     """Files that will be written can be: found out now, not after hours of training. Makes their folders.
 
@@ -142,12 +160,7 @@ def check_outputs(loaded: Loaded[TrainSettings], experiment: str | None) -> None
             other = taken.setdefault(os.path.realpath(path), flag)
             if other != flag:
                 raise UsageError(f"{flag} {path}: is {loaded.as_given(other)} too; give another name")
-    if settings.checkpoint is None:
-        if settings.resume:
-            raise UsageError("--resume needs --checkpoint FILE")
-        if settings.checkpoint_every is not None:
-            raise UsageError("--checkpoint-every needs --checkpoint FILE")
-    elif not settings.resume and Path(settings.checkpoint).exists():
+    if settings.checkpoint is not None and not settings.resume and Path(settings.checkpoint).exists():
         raise UsageError(
             f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"
         )

@@ -109,6 +109,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         ([], "no data set in the store"),
         (["--resume"], "--resume needs --checkpoint"),
         (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
+        (["--sample-cache-size", "20GB"], "--sample-cache-size needs --sample-cache DIR"),
+        (["--profile-epoch", "3"], "--profile-epoch 3: expected 0 to 2, the last epoch; give more --epochs"),
+        (["--profile-epoch", "0,9", "--epochs", "9"], "--profile-epoch 9: expected 0 to 8"),
         (["--report", "/tmp"], "--report /tmp: is not a plain file"),
         (["--checkpoint", "/dev/null"], "--checkpoint /dev/null: is not a plain file"),
         (["--trace", "/proc/no/trace"], "--trace /proc/no/trace: cannot be written there"),
@@ -182,6 +185,11 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
     [
         ("bs: 5\ndevice: tpu\n", "job.yaml:2:9: device 'tpu': expected auto, cpu, cuda"),
         ("resume: yes\n", "job.yaml:1:9: resume needs --checkpoint FILE"),
+        ("sample_cache_size: 1GB\n", "job.yaml:1:20: sample_cache_size needs --sample-cache DIR"),
+        (
+            "epochs: 1\nprofile_epoch: [0, 1]\n",
+            "job.yaml:2:16: profile_epoch 1: expected 0 to 0, the last epoch",
+        ),
         ("report: .\n", "job.yaml:1:9: report .: is not a plain file"),
         (
             "html: out\nreport: out\n",
