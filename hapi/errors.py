@@ -110,10 +110,10 @@ class ModelError(UnprocessableError):
     slug, title = "model", "Model cannot be used so"
 
 
-class UnknownModelError(ModelError):
-    """A name that stands for no architecture."""
+class ModelChoiceError(ModelError):
+    """A person chose of a model what there is not: an architecture, factory, weights or blocks of that name."""
 
-    slug, title = "unknown-model", "Unknown model"
+    slug, title = "model-choice", "No such choice of a model"
 
 
 class WeightsAbsentError(ModelError):

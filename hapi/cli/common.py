@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hapi.errors import HapiError, UnknownModelError, UsageError
+from hapi.errors import HapiError, ModelChoiceError, UsageError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -55,7 +55,7 @@ def run_command(program: str, body: Callable[[], int]) -> int:
         if os.environ.get("HAPI_DEBUG"):
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError | UnknownModelError) else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from hapi.cli.push import configure_shape, spec_of
+from hapi.cli.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
 from hapi.models.layers import LayeredModel
@@ -51,12 +51,13 @@ def _structure(args: argparse.Namespace) -> LayeredModel:
         return structure(spec_of(args, "random:0"), allow_import=True)
     if args.blocks:
         raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks away")
+    input_shape = input_shape_of(args)
     url, name = split_address(args.model.removeprefix(_STORE))
     stored = open_model(open_store(url), name)
     check_allowed(stored.spec.architecture, args.allow_model, name)
     if args.allow_model:
         search_here()
-    return stored.layered(input_shape=(3, args.input_size, args.input_size), allow_import=args.allow_model)
+    return stored.layered(input_shape=input_shape, allow_import=args.allow_model)
 
 
 def _rows(model: LayeredModel) -> list[dict[str, Any]]:

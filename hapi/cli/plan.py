@@ -100,14 +100,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the candidates and what each strategy would choose."""
     if args.strategy not in PLANNERS:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
-    if args.figure:
+    if args.figure is not None:
         check_suffix(args.figure)
-    if args.save_profile:
+    if args.save_profile is not None:
         check_output("--save-profile", args.save_profile)
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
-    profile = _what_if(_replayed(args) if args.profile else _own(args), args, bits)
-    if args.save_profile:
+    profile = _what_if(_own(args) if args.profile is None else _replayed(args), args, bits)
+    if args.save_profile is not None:
         profile.save(args.save_profile)
     found = plan(args.strategy, profile, job)
     chosen = {
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         for name, split in choices(profile, job).items()
     }
     forms = _forms(profile, job)
-    if args.figure:
+    if args.figure is not None:
         plan_figure(found, profile, job, args.figure)
     if args.json:
         print(json.dumps(_document(found, chosen, forms, profile, job), indent=1))
@@ -154,7 +154,7 @@ def _own(args: argparse.Namespace) -> Profile:
     started = time.monotonic()
     if args.model is None:
         raise UsageError("give a MODEL, such as resnet50, or a --profile FILE")
-    if args.stored_bytes:
+    if args.stored_bytes is not None:
         _stored_bytes(args.stored_bytes)  # a wrong one is told before seconds of measuring
     key = _key(args)
     kept = None if args.remeasure or key is None else cache.load(_KIND, key)
@@ -227,7 +227,7 @@ def _what_if(profile: Profile, args: argparse.Namespace, bits: float | None) -> 
     """The profile as the flags would have it."""
     if bits is not None:
         profile = replace(profile, link=replace(profile.link, bits_per_second=bits))
-    if args.stored_bytes:
+    if args.stored_bytes is not None:
         profile = _stored_as(profile, _stored_bytes(args.stored_bytes))
     if args.server_speed is None:
         return profile

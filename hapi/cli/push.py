@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from hapi.errors import UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.repository import push
-from hapi.models.zoo import ModelSpec, build
+from hapi.models.zoo import MAX_CLASSES, MAX_SIDE, ModelSpec, build
 from hapi.storage.objects import open_store, split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
@@ -49,21 +50,35 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
     """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
     if is_factory(args.model):
         search_here()
+    if num_classes is not None:
+        _check_range("--num-classes", num_classes, MAX_CLASSES)
     blocks = tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
     return ModelSpec(
         architecture=args.model,
         num_classes=num_classes,
         weights=weights,
-        input_shape=(3, args.input_size, args.input_size),
+        input_shape=input_shape_of(args),
         blocks=blocks,
     )
+
+
+def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
+    """Shape (C, H, W) of one sample."""
+    _check_range("--input-size", args.input_size, MAX_SIDE)
+    return 3, args.input_size, args.input_size
+
+
+def _check_range(flag: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise UsageError(f"{flag} {value}: expected 1 to {most}")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the model and write it into the store; prints what was written."""
     store_url, name = split_address(args.address)
     own = is_factory(args.model)
-    spec = spec_of(args, args.weights or ("random:0" if own else "DEFAULT"), args.num_classes)
+    usual = "random:0" if own else "DEFAULT"
+    spec = spec_of(args, usual if args.weights is None else args.weights, args.num_classes)
     store = open_store(store_url)
     model = build(spec, allow_import=True)
     pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)

@@ -24,7 +24,7 @@ from hapi.storage.objects import open_store
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
-from hapi.wire.references import ModelReference, check_name
+from hapi.wire.references import ModelReference, given_name
 
 STORE_PREFIX = "store:"
 PUSH_SECONDS = 120.0
@@ -55,7 +55,7 @@ def open_client_model(
     server must read them too; without a store to write to, :class:`UsageError` says how to push them.
     """
     if settings.model.startswith(STORE_PREFIX):
-        name = check_name(settings.model.removeprefix(STORE_PREFIX), "--model")
+        name = given_name(settings.model.removeprefix(STORE_PREFIX), "--model")
         return _pushed(settings, servers, name, settings.allow_model, classes, shape)
     spec = ModelSpec(
         architecture=settings.model,

@@ -34,7 +34,7 @@ from hapi.storage.sequence import Order, Shuffle, epoch_sequence
 from hapi.storage.transform import input_shape
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription, IdArray
-from hapi.wire.references import TransformSpec, check_name
+from hapi.wire.references import TransformSpec, check_name, given_name
 
 HOLDOUT_EPOCH = (1 << 62) - 1
 """The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
@@ -208,8 +208,8 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
     return embedded, embedded.token
 
 
-def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
-    """The description of data set ``name``, or of the only one there; :class:`UsageError` names the choices."""
+def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
+    """Data set ``name``, given as ``flag``, or the only one there; :class:`UsageError` names the choices."""
     if name is None:
         names = _names(servers.call("GET", messages.DATASETS_PATH))
         if not names:
@@ -219,7 +219,7 @@ def choose_dataset(servers: ServerPool, name: str | None) -> DatasetDescription:
                 f"the store has several data sets, choose one with --dataset: {', '.join(names)}"
             )
         name = names[0]
-    check_name(name, "--dataset")
+    given_name(name, flag)
     document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
     description = DatasetDescription.from_json(document)
     if description.count == 0:
@@ -313,7 +313,7 @@ def _divide(
     if wish is None:
         return everything, none, None
     if isinstance(wish, str):
-        other = choose_dataset(servers, wish)
+        other = choose_dataset(servers, wish, "--validation")
         if other.classes != description.classes[: len(other.classes)]:
             raise UsageError(
                 f"--validation {wish}: its classes are others than the training data's, or in another order, so "

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from hapi.errors import ModelError, UnknownModelError
+from hapi.errors import ModelChoiceError, ModelError
 from hapi.models.families import ALIASES
 from hapi.models.tracing import TRACE_LOCK, describe_failure
 from hapi.storage.vision import vision
@@ -60,7 +60,7 @@ def find_architecture(
     """
     name = ALIASES.get(name, name)
     if ARCHITECTURE_PATTERN.fullmatch(name) is None:
-        raise UnknownModelError(f"{name[:80]!r} is not an architecture's name")
+        raise ModelChoiceError(f"{name[:80]!r} is not an architecture's name")
     if name.startswith(_TIMM):
         return _from_timm(name, input_shape)
     if ":" in name:
@@ -84,7 +84,7 @@ def build_structure(architecture: Architecture) -> nn.Module:
         torch.manual_seed(0)
         try:
             with _EmptyIsMeta():
-                return architecture.make()
+                return _checked(architecture, architecture.make())
         except Exception:  # a constructor that computes with its own weights needs them
             return _make(architecture)
 
@@ -96,9 +96,13 @@ def _make(architecture: Architecture) -> nn.Module:
         raise
     except Exception as error:
         raise ModelError(f"{architecture.name} cannot be built: {describe_failure(error)}") from error
-    if not isinstance(module, nn.Module):
-        raise ModelError(f"{architecture.name} returned a {type(module).__name__}, not a torch.nn.Module")
-    return module
+    return _checked(architecture, module)
+
+
+def _checked(architecture: Architecture, made: Any) -> nn.Module:
+    if not isinstance(made, nn.Module):
+        raise ModelChoiceError(f"{architecture.name} returned a {type(made).__name__}, not a torch.nn.Module")
+    return made
 
 
 _INITIALISERS = frozenset(
@@ -145,7 +149,7 @@ def _from_torchvision(name: str, input_shape: Sequence[int], pretrained: bool) -
     models = vision("torchvision.models")
     known = torchvision_names()
     if name not in known:
-        raise UnknownModelError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")
+        raise ModelChoiceError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Auxiliary heads would make training return three tensors.
@@ -167,14 +171,14 @@ def _from_timm(name: str, input_shape: Sequence[int]) -> Architecture:
     timm = import_timm(name)
     short = name.removeprefix(_TIMM)
     if not timm.is_model(short):
-        raise ModelError(
+        raise ModelChoiceError(
             f"timm has no model {short!r}; {_suggestion(short.split('.')[0], timm.list_models())}"
         )
     options: dict[str, Any] = {}
     try:
         settings = timm.get_pretrained_cfg(short)
     except RuntimeError as error:
-        raise ModelError(f"timm has no weights {short!r}: {error}") from error
+        raise ModelChoiceError(f"timm has no weights {short!r}: {error}") from error
     if settings is not None and settings.fixed_input_size:
         options["img_size"] = tuple(input_shape[1:])
     make_pretrained = None
@@ -217,11 +221,19 @@ def _from_factory(name: str, allow_import: ImportRule) -> Architecture:
     try:
         factory: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
+            if not hasattr(factory, part):
+                raise ModelChoiceError(f"{name!r} cannot be imported: there is no {part!r} in {module_name}")
             factory = getattr(factory, part)
+    except ModelError:
+        raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ModelChoiceError(
+                f"{name!r} cannot be imported: there is no module {error.name!r}"
+            ) from None
         raise ModelError(f"{name!r} cannot be imported: {describe_failure(error)}") from error
     if not callable(factory):
-        raise ModelError(
+        raise ModelChoiceError(
             f"{name!r} is a {type(factory).__name__}, not a function or class that makes a model"
         )
     return Architecture(name, lambda: factory(**_required_classes(name, factory)))
@@ -237,7 +249,7 @@ def _required_classes(name: str, factory: Callable[..., Any]) -> dict[str, int]:
     ]
     unknown = [r for r in required if r != "num_classes"]
     if unknown:
-        raise ModelError(
+        raise ModelChoiceError(
             f"{name!r} needs the argument {unknown[0]!r}; only 'num_classes' may be without a default"
         )
     return dict.fromkeys(required, _CLASSES_WITHOUT_DEFAULT)

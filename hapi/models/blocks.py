@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi.errors import ModelError
+from hapi.errors import ModelChoiceError, ModelError
 from hapi.models.cuts import Cut
 from hapi.models.families import Block, family_blocks
 from hapi.models.tracing import Traced, TraceFailure, chain, describe_failure, trace, training_mode
@@ -60,7 +60,7 @@ def _check_paths(module: nn.Module, paths: Sequence[str]) -> None:
     for path in paths:
         if path not in known:
             near = difflib.get_close_matches(path, known, n=3) or known[:3]
-            raise ModelError(
+            raise ModelChoiceError(
                 f"block {path!r} is not a module of {type(module).__name__}; near it: {', '.join(near)}"
             )
 
@@ -84,14 +84,14 @@ def _check_composition(module: nn.Module, paths: Sequence[str], input_shape: tup
     if not isinstance(whole, torch.Tensor) or not isinstance(value, torch.Tensor):
         raise ModelError(f"{type(module).__name__} or one of its blocks does not return one tensor")
     if whole.shape != value.shape:
-        raise ModelError(
+        raise ModelChoiceError(
             f"the blocks in sequence give {list(value.shape)}, but {type(module).__name__} gives"
             f" {list(whole.shape)}; list every step of its forward, in order"
         )
     scale = float(whole.abs().max()) or 1.0
     difference = float((whole - value).abs().max()) / scale
     if not difference <= _TOLERANCE:
-        raise ModelError(
+        raise ModelChoiceError(
             f"the blocks in sequence differ from {type(module).__name__} by {difference:.1e} (relative);"
             " list every step of its forward, in order"
         )
@@ -114,16 +114,16 @@ def select_layers(
         if block.end is not None:
             found = _find(cuts, block.end)
             if found <= position:
-                raise ModelError(f"block {block.name!r} does not come after block {chosen[-1][0]!r}")
+                raise ModelChoiceError(f"block {block.name!r} does not come after block {chosen[-1][0]!r}")
             position = found
         if position < 0:
-            raise ModelError(f"block {block.name!r} has no layer before it")
+            raise ModelChoiceError(f"block {block.name!r} has no layer before it")
         chosen.append((block.name, cuts[position]))
     if position != len(cuts) - 1:
         chosen.append((cuts[-1].name, cuts[-1]))
     names = [name for name, _ in chosen]
     if len(set(names)) != len(names):
-        raise ModelError(f"block {next(n for n in names if names.count(n) > 1)!r} is named twice")
+        raise ModelChoiceError(f"block {next(n for n in names if names.count(n) > 1)!r} is named twice")
     return chosen
 
 
@@ -137,6 +137,6 @@ def _find(cuts: Sequence[Cut], end: str) -> int:
         return inside[-1]
     names = [cut.name for cut in cuts]
     near = difflib.get_close_matches(end, names, n=3) or names[:3]
-    raise ModelError(
+    raise ModelChoiceError(
         f"no layer can end at {end!r}: more than one tensor crosses there, or no such name; near: {near}"
     )

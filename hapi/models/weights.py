@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hapi.errors import ModelError, WeightsAbsentError
+from hapi.errors import ModelChoiceError, ModelError, WeightsAbsentError
 from hapi.models.architectures import Architecture, seeded
 from hapi.models.head import outputs, resize_head
 from hapi.paths import user_path
@@ -53,10 +53,10 @@ _impatient_sockets = _ImpatientSockets()
 
 
 def random_seed(weights: str) -> int | None:
-    """The seed of ``random:SEED``; None for other weights. :class:`ModelError` for a wrong seed."""
+    """The seed of ``random:SEED``; None for other weights. :class:`ModelChoiceError` for a wrong seed."""
     match = _RANDOM.fullmatch(weights)
     if match is None and weights.split(":")[0] == "random":
-        raise ModelError(
+        raise ModelChoiceError(
             f"weights {weights[:40]!r}: write random:SEED with SEED a whole number, such as random:0"
         )
     return int(match[1]) if match else None
@@ -70,13 +70,14 @@ def is_file(weights: str) -> bool:
 def library_state(architecture: Architecture, weights: str, module: nn.Module) -> Mapping[str, torch.Tensor]:
     """State dict of a library's weights named ``weights`` (``DEFAULT``, ``IMAGENET1K_V1``).
 
-    From the library's cache, or downloaded. Raises :class:`WeightsAbsentError` when there are none to be had, and
-    another :class:`ModelError` when those that there are cannot be used.
+    From the library's cache, or downloaded. Raises :class:`WeightsAbsentError` when there are none to be had,
+    :class:`ModelChoiceError` for a name that none have, and another :class:`ModelError` when those that there are
+    cannot be used.
     """
     if architecture.name.startswith("timm:"):
         return _timm_state(architecture, weights)
     if architecture.family_name is None:
-        raise WeightsAbsentError(
+        raise _unknown(weights)(
             f"{architecture.name} has no weights called {weights!r}; give random:SEED or a local checkpoint"
         )
     from torchvision import models
@@ -84,7 +85,7 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
     entries = models.get_model_weights(architecture.name)
     if weights not in entries.__members__:
         known = ", ".join(["DEFAULT", *(n for n in entries.__members__ if n != "DEFAULT")])
-        raise WeightsAbsentError(
+        raise _unknown(weights)(
             f"{architecture.name} has no weights {weights!r}; it has {known} (or random:SEED, or a file)"
         )
     entry = entries[weights]
@@ -108,6 +109,11 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
     return state
 
 
+def _unknown(weights: str) -> type[ModelError]:
+    """Of a library without these weights: "DEFAULT" is the name of those that there are, if there are any."""
+    return WeightsAbsentError if weights == "DEFAULT" else ModelChoiceError
+
+
 def _reason(error: Exception) -> str:
     """Why a download failed, without paths of this machine: a client of the server may be told."""
     cause = getattr(error, "reason", None)
@@ -129,7 +135,7 @@ def _did_not_come(error: Exception) -> bool:
 def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.Tensor]:
     name = architecture.name
     if weights != "DEFAULT":
-        raise ModelError(
+        raise ModelChoiceError(
             f"{name}: timm names weights in the model ({name}.TAG); give DEFAULT, random:SEED or a file"
         )
     if architecture.make_pretrained is None:

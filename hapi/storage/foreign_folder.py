@@ -96,7 +96,10 @@ def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
 
 
 def _checked_prefix(store: ObjectStore, folder: str) -> str:
-    prefix = "" if folder in (".", "./", "") else check_prefix(folder)
+    try:
+        prefix = "" if folder in (".", "./", "") else check_prefix(folder)
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
     if prefix.partition("/")[0] in _OWN:
         raise UsageError(
             f"{store.url}/{prefix}: {_OWN[0]}/ and {_OWN[1]}/ of a store are Hapi's own; if these are yours, "

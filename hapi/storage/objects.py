@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from hapi.errors import BadRequestError, UsageError
-from hapi.wire.references import check_name
+from hapi.wire.references import given_name
 
 LOCAL_SCHEMES = ("", "file")
 REMOTE_SCHEMES = ("memory", "s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -195,8 +195,4 @@ def split_address(address: str) -> tuple[str, str]:
         raise UsageError(
             f"{address[:200]!r} is not STORE/NAME; for example store/flowers or s3://bucket/flowers"
         )
-    try:
-        check_name(name, f"{address[:200]!r}")
-    except BadRequestError as error:
-        raise UsageError(str(error)) from None
-    return store or "/", name
+    return store or "/", given_name(name, f"{address[:200]!r}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from hapi.errors import BadRequestError
+from hapi.errors import BadRequestError, UsageError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 """Names of data sets and models: no slash, no leading dot, at most 128 characters."""
@@ -32,6 +32,14 @@ def check_name(name: Any, what: str) -> str:
             f"{what}: {_short(name)} is not a name; use letters, digits, '.', '_' and '-', at most 128, without '/'"
         )
     return name
+
+
+def given_name(name: str, what: str) -> str:
+    """:func:`check_name` of what a person gave as ``what``: :class:`UsageError` for a wrong one."""
+    try:
+        return check_name(name, what)
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
 
 
 def check_digest(digest: Any, what: str) -> str:

@@ -115,21 +115,62 @@ def test_ctrl_c_while_a_command_is_imported(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (("layers", "resnet51"), "did you mean resnet50"),
-        (("layers", "alexnet", "--input-size", "16"), "cannot run on samples of shape 3x16x16"),
-        (("layers", "alexnet", "--input-size", "0"), "give 1 to 4 sides"),
-        (("layers", "resnet18", "--blocks", "layer9"), "no layer can end at 'layer9'"),
-        (("push", "resnet18", "nowhere", "--weights", "random:0"), "is not STORE/NAME"),
-        (("push", "squeezenet1_1", "store/x", "--weights", "missing.pth"), "missing.pth does not exist"),
+        (("layers", "resnet51"), 2, "did you mean resnet50"),
+        (("layers", "nothing:there"), 2, "'nothing:there' cannot be imported: there is no module 'nothing'"),
+        (("layers", "os:nothing"), 2, "'os:nothing' cannot be imported: there is no 'nothing' in os"),
+        (("layers", "os:path"), 2, "'os:path' is a module, not a function or class"),
+        (("layers", "os:getcwd"), 2, "os:getcwd returned a str, not a torch.nn.Module"),
+        (("layers", "os:rename"), 2, "'os:rename' needs the argument 'src'"),
+        (("layers", "alexnet", "--input-size", "16"), 1, "cannot run on samples of shape 3x16x16"),
+        (("layers", "alexnet", "--input-size", "0"), 2, "--input-size 0: expected 1 to 65536"),
+        (("layers", "store:s/x", "--input-size", "65537"), 2, "--input-size 65537: expected 1 to 65536"),
+        (("layers", "alexnet", "--input-size", "many"), 2, "--input-size"),
+        (("layers", "resnet18", "--blocks", "layer9"), 2, "no layer can end at 'layer9'"),
+        (
+            ("layers", "resnet18", "--blocks", "layer1,conv1"),
+            2,
+            "block 'conv1' does not come after block 'layer1'",
+        ),
+        (("layers", "store:s/x"), 1, "s has no model 'x'"),
+        (("push", "resnet18", "nowhere", "--weights", "random:0"), 2, "is not STORE/NAME"),
+        (("push", "squeezenet1_1", "store/x", "--weights", "missing.pth"), 1, "missing.pth does not exist"),
+        (("push", "squeezenet1_1", "store/x", "--weights", "random:x"), 2, "write random:SEED"),
+        (("push", "squeezenet1_1", "store/x", "--weights", "V9"), 2, "has no weights 'V9'; it has DEFAULT"),
+        (("push", "squeezenet1_1", "store/x", "--weights", ""), 2, "has no weights ''; it has DEFAULT"),
+        (("push", "factory:net", "store/x", "--weights", "V9"), 2, "factory:net has no weights called 'V9'"),
+        (
+            ("push", "squeezenet1_1", "store/x", "--num-classes", "0"),
+            2,
+            "--num-classes 0: expected 1 to 10000000",
+        ),
+        (("push", "squeezenet1_1", "store/x", "--num-classes", "9" * 30), 2, "--num-classes 999"),
+        (
+            ("push", "squeezenet1_1", "store/x", "--input-size", "-1"),
+            2,
+            "--input-size -1: expected 1 to 65536",
+        ),
+        (
+            ("push", "squeezenet1_1", "store/x", "--weights", "random:0", "--blocks", "x"),
+            2,
+            "no layer can end at 'x'",
+        ),
     ],
 )
 def test_errors_are_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...], message: str,
+    arguments: tuple[str, ...], code: int, message: str,
 ) -> None:  # fmt: skip
+    """2 for a wrong value, 1 for what is not there or does not run."""
+    (tmp_path / "factory.py").write_text("from torch import nn\ndef net():\n    return nn.Flatten()\n")
+    (tmp_path / "s").mkdir()
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, *arguments)
-    assert code in (1, 2) and out == ""
+    monkeypatch.setattr("sys.path", sys.path[:])
+    try:
+        found = main(arguments)
+    except SystemExit as stop:
+        found = int(str(stop.code))
+    out, err = capsys.readouterr()
+    assert (found, out) == (code, "")
     assert message in err and err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import socket
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from hapi.errors import BadRequestError, ModelError, WeightsAbsentError
+from hapi.errors import BadRequestError, ModelChoiceError, ModelError, WeightsAbsentError
+from hapi.models.layers import LayeredModel
 from hapi.models.zoo import ModelSpec, build, structure
 
 FACTORIES = """
@@ -143,7 +145,7 @@ def test_a_factory_that_wants_the_number_of_classes(factories: str) -> None:
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("missing", "cannot be imported: AttributeError"),
+        ("missing", "cannot be imported: there is no 'missing' in hapi_test_factories"),
         ("needs", "needs the argument 'width'"),
         ("broken", r"cannot be built: ValueError: no such file: weights.bin at .*hapi_test_factories.py:\d+"),
         ("number", "is a int, not a function or class"),
@@ -153,8 +155,27 @@ def test_a_factory_that_wants_the_number_of_classes(factories: str) -> None:
 def test_factories_that_do_not_work(factories: str, attribute: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build(spec(f"{factories}:{attribute}"), allow_import=True)
-    with pytest.raises(ModelError, match="'no_such_module:f' cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(
+        ModelError, match="'no_such_module:f' cannot be imported: there is no module 'no_such_module'"
+    ):
         build(spec("no_such_module:f"), allow_import=True)
+
+
+@pytest.mark.parametrize("make", [build, structure])
+def test_what_is_no_model_is_named(factories: str, make: Callable[..., LayeredModel]) -> None:
+    with pytest.raises(ModelChoiceError, match="returned a int, not a torch"):
+        make(spec(f"{factories}:not_a_module"), allow_import=True)
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_module_that_needs_what_is_not_installed(tmp_path: Path) -> None:
+    """It has the right name, so it is no wrong choice of the user's."""
+    (tmp_path / "hapi_test_needy.py").write_text("import no_such_library\n")
+    with pytest.raises(
+        ModelError, match="cannot be imported: ModuleNotFoundError: No module named 'no_such_lib"
+    ) as e:
+        build(spec("hapi_test_needy:f"), allow_import=True)
+    assert type(e.value) is ModelError
 
 
 def test_a_structure_has_no_weights_but_all_that_the_constructor_computes(factories: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from formats_tools import image, memory_store, samples, tar
 
-from hapi.errors import ConflictError, DataError, HapiError, NotFoundError, UsageError
+from hapi.errors import ConflictError, DataError, NotFoundError, UsageError
 from hapi.storage import index_runs
 from hapi.storage.dataset import open_dataset
 from hapi.storage.foreign_folder import find_folder, left_out_note
@@ -149,7 +149,7 @@ def test_nothing_or_a_mixture_is_one_clear_line(store: ObjectStore) -> None:
     store.put("z/a.tar.gz", b"\x1f\x8b")
     with pytest.raises(UsageError, match=r"a.tar.gz is compressed, .* unpack the shards, or pack"):
         index(store, "z")
-    with pytest.raises(HapiError, match="is refused"):
+    with pytest.raises(UsageError, match="is refused"):
         index(store, "../x")
 
 
