@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from hapi.errors import UsageError
+
+Named = tuple[str, str | None]
 
 
 def user_path(text: str | Path, what: str) -> Path:
@@ -33,6 +36,23 @@ def check_output(flag: str, path: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{flag} {path}: cannot be written there: {reason}") from None
+
+
+def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> None:
+    """:func:`check_output` of each of ``outputs``; and :class:`UsageError` if one is another one or of ``inputs``.
+
+    Each is (what names it, path or None for none).
+    """
+    taken = {
+        os.path.realpath(path): name for name, path in inputs if path is not None and os.path.lexists(path)
+    }
+    for name, path in outputs:
+        if path is None:
+            continue
+        check_output(name, path)
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"{name} {path}: is {other} too; give another name")
 
 
 def write_whole(path: str, text: str, flag: str = "") -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hapi.errors import UsageError
-from hapi.paths import check_output, user_path, write_whole
+from hapi.paths import check_output, check_outputs, user_path, write_whole
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -41,6 +41,21 @@ def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     (tmp_path / "file").write_text("kept")
     with pytest.raises(UsageError, match=r"^--html .*(not a plain file|cannot be written there)"):
         check_output("--html", name)
+
+
+def test_a_file_has_one_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "link").symlink_to("kept")
+    check_outputs(
+        [("--html", "a"), ("--report", None), ("--trace", "b")], [("--ca-file", "absent"), ("-w", None)]
+    )
+    with pytest.raises(UsageError, match=r"^--trace new/../a: is --html too; give another name$"):
+        check_outputs([("--html", "a"), ("--trace", "new/../a")])
+    with pytest.raises(UsageError, match=r"^--html link: is --profile too"):
+        check_outputs([("--html", "link")], [("--profile", "kept")])
+    with pytest.raises(UsageError, match=r"^--trace kept/x: cannot be written there"):
+        check_outputs([("--html", "a"), ("--trace", "kept/x")])
 
 
 def test_an_unknown_home() -> None:

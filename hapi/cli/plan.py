@@ -16,7 +16,7 @@ from hapi import units
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
-from hapi.paths import check_output
+from hapi.paths import check_outputs
 from hapi.profiler import cache
 from hapi.profiler.cost import Estimate, Form, estimate
 from hapi.profiler.decide import PLANNERS, Candidate, Plan, choices, plan
@@ -102,8 +102,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
     if args.figure is not None:
         check_suffix(args.figure)
-    if args.save_profile is not None:
-        check_output("--save-profile", args.save_profile)
+    check_outputs(
+        (("--save-profile", args.save_profile), ("--figure", args.figure)), [("--profile", args.profile)]
+    )
     job = _job(args)  # before measuring, so that a wrong flag is told at once
     bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
     profile = _what_if(_own(args) if args.profile is None else _replayed(args), args, bits)

@@ -17,7 +17,7 @@ from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
-from hapi.paths import check_output
+from hapi.paths import check_outputs
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
@@ -72,7 +72,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     if settings.allow_model or is_factory(settings.model):
         search_here()
     check_together(loaded)
-    check_outputs(loaded, experiment)
+    check_files(loaded, experiment)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
         _announce(session, loaded)
@@ -131,35 +131,28 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             )
 
 
-def check_outputs(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
+def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     """Files that will be written can be: found out now, not after hours of training. Makes their folders.
 
     None of them is another one, or one that was read.
     """
-    settings = loaded.value
-    taken = {
-        os.path.realpath(path): what
-        for what, path in (
+    settings, told = loaded.value, loaded.as_given
+    check_outputs(
+        (
+            (told("--report"), settings.report),
+            (told("--html"), settings.html),
+            (told("--trace"), settings.trace),
+            (told("--checkpoint"), settings.checkpoint),
+            (told("--save-profile"), settings.save_profile),
+        ),
+        (
             ("the experiment file", experiment),
-            ("--weights", settings.weights),
-            ("--profile", settings.profile),
-            ("--token-file", settings.token_file),
-            ("--ca-file", settings.ca_file),
-        )
-        if path is not None and os.path.lexists(path)
-    }
-    for flag, path in (
-        ("--report", settings.report),
-        ("--html", settings.html),
-        ("--trace", settings.trace),
-        ("--checkpoint", settings.checkpoint),
-        ("--save-profile", settings.save_profile),
-    ):
-        if path is not None:
-            check_output(flag, path)
-            other = taken.setdefault(os.path.realpath(path), flag)
-            if other != flag:
-                raise UsageError(f"{flag} {path}: is {loaded.as_given(other)} too; give another name")
+            (told("--weights"), settings.weights),
+            (told("--profile"), settings.profile),
+            (told("--token-file"), settings.token_file),
+            (told("--ca-file"), settings.ca_file),
+        ),
+    )
     if settings.checkpoint is not None and not settings.resume and Path(settings.checkpoint).exists():
         raise UsageError(
             f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"

@@ -232,6 +232,36 @@ def test_a_figure_is_drawn_beside_the_table(
     assert "as stored" in figure.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--figure", "p.svg", "--save-profile", "x/../p.svg"],
+            "--figure p.svg: is --save-profile too; give another name",
+        ),
+        (["--profile", "kept.svg", "--figure", "kept.svg"], "--figure kept.svg: is --profile too"),
+        (["--profile", "kept.svg", "--save-profile", "link"], "--save-profile link: is --profile too"),
+        (["--figure", "kept.svg/z.svg"], "--figure kept.svg/z.svg: cannot be written there"),
+        (["--figure", "x/y.svg"], "--figure x/y.svg: is not a plain file"),
+    ],
+)
+def test_a_file_has_one_use_and_can_be_written(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    message: str,
+) -> None:
+    """Found out before anything is measured."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x" / "y.svg").mkdir(parents=True)
+    (tmp_path / "kept.svg").write_text("kept")
+    (tmp_path / "link").symlink_to("kept.svg")
+    code, out, err = run(capsys, *flags, "no-such-model")
+    assert (code, out, err.count("\n")) == (2, "", 1) and message in err
+    assert (tmp_path / "kept.svg").read_text() == "kept"
+
+
 def test_a_figure_of_an_unknown_kind_is_refused_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "no-such-model", "--figure", "plan.bmp")
     assert code == 2 and "must end in .png, .svg or .pdf" in err
