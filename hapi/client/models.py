@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -103,10 +104,13 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
         )
     name = f"file-{layered.front_digest(len(layered))[:16]}"
     target = open_store(store)
+    by_hand = ["hapi", "push", spec.architecture, f"{target.url}/{name}", "--weights", spec.weights]
+    by_hand += ["--input-size", str(spec.input_shape[-1]), "--force-lock"]
+    by_hand += ["--blocks", ",".join(spec.blocks)] if spec.blocks else []
     deadline = time.monotonic() + PUSH_SECONDS
     while True:
         try:
-            push(target, name, layered, spec)
+            push(target, name, layered, spec, advice=f"run '{shlex.join(by_hand)}' and this again")
             return name
         except ConflictError as conflict:
             try:

@@ -31,6 +31,7 @@ from hapi.models.pushed import PushedModel, StoredModel
 from hapi.models.tensorfile import TensorEntry, encode
 from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, skeleton
+from hapi.storage.locks import FORCE
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import ModelReference, check_digest, check_name
 
@@ -60,15 +61,16 @@ def push(
     *,
     replace_existing: bool = False,
     force_lock: bool = False,
+    advice: str = FORCE,
 ) -> StoredModel:
     """Write ``model``, built from ``spec``, into ``store`` as ``name``.
 
     A killed push leaves nothing that looks like a model. Raises :class:`ConflictError` when the name is
     taken and ``replace_existing`` is False, or when another process is pushing it: ``force_lock`` takes its lock
-    when that process is known to be dead.
+    when that process is known to be dead, and ``advice`` tells a person how.
     """
     check_name(name, "model")
-    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}", force=force_lock):
+    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}", force=force_lock, advice=advice):
         if not replace_existing and store.exists(manifest_key(name)):
             raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
         names = model.tensor_names(0, len(model))

@@ -16,7 +16,7 @@ from pathlib import Path
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
-from hapi.storage.locks import LockOwner
+from hapi.storage.locks import FORCE, LockOwner
 from hapi.storage.objects import (
     Names,
     ObjectInfo,
@@ -203,8 +203,8 @@ class LocalStore(ObjectStore):
             folder = folder.parent
 
     @contextmanager
-    def lock(self, key: str, *, force: bool = False) -> Iterator[None]:
-        """``flock``: the kernel frees it when its process dies, so ``force`` has nothing to add here."""
+    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[None]:
+        """``flock``: the kernel frees it when its process dies, so there is nothing to force here."""
         path = self._path(key)
         try:
             descriptor = self._acquire(path)

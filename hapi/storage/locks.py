@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+FORCE = "pass --force-lock"
+"""What takes a lock whose owner nobody here can see to be dead, in a command that has this flag."""
+
 
 @dataclass(frozen=True)
 class LockOwner:

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from hapi.errors import BadRequestError, UsageError
+from hapi.storage.locks import FORCE
 from hapi.wire.references import given_name
 
 LOCAL_SCHEMES = ("", "file")
@@ -139,10 +140,11 @@ class ObjectStore(ABC):
         """Remove the object; nothing happens when there is none."""
 
     @abstractmethod
-    def lock(self, key: str, *, force: bool = False) -> AbstractContextManager[None]:
+    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> AbstractContextManager[None]:
         """Hold the lock ``key``; :class:`ConflictError` naming the owner when somebody else does.
 
-        A lock whose process died on this host is taken over. ``force`` takes any.
+        A lock whose process died on this host is taken over. ``force`` takes any; ``advice``: how a person does so,
+        for the error.
         """
 
     def local_path(self, key: str) -> Path | None:

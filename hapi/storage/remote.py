@@ -17,7 +17,7 @@ from obstore import exceptions
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
-from hapi.storage.locks import LockOwner
+from hapi.storage.locks import FORCE, LockOwner
 from hapi.storage.objects import (
     Names,
     ObjectInfo,
@@ -175,20 +175,20 @@ class RemoteStore(ObjectStore):
             return
 
     @contextmanager
-    def lock(self, key: str, *, force: bool = False) -> Iterator[None]:
+    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[None]:
         """An object written with "create if absent"; a dead owner's lock is taken over.
 
         Taking over is guarded by a second such object, since not every S3 store can replace an object on the
         condition that it is unchanged (OpenStack Swift cannot).
         """
         mine = LockOwner.this_process()
-        self._take(check_key(key), mine, force)
+        self._take(check_key(key), mine, force, advice)
         try:
             yield
         finally:
             self._release(key, mine)
 
-    def _take(self, key: str, mine: LockOwner, force: bool) -> None:
+    def _take(self, key: str, mine: LockOwner, force: bool, advice: str) -> None:
         if force:
             self.put(key, mine.to_bytes())
             self.delete(f"{key}{_TAKEOVER}")
@@ -201,7 +201,7 @@ class RemoteStore(ObjectStore):
             if not owner.is_dead() or not self._create(guard, mine):
                 raise ConflictError(
                     f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
-                    "or pass --force-lock when you know that it is dead"
+                    f"or {advice} when you know that it is dead"
                 )
             try:
                 # Another may have taken it over, and been done, between our look and our guard.

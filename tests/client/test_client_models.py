@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from local_job import open_session, pack_blobs, service_of
 from safetensors.torch import save_file
 
+from hapi.cli.main import main
 from hapi.client import models
 from hapi.client.models import open_client_model
 from hapi.client.servers import ServerPool
@@ -24,6 +28,8 @@ from hapi.models.zoo import ModelSpec, build
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.storage.local import LocalStore
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import open_store
 
 MODULE = "hapi_test_client_models"
 FACTORY = f"{MODULE}:net"
@@ -102,11 +108,11 @@ def weights(tmp_path: Path, folder: Path) -> str:
     return str(path)
 
 
-def open_from_file(service: Service, folder: Path, weights: str) -> str:
+def open_from_file(service: Service, store: Path | str, weights: str) -> str:
     """Where the weights are in the end."""
     settings = TrainSettings(model=FACTORY, weights=weights)
     servers = ServerPool([LoopbackTransport(loopback_handler(service))])
-    return open_client_model(settings, servers, str(folder), classes=4, shape=SHAPE).weights
+    return open_client_model(settings, servers, str(store), classes=4, shape=SHAPE).weights
 
 
 def test_two_jobs_with_one_file_of_weights(
@@ -114,12 +120,12 @@ def test_two_jobs_with_one_file_of_weights(
 ) -> None:
     asked: list[str] = []
 
-    def by_another_job(store: Any, name: str, *args: Any) -> Any:
+    def by_another_job(store: Any, name: str, *args: Any, **more: Any) -> Any:
         asked.append(name)
         if len(asked) < 3:
             raise ConflictError("it is being written by process 1")
         push(store, name, *args)  # the other job is done, at the moment in which this one asks
-        return push(store, name, *args)
+        return push(store, name, *args, **more)
 
     monkeypatch.setattr(models, "push", by_another_job)
     assert open_from_file(service, folder, weights) == f"pushed:{asked[0]}"
@@ -129,10 +135,32 @@ def test_two_jobs_with_one_file_of_weights(
 def test_a_push_that_does_not_end(
     service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held(store: Any, name: str, *args: Any) -> Any:
+    def held(store: Any, name: str, *args: Any, **more: Any) -> Any:
         raise ConflictError("it is being written by process 1")
 
     monkeypatch.setattr(models, "push", held)
     monkeypatch.setattr(models, "PUSH_SECONDS", 0.3)
     with pytest.raises(ConflictError, match="being written by process 1"):
         open_from_file(service, folder, weights)
+
+
+def test_the_lock_of_a_push_that_died_elsewhere(
+    service: Service, folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice is a command that there is, and that writes what this job would have written."""
+    url = f"memory://{uuid.uuid4().hex}"
+    name = f"file-{build(replace(SPEC, weights=weights), allow_import=True).front_digest(5)[:16]}"
+    store = open_store(url)
+    store.put(f"models/{name}/push.lock", LockOwner("another-host", 1, 1, "t").to_bytes())
+    monkeypatch.setattr(models, "PUSH_SECONDS", 0)
+    with pytest.raises(ConflictError, match="written by process 1 on another-host") as caught:
+        open_from_file(service, url, weights)
+    found = re.search(
+        r"; wait until it is done, or run '(.*)' and this again when you know that it is dead$",
+        str(caught.value),
+    )
+    assert found is not None
+    program, *arguments = shlex.split(found[1])
+    assert program == "hapi" and arguments[:3] == ["push", FACTORY, f"{url}/{name}"]
+    assert main(arguments) == 0
+    assert open_model(store, name).digest.startswith(name.removeprefix("file-"))
