@@ -31,7 +31,7 @@ from hapi.models.pushed import PushedModel, StoredModel
 from hapi.models.tensorfile import TensorEntry, encode
 from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, skeleton
-from hapi.storage.locks import FORCE
+from hapi.storage.locks import FORCE, lock_keys
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import ModelReference, check_digest, check_name
 
@@ -70,7 +70,8 @@ def push(
     when that process is known to be dead, and ``advice`` tells a person how.
     """
     check_name(name, "model")
-    with store.lock(f"{model_prefix(name)}/{LOCK_NAME}", force=force_lock, advice=advice):
+    lock = f"{model_prefix(name)}/{LOCK_NAME}"
+    with store.lock(lock, force=force_lock, advice=advice):
         if not replace_existing and store.exists(manifest_key(name)):
             raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
         names = model.tensor_names(0, len(model))
@@ -81,9 +82,7 @@ def push(
         store.put(manifest.weights_key, data)
         store.put(manifest_key(name), manifest.to_bytes())
         for info in store.list(model_prefix(name)):
-            if info.key not in (manifest.weights_key, manifest_key(name)) and not info.key.endswith(
-                LOCK_NAME
-            ):
+            if info.key not in (manifest.weights_key, manifest_key(name), *lock_keys(lock)):
                 store.delete(info.key)  # an earlier push, or what a killed one left
     return StoredModel(store, manifest)
 

@@ -14,6 +14,16 @@ FORCE = "pass --force-lock"
 """What takes a lock whose owner nobody here can see to be dead, in a command that has this flag."""
 
 
+def takeover_guard(key: str) -> str:
+    """The object that whoever takes the lock ``key`` over from a dead owner holds meanwhile."""
+    return f"{key}.takeover"
+
+
+def lock_keys(key: str) -> tuple[str, str]:
+    """The objects of the lock ``key``, each of which only its writer removes."""
+    return key, takeover_guard(key)
+
+
 @dataclass(frozen=True)
 class LockOwner:
     """A process: host, process id, the process's start (clock ticks since boot), and a random token."""

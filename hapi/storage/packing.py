@@ -25,6 +25,7 @@ import numpy as np
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError, UsageError
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
+from hapi.storage.locks import lock_keys
 from hapi.storage.manifest import (
     AGAIN,
     InPlace,
@@ -187,7 +188,9 @@ class PackFolder:
         last = f"{prefix}/{PACKING_NAME}"
         for info in self.store.list(prefix):
             mine = info.key.startswith(f"{self.prefix}/") and not info.key.endswith(".part.safetensors")
-            if info.key in (last, manifest_key(self.name), f"{prefix}/{LOCK_NAME}") or (keep and mine):
+            if info.key in (last, manifest_key(self.name), *lock_keys(f"{prefix}/{LOCK_NAME}")) or (
+                keep and mine
+            ):
                 continue
             self.store.delete(info.key)
         self.store.clean_temporary(prefix)

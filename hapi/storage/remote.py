@@ -17,7 +17,7 @@ from obstore import exceptions
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
-from hapi.storage.locks import FORCE, LockOwner
+from hapi.storage.locks import FORCE, LockOwner, takeover_guard
 from hapi.storage.objects import (
     Names,
     ObjectInfo,
@@ -37,7 +37,6 @@ PIECE_BYTES = 16 << 20
 PARALLEL_REQUESTS = 8
 RANGE_TRIES = 3
 """Times that a range is asked for when fewer bytes come."""
-_TAKEOVER = ".takeover"
 
 
 @dataclass(frozen=True)
@@ -191,13 +190,13 @@ class RemoteStore(ObjectStore):
     def _take(self, key: str, mine: LockOwner, force: bool, advice: str) -> None:
         if force:
             self.put(key, mine.to_bytes())
-            self.delete(f"{key}{_TAKEOVER}")
+            self.delete(takeover_guard(key))
             return
         while not self._create(key, mine):
             owner = self._owner(key)
             if owner is None:
                 continue
-            guard = f"{key}{_TAKEOVER}"
+            guard = takeover_guard(key)
             if not owner.is_dead() or not self._create(guard, mine):
                 raise ConflictError(
                     f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
@@ -209,7 +208,7 @@ class RemoteStore(ObjectStore):
                     self.put(key, mine.to_bytes())
                     return
             finally:
-                self.delete(guard)
+                self._release(guard, mine)
 
     def _create(self, key: str, mine: LockOwner) -> bool:
         """Write the lock unless there is one.

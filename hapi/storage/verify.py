@@ -16,6 +16,7 @@ from hapi.errors import DataError, NotFoundError
 from hapi.storage.dataset import read_index
 from hapi.storage.index import SampleIndex
 from hapi.storage.listing import PACKING_NAME
+from hapi.storage.locks import lock_keys
 from hapi.storage.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import LOCK_NAME
@@ -184,7 +185,7 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     prefix = dataset_prefix(manifest.name)
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
-    known = {manifest_key(manifest.name), manifest.index_key, f"{prefix}/{LOCK_NAME}", *shards}
+    known = {manifest_key(manifest.name), manifest.index_key, *lock_keys(f"{prefix}/{LOCK_NAME}"), *shards}
     for info in store.list(prefix):
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and store.exists(info.key):

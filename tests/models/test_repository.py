@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -42,7 +43,8 @@ from hapi.models.repository import (
 from hapi.models.tensorfile import TensorEntry
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
-from hapi.storage.objects import ReadPart, Then, nothing
+from hapi.storage.locks import LockOwner
+from hapi.storage.objects import ReadPart, Then, nothing, open_store
 from hapi.wire.references import ModelReference
 
 SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)
@@ -270,6 +272,16 @@ def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
     (summary,) = list_models(store)
     assert (summary.name, summary.architecture, summary.layers) == ("net", "resnet18", 14)
     assert summary.to_json()["problem"] is None
+
+
+def test_another_that_is_taking_the_lock_keeps_its_guard() -> None:
+    """It has seen an owner that is dead, and is about to see that this push is not."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    push(store, "net", net(), SPEC)
+    store.put("models/net/push.lock.takeover", LockOwner("another-host", 1, 1, "t").to_bytes())
+    push(store, "net", net(), SPEC, replace_existing=True)
+    left = [info.key.rpartition("/")[2] for info in store.list()]
+    assert left == ["model.json", "weights.safetensors", "push.lock.takeover"]
 
 
 def test_buffers_outside_the_state_dict_come_out_right(

@@ -400,6 +400,24 @@ def test_dead_owners_lock_is_taken_over() -> None:
         pass
 
 
+def test_the_guard_of_another_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody forced the lock while this process was taking it over, and a third one is at it already."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
+    others = LockOwner("another-host", 1, 1, "t").to_bytes()
+    store.put("pack.lock", dead.to_bytes())
+    put = store.put
+
+    def meanwhile(key: str, data: bytes | bytearray | memoryview) -> None:
+        put("pack.lock.takeover", others)
+        put(key, data)
+
+    monkeypatch.setattr(store, "put", meanwhile)
+    with store.lock("pack.lock"):
+        assert store.get("pack.lock.takeover") == others
+    assert [info.key for info in store.list()] == ["pack.lock.takeover"]
+
+
 def test_one_of_many_threads_gets_the_lock(store: ObjectStore) -> None:
     inside, most, got = 0, 0, 0
     wrong: list[BaseException] = []

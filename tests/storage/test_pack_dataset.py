@@ -469,6 +469,14 @@ def test_threads_read_the_same(store: ObjectStore) -> None:
     assert not wrong
 
 
+def test_another_that_is_taking_the_lock_keeps_its_guard(store: ObjectStore) -> None:
+    guard = "datasets/d/pack.lock.takeover"
+    store.put(guard, b"another's")
+    pack(ByteSource(30), store, "d", SMALL)
+    pack(ByteSource(30, seed=1), store, "d", SMALL, replace=True)
+    assert store.get(guard) == b"another's" and verify_dataset(store, "d").sound
+
+
 def test_listing(store: ObjectStore) -> None:
     store.put("datasets/broken/manifest.json", b"{")
     pack(ByteSource(10), store, "d", SMALL)
