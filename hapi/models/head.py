@@ -45,10 +45,13 @@ def outputs(module: nn.Module) -> int | None:
     return module.out_channels if isinstance(module, nn.Conv2d) else None
 
 
-def resize_head(module: nn.Module, path: str, classes: int, seed: int) -> None:
+def resize_head(
+    module: nn.Module, path: str, classes: int, seed: int, device: torch.device | None = None
+) -> None:
     """Give the head at ``path`` other outputs, freshly initialised from ``seed`` as torch initialises it.
 
-    It is to be trained, also where the old one was not. Of a head on the meta device only the shape changes.
+    It is to be trained, also where the old one was not. ``device``: where it is made (None: where the old one is); on
+    the meta device it takes no memory.
     """
     old = module.get_submodule(path)
     new = copy.deepcopy(old)
@@ -57,20 +60,22 @@ def resize_head(module: nn.Module, path: str, classes: int, seed: int) -> None:
     before = outputs(new)
     with seeded(seed), torch.no_grad():
         weight = new.weight
-        fresh = torch.empty((classes, *weight.shape[1:]), dtype=weight.dtype)
+        device = device or weight.device
+        made = torch.device("meta" if device.type == "meta" else "cpu")  # the same numbers on every device
+        fresh = torch.empty((classes, *weight.shape[1:]), dtype=weight.dtype, device=made)
         new.weight = nn.Parameter(fresh)
         # torch's own initialisation of both kinds (nn.Linear.reset_parameters), seeded.
         nn.init.kaiming_uniform_(new.weight, a=math.sqrt(5))
         if new.bias is not None:
             bound = 1 / math.sqrt(max(1, fresh[0].numel()))
-            bias = torch.empty(classes, dtype=weight.dtype).uniform_(-bound, bound)
+            bias = torch.empty(classes, dtype=weight.dtype, device=made).uniform_(-bound, bound)
             new.bias = nn.Parameter(bias)
     if isinstance(new, nn.Linear):
         new.out_features = classes
     else:
         new.out_channels = classes
     parent, _, name = path.rpartition(".")
-    setattr(module.get_submodule(parent), name, new.to(weight.device))
+    setattr(module.get_submodule(parent), name, new.to(device))
     if getattr(module, "num_classes", None) == before:
         module.__dict__["num_classes"] = classes  # read by some models' forward (a final view)
 
@@ -83,10 +88,8 @@ def retarget(model: LayeredModel, classes: int | None, seed: int, relayer: Relay
     if classes is None or (classes == model.output_shapes()[-1][0] and len(model.output_shapes()[-1]) == 1):
         return model
     path = find_head(model)
-    head = model.module.get_submodule(path)
-    if any(p.is_meta for p in head.parameters()):
-        head.to_empty(device="cpu")
-    resize_head(model.module, path, classes, seed)
+    is_meta = any(p.is_meta for p in model.module.get_submodule(path).parameters())
+    resize_head(model.module, path, classes, seed, torch.device("cpu") if is_meta else None)
     changed = relayer(model.module)
     changed.fresh = frozenset(changed.tensors.inside(path))
     return changed

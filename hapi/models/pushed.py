@@ -74,9 +74,11 @@ class PushedModel:
         ``num_classes``: another head, freshly seeded and never loaded. ``input_shape``: other than pushed.
         """
         spec = self.spec if input_shape is None else replace(self.spec, input_shape=tuple(input_shape))
-        model = skeleton(spec, allow_import)
+        model = self._skeleton(spec, allow_import)
         if self.manifest.classes is not None and model.output_shapes()[-1] != (self.manifest.classes,):
-            resize_head(model.module, find_head(model), self.manifest.classes, 0)
+            head = find_head(model)
+            self._check_head(model.tensors.inside(head), self.manifest.classes)
+            resize_head(model.module, head, self.manifest.classes, 0)
             model = layers_of(architecture_of(spec, allow_import), spec, model.module)
         model = retarget(
             model, num_classes, head_seed, lambda m: layers_of(architecture_of(spec, allow_import), spec, m)
@@ -85,15 +87,38 @@ class PushedModel:
 
     def front_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
         """As :meth:`layered` for use below the head only, whose size is left as the architecture has it."""
-        return self._without_weights(skeleton(replace(self.spec, input_shape=input_shape), allow_import))
+        return self._without_weights(
+            self._skeleton(replace(self.spec, input_shape=input_shape), allow_import)
+        )
 
-    def _without_weights(self, model: LayeredModel) -> LayeredModel:
+    def _skeleton(self, spec: ModelSpec, allow_import: ImportRule) -> LayeredModel:
+        """:class:`ConflictError` unless its layers are those that were pushed."""
+        model = skeleton(spec, allow_import)
         pushed = [layer.name for layer in self.manifest.layers]
         if [layer.name for layer in model.layers] != pushed:
             raise ConflictError(
                 f"model {self.name!r} was pushed with {len(pushed)} layers, but {self.spec.architecture} has"
                 f" {len(model)} (or others) here; push it again with the installed version of its library"
             )
+        return model
+
+    def _check_head(self, names: Sequence[str], classes: int) -> None:
+        """:class:`ConflictError` unless tensors ``names`` were pushed for ``classes``."""
+        for name in names:
+            rows = self._pushed(name).shape[:1]
+            if rows != (classes,):
+                raise ConflictError(
+                    f"model {self.name!r} says that it has {classes} classes, but tensor {name!r} of its head has "
+                    f"{rows[0] if rows else 1}; push it again"
+                )
+
+    def _pushed(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise ConflictError(f"model {self.name!r} was pushed without tensor {name!r}; push it again")
+        return entry
+
+    def _without_weights(self, model: LayeredModel) -> LayeredModel:
         # Also what the constructor did fill (BatchNorm's statistics) waits for its stored content.
         model.tensors.release(model.fresh)
         model.expected_digests = {
@@ -127,12 +152,8 @@ class PushedModel:
     def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
         """The stored tensors that layers ``start + 1`` to ``stop`` need and do not have yet."""
         wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
-        missing = [n for n in wanted if n not in self.manifest.tensors]
-        if missing:
-            raise ConflictError(
-                f"model {self.name!r} was pushed without tensor {missing[0]!r}; push it again"
-            )
-        found = [self.manifest.tensors[n] for n in wanted if model.tensors.get(n).is_meta]
+        entries = {name: self._pushed(name) for name in wanted}
+        found = [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
         return sorted(found, key=lambda entry: entry.start)
 
     def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:

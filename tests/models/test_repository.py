@@ -162,6 +162,45 @@ def test_another_head_is_fresh_and_not_read(store: CountingStore) -> None:
     assert client.front_digest(13) == open_model(store, "net").layered().front_digest(13)
 
 
+MANY = 2**31 - 1
+"""Classes of a head that no memory holds."""
+
+
+def test_a_number_of_classes_that_the_pushed_head_does_not_have(store: CountingStore) -> None:
+    manifest = replace(open_model(store, "net").manifest, classes=MANY)
+    with pytest.raises(
+        ConflictError, match=rf"says that it has {MANY} classes, but tensor 'fc.\w+' .* has 10"
+    ):
+        PushedModel(manifest).layered(num_classes=3)
+    headless = {name: entry for name, entry in manifest.tensors.items() if not name.startswith("fc.")}
+    with pytest.raises(ConflictError, match="was pushed without tensor 'fc"):
+        PushedModel(replace(manifest, tensors=headless)).layered()
+
+
+def test_layers_of_other_names_are_refused_before_a_head_is_made(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = open_model(store, "net").manifest
+    monkeypatch.setattr("hapi.models.pushed.resize_head", lambda *a: pytest.fail("a head was made"))
+    with pytest.raises(ConflictError, match="was pushed with 13 layers, but resnet18 has 14"):
+        PushedModel(replace(manifest, layers=manifest.layers[:-1])).layered(num_classes=3)
+
+
+def test_the_pushed_head_takes_no_memory_before_it_is_loaded(store: CountingStore) -> None:
+    """However large it is said to be: it is loaded for as many classes as the data has, or not at all."""
+    manifest = open_model(store, "net").manifest
+    tensors = {
+        name: replace(entry, shape=(MANY, *entry.shape[1:])) if name.startswith("fc.") else entry
+        for name, entry in manifest.tensors.items()
+    }
+    huge = PushedModel(replace(manifest, classes=MANY, tensors=tensors))
+    with pytest.raises(ConflictError, match=r"no longer makes layer 14 \(fc\)"):
+        huge.layered()
+    client = huge.layered(num_classes=3, head_seed=5)
+    usual = open_model(store, "net").layered(num_classes=3, head_seed=5)
+    assert torch.equal(client.tensors.get("fc.weight"), usual.tensors.get("fc.weight"))
+
+
 def test_another_input_shape_than_pushed(store: CountingStore) -> None:
     stored = open_model(store, "net")
     client = stored.layered(input_shape=(3, 64, 64))
