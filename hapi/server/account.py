@@ -9,26 +9,28 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 
 from hapi.clocks import BusyClock, StageClock
 from hapi.wire.report import STAGES, RequestReport, ServerTier
 
-JOBS_KEPT = 1024
-"""Jobs whose work is told apart; of more, the one that asked longest ago is forgotten."""
-
 
 class RequestClock(StageClock):
     """The stages of one request, and what its tenant's next one has to expect."""
 
-    def __init__(self, total: StageClock, expected_wait: Callable[[], float]) -> None:
-        """``expected_wait`` is asked when the request ends, from any thread; seconds."""
-        super().__init__(STAGES, total)
+    def __init__(self, total: StageClock, job: StageClock | None, expected_wait: Callable[[], float]) -> None:
+        """``total`` counts everything too, and so does ``job``, if that is known, which is in the total itself.
+
+        ``expected_wait`` is asked when the request ends, from any thread; seconds.
+        """
+        super().__init__(STAGES, job or total)
+        self.job = job
+        """Of all requests of its job that are under way, and while they are."""
         self.expected_wait = expected_wait
         self._now: list[str] = []
 
@@ -85,37 +87,35 @@ class Account:
         self._elsewhere = elsewhere
         self._total = StageClock(STAGES)
         self._lock = threading.Lock()
-        self._jobs: OrderedDict[str, StageClock] = OrderedDict()
+        self._jobs: WeakValueDictionary[str, StageClock] = WeakValueDictionary()
+        """Held by their requests' clocks: as many as there are requests under way, whatever jobs are called."""
 
     def clock(self, job: str, expected_wait: Callable[[], float] = lambda: 0.0) -> RequestClock:
         """For one request of ``job`` (empty: of nobody known); what it counts is in the job's and the total too."""
         if not job:
-            return RequestClock(self._total, expected_wait)
+            return RequestClock(self._total, None, expected_wait)
         with self._lock:
-            of_job = self._jobs.setdefault(job, StageClock(STAGES, self._total))
-            self._jobs.move_to_end(job)
-            while len(self._jobs) > JOBS_KEPT:
-                self._jobs.popitem(last=False)
-        return RequestClock(of_job, expected_wait)
+            of_job = self._jobs.get(job)
+            if of_job is None:
+                of_job = self._jobs[job] = StageClock(STAGES, self._total)
+        return RequestClock(self._total, of_job, expected_wait)
 
     def totals(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Wall and CPU seconds by stage of all requests so far, those under way included."""
         return self._total.seconds(), self._total.cpu_seconds()
 
-    def marks(self, job: str) -> Marks:
-        """The account as it stands, seen by ``job``."""
+    def marks(self, clock: RequestClock) -> Marks:
+        """The account as it stands, seen by the request of ``clock``: to be compared with a later look of its own."""
         work = self._work(self._total)
-        with self._lock:
-            own = self._jobs.get(job)
-        # Of a job that is not known (any more) nobody can tell which work was its own.
-        others = work - self._work(own) if own is not None else 0.0
+        # Of a job that is not known nobody can tell which work was its own.
+        others = work - self._work(clock.job) if clock.job is not None else 0.0
         return Marks(self.busy.seconds, work, others, self._process(), time.monotonic())
 
     def report(
-        self, job: str, begun: Marks, clock: RequestClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
+        self, begun: Marks, clock: RequestClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
     ) -> RequestReport:
-        """What a request of ``job`` that began at ``begun`` has cost."""
-        now = self.marks(job)
+        """What the request of ``clock``, which began at ``begun``, has cost."""
+        now = self.marks(clock)
         return RequestReport(
             server=self._server,
             seconds=clock.seconds(),

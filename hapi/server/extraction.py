@@ -85,7 +85,7 @@ class Extraction:
         """
         dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
-        begun = self._account.marks(request.job)
+        begun = self._account.marks(clock)
         with ExitStack() as stack:
             with self._account.busy.running(), clock.stage("model"):
                 sizes = self._workers.sizing.of(request)
@@ -126,7 +126,7 @@ class Extraction:
             with Ahead(self._loaders, load, stream.chunks, cancelled) as loaded:
                 yield from self._computed(stream, headers, loaded, timed or front.segment)
             layers = () if timed is None else tuple(timed.seconds)
-            report = self._account.report(request.job, begun, clock, stream.largest, layers)
+            report = self._account.report(begun, clock, stream.largest, layers)
             yield [end_frame(StreamEnd(len(headers), len(request.ids), report.to_json()), timed_layers)]
 
     def _computed(

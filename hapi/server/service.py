@@ -230,7 +230,7 @@ class Service:
         tenant: Tenant,
     ) -> Iterator[Any]:
         dataset = self._dataset(request.dataset, clock)
-        begun = self.account.marks(request.job)
+        begun = self.account.marks(clock)
         if isinstance(request.ids, SequenceRange):
             with self.account.busy.running(), clock.stage("model"):
                 ids = self._orders.find(dataset, request.ids, tenant)
@@ -253,7 +253,7 @@ class Service:
                 yield data_frame(
                     header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
                 )
-        yield self._end(request.job, len(frames), len(ids), clock, begun)
+        yield self._end(len(frames), len(ids), clock, begun)
 
     def _tensors(
         self,
@@ -263,7 +263,7 @@ class Service:
         progress: Progress,
     ) -> Iterator[Any]:
         model = open_model(self.store, request.name, request.digest)
-        begun = self.account.marks("")
+        begun = self.account.marks(clock)
         headers = [FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in request.names]
         yield sum(frame_bytes(h) for h in headers) + END_BYTES
 
@@ -275,10 +275,10 @@ class Service:
             for header, raw in zip(headers, loaded, strict=True):
                 progress.done += 1
                 yield data_frame(header, [raw])
-        yield self._end("", len(headers), 0, clock, begun)
+        yield self._end(len(headers), 0, clock, begun)
 
-    def _end(self, job: str, frames: int, samples: int, clock: RequestClock, begun: Marks) -> list[bytes]:
-        report = self.account.report(job, begun, clock)
+    def _end(self, frames: int, samples: int, clock: RequestClock, begun: Marks) -> list[bytes]:
+        report = self.account.report(begun, clock)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -25,7 +26,7 @@ from http_tools import (
 )
 
 from hapi.errors import BadRequestError
-from hapi.server.account import JOBS_KEPT, Account
+from hapi.server.account import Account
 from hapi.server.loopback import loopback_handler
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
@@ -46,12 +47,12 @@ def delta(pair: tuple[float, float]) -> float:
 def test_own_work_and_that_of_others() -> None:
     a = account()
     mine = a.clock("mine")
-    begun = a.marks("mine")
+    begun = a.marks(mine)
     mine.add("forward", 1.0, 0.5)
     a.clock("other").add("decode", 9.0, 2.0)
     a.clock("third").add("send", 9.0, 1.0)
     a.clock("mine").add("forward", 1.0, 0.25)  # another request of the same job
-    report = a.report("mine", begun, mine, 16, (0.5, 0.25))
+    report = a.report(begun, mine, 16, (0.5, 0.25))
     assert delta(report.work) == pytest.approx(3.75) and delta(report.others) == pytest.approx(3.0)
     assert (report.cpu["forward"], report.seconds["forward"]) == (0.5, 1.0)
     assert set(report.cpu) == set(STAGES)
@@ -64,58 +65,74 @@ def test_the_seconds_of_other_processes_are_the_servers_own() -> None:
     spent = [5.0]
     a = Account("server", torch.device("cpu"), running=1, reuse=True, elsewhere=lambda: spent[0])
     mine = a.clock("mine")
-    begun = a.marks("mine")
+    begun = a.marks(mine)
     spent[0] += 100.0
-    assert 100.0 <= delta(a.report("mine", begun, mine).process) < 110.0
+    assert 100.0 <= delta(a.report(begun, mine).process) < 110.0
 
 
 def test_a_job_alone_has_no_others() -> None:
     a = account()
     a.clock("before").add("forward", 5.0, 5.0)
     mine = a.clock("mine")
-    begun = a.marks("mine")
+    begun = a.marks(mine)
     mine.add("forward", 1.0, 0.5)
-    assert delta(a.report("mine", begun, mine).others) == pytest.approx(0.0)
+    assert delta(a.report(begun, mine).others) == pytest.approx(0.0)
 
 
 def test_a_request_of_nobody_known_cannot_tell_others_apart() -> None:
     a = account()
     nobody = a.clock("")
-    begun = a.marks("")
+    begun = a.marks(nobody)
     nobody.add("read", 1.0, 0.5)
     a.clock("other").add("read", 1.0, 0.5)
-    report = a.report("", begun, nobody)
+    report = a.report(begun, nobody)
     assert delta(report.work) == pytest.approx(1.0) and report.others == (0.0, 0.0)
     mine = a.clock("mine")
-    begun = a.marks("mine")
+    begun = a.marks(mine)
     a.clock("").add("read", 1.0, 0.5)
-    assert delta(a.report("mine", begun, mine).others) == pytest.approx(0.5), "it is an other to the others"
+    assert delta(a.report(begun, mine).others) == pytest.approx(0.5), "it is an other to the others"
 
 
-def test_the_job_that_asked_longest_ago_is_forgotten() -> None:
+def test_however_many_jobs_are_at_work_none_is_taken_for_another() -> None:
     a = account()
-    mine = a.clock("mine")
-    mine.add("forward", 9.0, 9.0)
-    kept = a.clock("kept")
-    kept.add("forward", 1.0, 1.0)
-    begun, begun_kept = a.marks("mine"), a.marks("kept")
-    for i in range(JOBS_KEPT - 1):
-        a.clock(f"job{i}")
-    a.clock("kept")
-    a.clock("one more")
-    assert len(a._jobs) == JOBS_KEPT and "mine" not in a._jobs and "kept" in a._jobs
-    forgotten = a.report("mine", begun, mine)
-    assert delta(forgotten.others) <= 0, "its own work of before is not taken for that of others"
-    assert delta(a.report("kept", begun_kept, kept).others) == pytest.approx(0.0)
+    clocks = [(a.clock(f"job{i}"), a.clock(f"job{i}")) for i in range(3000)]
+    begun = [a.marks(first) for first, _ in clocks]
+    for first, second in clocks:
+        first.add("forward", 1.0, 0.75)
+        second.add("forward", 1.0, 0.25)
+    for marks, (first, _) in zip(begun, clocks, strict=True):
+        report = a.report(marks, first)
+        assert delta(report.work) == pytest.approx(3000) and delta(report.others) == pytest.approx(2999)
+
+
+def test_a_job_is_remembered_while_a_request_of_it_is_under_way() -> None:
+    a = account()
+    first = a.clock("mine")
+    begun = a.marks(first)
+    second = a.clock("mine")
+    second.add("forward", 1.0, 1.0)
+    del second
+    assert delta(a.report(begun, first).others) == pytest.approx(0.0)
+    for i in range(100):
+        a.clock(f"job{i}").add("read", 1.0, 1.0)
+    gc.collect()
+    assert list(a._jobs) == ["mine"], "there is no work under way of the others"
+    del first
+    gc.collect()
+    again = a.clock("mine")
+    begun = a.marks(again)
+    again.add("forward", 1.0, 1.0)
+    a.clock("other").add("forward", 1.0, 0.5)
+    assert delta(a.report(begun, again).others) == pytest.approx(0.5)
 
 
 def test_on_a_gpu_forward_passes_count_by_the_wall() -> None:
     a = account("cuda")
     mine = a.clock("mine")
-    begun = a.marks("mine")
+    begun = a.marks(mine)
     mine.add("forward", 2.0, 0.1)
     mine.add("decode", 5.0, 5.0)
-    report = a.report("mine", begun, mine)
+    report = a.report(begun, mine)
     assert delta(report.work) == pytest.approx(2.0) and report.process == (0.0, 0.0)
 
 
@@ -137,15 +154,17 @@ def test_many_threads_lose_nothing() -> None:
 
     def work(job: str) -> None:
         for _ in range(300):
-            a.clock(job).add("forward", 0.5, 0.25)
-            a.marks(job)
+            clock = a.clock(job)
+            clock.add("forward", 0.5, 0.25)
+            a.marks(clock)
 
+    held = a.clock("j0"), a.clock("j1")
     threads = [threading.Thread(target=work, args=(f"j{i % 2}",)) for i in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    marks = a.marks("j0")
+    marks = a.marks(held[0])
     assert marks.work == pytest.approx(6 * 300 * 0.25) and marks.others == pytest.approx(3 * 300 * 0.25)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hapi.clocks import StageClock
 from hapi.errors import (
     BusyError,
     DataError,
@@ -86,7 +87,7 @@ def test_what_a_healthy_server_answers_does_not_push_out_errors() -> None:
 
 
 def test_stages_under_way_are_those_of_all_threads() -> None:
-    clock, progress = RequestClock(RequestClock(None, float), float), Progress()  # type: ignore[arg-type]
+    clock, progress = RequestClock(StageClock(STAGES), None, float), Progress()
     progress.stages_now = clock.under_way
     assert progress.stages() == ()
     inside, leave = threading.Event(), threading.Event()
