@@ -24,8 +24,8 @@ FORMAT = "hapi-front-1"
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements in C order as bytes, without a copy where it is contiguous on the CPU."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    """The tensor's elements in C order as bytes, also of a sparse one; no copy where it is contiguous on the CPU."""
+    flat = tensor.detach().to("cpu").to_dense().contiguous().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
     return memoryview(flat.view(torch.uint8).numpy().data)
@@ -69,6 +69,19 @@ class TensorDigests:
     def remember(self, tensor: torch.Tensor, digest: str) -> None:
         """Note that ``tensor``'s present content is known to have ``digest``."""
         self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, digest)
+
+
+def plain_tensors(module: nn.Module, path: str) -> list[str]:
+    """Names of the tensors that ``module``, at ``path``, and those in it keep as plain attributes.
+
+    What is computed from parameters is left out, as they say it all; so are containers, see :func:`_settings`.
+    """
+    return sorted(
+        f"{inner}.{key}"
+        for inner, child in module.named_modules(prefix=path)
+        for key, value in vars(child).items()
+        if isinstance(value, torch.Tensor) and value.grad_fn is None
+    )
 
 
 def structure_text(

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,7 @@ from hapi.errors import ModelError
 from hapi.models.analysis import analyse, references
 from hapi.models.blocks import select_layers, trace_or_chain
 from hapi.models.cuts import Crossings, Cut, Place, find_cuts
-from hapi.models.digest import FORMAT, TensorDigests, structure_text
+from hapi.models.digest import FORMAT, TensorDigests, plain_tensors, structure_text
 from hapi.models.families import PAPER_FREEZE
 from hapi.models.segment import Segment, compile_slice, slice_nodes
 from hapi.models.tensors import TensorTable
@@ -94,6 +95,7 @@ class LayeredModel:
         self.tensors = TensorTable(module, self._title())
         self._digests = TensorDigests()
         self._structure: list[str] | None = None
+        self._plain: list[list[str]] | None = None
         self._ends: list[Cut] = []
         self.layers: tuple[Layer, ...] = ()
         self.default_freeze: int | None = None
@@ -264,8 +266,9 @@ class LayeredModel:
             for name in (*layer.tensors, *self._references(layer.index)[1]):
                 constant = self.traced.constants.get(name)
                 tensor = self.tensors.get(name) if constant is None else constant
-                form = f"\n{name} {tensor.dtype} {list(tensor.shape)} {self.digest_of(name)}"
-                state.update(form.encode())
+                state.update(_tensor_text(name, tensor, self.digest_of(name)))
+            for name, tensor in self._plain_tensors(layer.index).items():
+                state.update(_tensor_text(name, tensor, self._digests.of(name, tensor)))
             digests.append(state.hexdigest())
         return digests
 
@@ -293,6 +296,11 @@ class LayeredModel:
     def release(self, start: int, stop: int) -> None:
         """Give up the memory of tensors that layers ``start + 1`` to ``stop`` do not read."""
         self.tensors.release(self.tensor_names(start, stop))
+
+    def unregistered(self) -> list[torch.Tensor]:
+        """Tensors that are neither parameters nor buffers, so in no file: the model's code must make them."""
+        plain = [self._plain_tensors(layer.index).values() for layer in self.layers]
+        return [*self.traced.constants.values(), *(tensor for found in plain for tensor in found)]
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers and constants that are in memory (on any device)."""
@@ -326,24 +334,43 @@ class LayeredModel:
 
     def _references(self, index: int) -> tuple[list[str], list[str]]:
         """Tensors and constants that layer ``index`` (from 1) reads, in order of use."""
-        before = self._ends[index - 2] if index > 1 else None
-        after = self._ends[index - 1]
         tensors: list[str] = []
         constants: list[str] = []
-        for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
-            for node in slice_nodes(crossings, place(before), _required(place(after))):
-                target = str(node.target)
-                if node.op == "call_module":
-                    tensors += self.tensors.inside(target)
-                elif node.op == "get_attr" and target in self.traced.constants:
-                    constants.append(target)
-                elif node.op == "get_attr":
-                    tensors.append(self.tensors.first_name(target))
+        for node in self._nodes_of(index):
+            target = str(node.target)
+            if node.op == "call_module":
+                tensors += self.tensors.inside(target)
+            elif node.op == "get_attr" and target in self.traced.constants:
+                constants.append(target)
+            elif node.op == "get_attr":
+                tensors.append(self.tensors.first_name(target))
         return list(dict.fromkeys(tensors)), list(dict.fromkeys(constants))
+
+    def _nodes_of(self, index: int) -> list[fx.Node]:
+        """What layer ``index`` (from 1) runs in eval mode, and what in train mode."""
+        before = self._ends[index - 2] if index > 1 else None
+        after = self._ends[index - 1]
+        return [
+            node
+            for crossings, place in ((self._eval, _eval_place), (self._train, _train_place))
+            for node in slice_nodes(crossings, place(before), _required(place(after)))
+        ]
+
+    def _plain_tensors(self, index: int) -> dict[str, torch.Tensor]:
+        """Tensors that are attributes of the modules which layer ``index`` calls as a whole, by name."""
+        if self._plain is None:
+            self._plain = [self._plain_names(layer.index) for layer in self.layers]
+        found = {name: attrgetter(name)(self.module) for name in self._plain[index - 1]}
+        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+    def _plain_names(self, index: int) -> list[str]:
+        called, _ = references(self._nodes_of(index))
+        modules = [(self.module.get_submodule(path), path) for path in dict.fromkeys(called)]
+        return [name for module, path in modules for name in plain_tensors(module, path)]
 
     def _number(self, chosen: Sequence[tuple[str, Cut]]) -> None:
         self._ends = [cut for _, cut in chosen]
-        self._structure = None
+        self._structure = self._plain = None
         self.layers = self._make_layers([name for name, _ in chosen])
         self.default_freeze = self._default_freeze()
 
@@ -388,6 +415,11 @@ def _eval_place(cut: Cut | None) -> Place | None:
 
 def _train_place(cut: Cut | None) -> Place | None:
     return cut.train_place if cut is not None else None
+
+
+def _tensor_text(name: str, tensor: torch.Tensor, digest: str) -> bytes:
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"\n{name} {tensor.dtype} {list(tensor.shape)}{layout} {digest}".encode()
 
 
 def _required(place: Place | None) -> Place:

@@ -109,8 +109,7 @@ def structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredMo
     """
     architecture = architecture_of(spec, allow_import)
     model = layers_of(architecture, spec, build_structure(architecture))
-    if any(t.is_meta for t in model.traced.constants.values()):
-        # A tensor that is neither parameter nor buffer is in no file: the constructor must make it.
+    if any(t.is_meta for t in model.unregistered()):
         model = layers_of(architecture, spec, build_module(architecture, 0))
     return model
 

@@ -78,6 +78,52 @@ def test_what_forward_keeps_is_no_part_of_it_and_stays_in_its_segment() -> None:
     assert ran.front_digests() == fresh.front_digests()
 
 
+class Untraceable(nn.Module):
+    """What cannot be traced, and keeps tensors that are neither parameters nor buffers."""
+
+    def __init__(self, inner: torch.Tensor | None = None, **kept: torch.Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.inner = nn.Identity()
+        self.inner.table = inner
+        for name, tensor in kept.items():
+            setattr(self, name, tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.shape[1] == 4 else x  # what torch.fx cannot decide
+
+
+def test_tensors_that_are_plain_attributes_of_what_cannot_be_traced_are_part_of_it() -> None:
+    def digests(inner: torch.Tensor | None = None, **kept: torch.Tensor) -> list[str]:
+        torch.manual_seed(0)
+        model = layered(nn.Sequential(nn.Linear(4, 4), Untraceable(inner, **kept), nn.Linear(4, 2)), (4,))
+        assert model.traced.opaque == ("1",)
+        return model.front_digests()
+
+    ones = torch.ones(4)
+    variants = [
+        digests(), digests(scale=ones), digests(scale=2 * ones), digests(scale=ones.double()),
+        digests(scale=ones.reshape(2, 2)), digests(other=ones), digests(_scale=ones), digests(ones),
+        digests(scale=torch.polar(ones, ones)), digests(scale=torch.polar(ones, -ones)),
+        digests(scale=torch.eye(2)), digests(scale=torch.eye(2).to_sparse()), digests(scale=torch.empty(0)),
+    ]  # fmt: skip
+    assert {tuple(found[:2]) for found in variants} == {tuple(variants[0][:2])}
+    assert len({found[2] for found in variants}) == len(variants)
+    assert digests(scale=torch.ones(4), _more=torch.zeros(1)) == digests(_more=torch.zeros(1), scale=ones)
+
+
+def test_what_is_computed_from_parameters_is_no_part_of_its_own() -> None:
+    """As torch's older weight_norm keeps it: the parameters say all, and may come later."""
+
+    def make(weight: float) -> nn.Module:
+        torch.manual_seed(0)
+        module = Untraceable()
+        module.product = module.linear.weight * weight
+        return nn.Sequential(module, nn.Linear(4, 2))
+
+    assert layered(make(1.0), (4,)).front_digests() == layered(make(2.0), (4,)).front_digests()
+
+
 def test_number_of_heads_of_an_attention_is_part_of_it() -> None:
     def make(heads: int) -> nn.Module:
         torch.manual_seed(0)

@@ -376,6 +376,51 @@ def test_a_tensor_that_is_a_plain_attribute_is_that_of_the_build(
         stored.front_structure((4,), True)
 
 
+UNTRACEABLE = """
+import torch
+from torch import nn
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = {table}
+    def forward(self, x):
+        return x * self.table if x.shape[1] == 4 else x  # what torch.fx cannot decide
+
+def net():
+    return nn.Sequential(nn.Linear(4, 4), Table(), nn.Linear(4, 3))
+"""
+
+
+def test_a_tensor_of_what_cannot_be_traced_is_that_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, table in (
+        ("filled", "torch.empty(4).fill_(3.0)"),
+        ("other", "torch.empty(4).fill_(2.0)"),
+        ("random", "torch.randn(4)"),
+    ):
+        (tmp_path / f"hapi_test_{name}.py").write_text(UNTRACEABLE.format(table=table))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    store = LocalStore(str(tmp_path / "store"))
+    x, built = torch.rand(2, 4), {}
+    for name in ("filled", "other", "random"):
+        spec = ModelSpec(architecture=f"hapi_test_{name}:net", input_shape=(4,), weights="random:7")
+        built[name] = model = build(spec, allow_import=True)
+        front = materialise(zoo_reference(spec, model, 2), 2, store, [f"hapi_test_{name}"])
+        assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
+        push(store, name, model, spec)
+    assert built["filled"].front_digest(1) == built["other"].front_digest(1)
+    assert built["filled"].front_digest(2) != built["other"].front_digest(2)
+
+    stored = open_model(store, "filled")
+    again = stored.layered(allow_import=True)
+    stored.load(again, 0, 3)
+    assert torch.equal(again.segment(0, 3, frozen=True)(x), built["filled"].segment(0, 3, frozen=True)(x))
+    with pytest.raises(ConflictError, match=r"no longer makes layer 2 \(1\) .*register it as a buffer"):
+        open_model(store, "random").layered(allow_import=True)
+
+
 def test_a_pushed_model_whose_code_has_changed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
