@@ -19,6 +19,7 @@ from hapi.bench.processes import process_figure
 from hapi.bench.samples_data import make_data
 from hapi.bench.samples_peers import LIBRARIES, missing
 from hapi.errors import UsageError
+from hapi.storage.read_cost import LOCAL_COST
 
 SIZES = (512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 0)
 """Bytes of a sample; 0 is the mix."""
@@ -120,6 +121,11 @@ class SamplesResult:
     def goals(self) -> list[str]:
         """What the figures say about the goals, a line for each that can be told."""
         lines = []
+        if self.settings.total < 2 * LOCAL_COST.cache_bytes:
+            lines.append(
+                f"data sets of {self.settings.total >> 20} MiB: Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of "
+                "small samples itself, so its figures are of copying, not of reading; take a larger --total"
+            )
         if 512 in self.settings.sizes:
             ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
             text = f"512 B cold over a file each with 8 threads: {ratio:.1f}"

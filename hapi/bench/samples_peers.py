@@ -1,7 +1,7 @@
 """Other loaders in ``hapi bench samples``, where installed: the same samples in their formats, and how to read them.
 
 Each in one process with its own shuffle at its own defaults; the quality of the order that came stands beside the
-rate. Imports and all that happens before the first sample is there are outside of the clock.
+rate. Imports and all that happens before an epoch's first sample is there are outside of the clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.util
 import io
 import itertools
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,18 @@ def write_form(form: str, folder: Path, source: Source, count: int) -> None:
     {"tars": _write_tars, "mds": _write_mds, "litdata": _write_litdata}[form](place, source, count)
 
 
-def open_form(form: str, folder: Path, batch: int) -> Iterator[int]:
-    """One epoch of a peer, shuffled: ids of samples whose bytes are there. The first of them is there already."""
-    ids = {"tars": _read_tars, "mds": _read_mds, "litdata": _read_litdata}[form](folder / form, batch)
-    return itertools.chain([next(ids)], ids)
+def open_form(form: str, folder: Path, batch: int) -> Callable[[], Iterator[int]]:
+    """Opens a peer's epochs, shuffled: ids of samples whose bytes are there. The first of them is there already."""
+    epoch = {"tars": _read_tars, "mds": _read_mds, "litdata": _read_litdata}[form](folder / form, batch)
+
+    def begin() -> Iterator[int]:
+        ids = epoch()
+        return itertools.chain([next(ids)], ids)
+
+    return begin
 
 
-def batches_of(ids: Iterator[int], batch: int) -> Iterator[IntArray]:
+def batches_of(ids: Iterator[int], batch: int) -> Generator[IntArray]:
     """The same in arrays of ``batch`` ids."""
     while group := tuple(itertools.islice(ids, batch)):
         yield np.array(group, dtype=np.int64)
@@ -63,7 +68,7 @@ def _write_tars(place: Path, source: Source, count: int) -> None:
                 tar.addfile(member, io.BytesIO(data))
 
 
-def _read_tars(place: Path, batch: int) -> Iterator[int]:
+def _read_tars(place: Path, batch: int) -> Callable[[], Iterator[int]]:
     """Shards shuffled, and a buffer of 1000 samples (the library's default)."""
     webdataset = importlib.import_module("webdataset")
     tars = sorted(str(path) for path in place.iterdir())
@@ -80,7 +85,7 @@ def _write_mds(place: Path, source: Source, count: int) -> None:
             writer.write({"n": number, "data": bytes(source.sample(number))})
 
 
-def _read_mds(place: Path, batch: int) -> Iterator[int]:
+def _read_mds(place: Path, batch: int) -> Callable[[], Iterator[int]]:
     """``py1e``, the library's default."""
     streaming = importlib.import_module("streaming")
     dataset = streaming.StreamingDataset(local=str(place), shuffle=True, shuffle_seed=_SEED, batch_size=batch)
@@ -95,14 +100,17 @@ def _write_litdata(place: Path, source: Source, count: int) -> None:
     cache.merge()
 
 
-def _read_litdata(place: Path, batch: int) -> Iterator[int]:
+def _read_litdata(place: Path, batch: int) -> Callable[[], Iterator[int]]:
     dataset = importlib.import_module("litdata").StreamingDataset(str(place), shuffle=True, seed=_SEED)
     return _ids(dataset, lambda data: (int.from_bytes(data[:_NUMBER_BYTES], "little"), data[_NUMBER_BYTES:]))
 
 
-def _ids(dataset: Any, parts: Callable[[Any], tuple[int, Any]]) -> Iterator[int]:
-    for sample in dataset:
-        number, data = parts(sample)
-        if not len(data):
-            raise ValueError(f"sample {number} came empty")
-        yield number
+def _ids(dataset: Any, parts: Callable[[Any], tuple[int, Any]]) -> Callable[[], Iterator[int]]:
+    def epoch() -> Iterator[int]:
+        for sample in dataset:
+            number, data = parts(sample)
+            if not len(data):
+                raise ValueError(f"sample {number} came empty")
+            yield number
+
+    return epoch

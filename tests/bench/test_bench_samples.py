@@ -24,9 +24,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader not in LIBRARIES])
 @pytest.mark.parametrize("cold", [True, False])
 def test_every_reader_reads_the_epoch(folder: Path, reader: str, cold: bool) -> None:
-    spec = {"folder": str(folder), "reader": reader, "cold": cold, "seconds": 30, "batch": 50}
+    spec = {
+        "folder": str(folder),
+        "reader": reader,
+        "cold": cold,
+        "seconds": 30 if cold else 0.2,
+        "batch": 50,
+    }
     found = read_figure(spec)
-    assert found["samples"] == 512 and found["rate"] > 0 and found["cpu_us"] > 0
+    assert found["rate"] > 0 and found["cpu_us"] > 0
+    assert found["samples"] == 512 if cold else found["samples"] > 512  # warm, epoch after epoch
     assert 0 <= found["resident"] <= 1 and (cold or found["resident"] == 1)
     assert 0 < found["quality"] <= 1.1
     assert ("lookup_share" in found) == reader.startswith("hapi")
