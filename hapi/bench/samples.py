@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,26 +48,28 @@ class SamplesSettings:
     total: int = 256 << 20
     """Bytes of each data set."""
     seconds: float = 2.0
-    """Longest time of a figure; a shorter epoch ends it."""
+    """Longest time of a figure; with a cold page cache the epoch's end is its end, too."""
+    rounds: int = 3
+    """Turns of each reader."""
     batch: int = 256
     folder: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesRow:
-    """One reader at one size."""
+    """One reader at one size: medians over the rounds."""
 
     size: int
     reader: str
     cold: bool
     rate: float
     """Samples per second."""
+    lowest: float
+    highest: float
     cpu_us: float
     """CPU microseconds of the process for a sample, all threads."""
-    samples: int
-    seconds: float
     resident: float
-    """Share of the files' pages in memory when the clock started."""
+    """Largest share of the files' pages in memory when a clock started."""
     quality: float | None = None
     """Of the order's shuffle; None where the epoch was not read to its end."""
     lookup_share: float | None = None
@@ -137,8 +140,10 @@ class SamplesResult:
                 ratio = self.row(size, "hapi full", cold).rate / best
                 text = f"{size_name(size)} {state}, full permutation over the best raw reads: {ratio:.2f}"
                 lines.append(verdict(text, ratio >= GOAL_RAW, "0.95"))
-        share = max(r.lookup_share or 0.0 for r in self.rows)
-        lines.append(verdict(f"look-up, largest share of reading: {share:.2%}", share <= GOAL_LOOKUP, "1%"))
+        for cold, state in ((True, "cold"), (False, "warm")):
+            share = max(row.lookup_share or 0.0 for row in self.rows if row.cold == cold)
+            text = f"look-up, largest share of {state} reading: {share:.2%}"
+            lines.append(verdict(text, share <= GOAL_LOOKUP, "1%"))
         return lines
 
     def _beside_peers(self) -> list[str]:
@@ -184,19 +189,49 @@ def measure_samples(settings: SamplesSettings, tell: Callable[[str], None]) -> S
         raise UsageError("hapi bench samples needs Linux: the page cache cannot be emptied here")
     absent = missing()
     forms = [form for form in LIBRARIES if form not in absent]
-    rows = []
+    rows: list[SamplesRow] = []
     for size in settings.sizes:
         with tempfile.TemporaryDirectory(prefix="hapi-samples-", dir=settings.folder) as folder:
             lengths = make_data(Path(folder), size, settings.total, forms)
             batch = batch_of(settings.batch, lengths.mean())
             spec = {"folder": folder, "seconds": settings.seconds, "batch": batch}
             tell(f"{size_name(size)}: {len(lengths)} samples, batches of {batch}")
-            for reader in (reader for reader in READERS if reader not in absent):
-                for cold in (True, False):
-                    asked = json.dumps(spec | {"reader": reader, "cold": cold})
-                    found = process_figure("hapi.bench.samples_read", asked, what=f"reader {reader!r}")
-                    row = SamplesRow(size=size, reader=reader, cold=cold, **found)
-                    rows.append(row)
-                    state = "cold" if cold else "warm"
-                    tell(f"  {_TITLES[reader]}, {state}: {row.rate:,.0f}/s, {row.cpu_us:.2f} us of CPU")
+            rows += _rounds(settings, size, [r for r in READERS if r not in absent], spec, tell)
     return SamplesResult(settings=settings, rows=tuple(rows), missing=absent, conditions=conditions())
+
+
+def _rounds(
+    settings: SamplesSettings,
+    size: int,
+    readers: list[str],
+    spec: dict[str, Any],
+    tell: Callable[[str], None],
+) -> Iterator[SamplesRow]:
+    figures: dict[tuple[str, bool], list[dict[str, Any]]] = {
+        (r, c): [] for r in readers for c in (True, False)
+    }
+    for turn in range(settings.rounds):
+        for reader in (*readers[turn % len(readers) :], *readers[: turn % len(readers)]):
+            for cold in (True, False):
+                asked = json.dumps(spec | {"reader": reader, "cold": cold})
+                found = process_figure("hapi.bench.samples_read", asked, what=f"reader {reader!r}")
+                figures[reader, cold].append(found)
+    for (reader, cold), turns in figures.items():
+        rates = [f["rate"] for f in turns]
+        shares = [f["lookup_share"] for f in turns if "lookup_share" in f]
+        row = SamplesRow(
+            size=size,
+            reader=reader,
+            cold=cold,
+            rate=statistics.median(rates),
+            lowest=min(rates),
+            highest=max(rates),
+            cpu_us=statistics.median(f["cpu_us"] for f in turns),
+            resident=max(f["resident"] for f in turns),
+            quality=next((f["quality"] for f in turns if f["quality"] is not None), None),
+            lookup_share=statistics.median(shares) if shares else None,
+        )
+        tell(
+            f"  {_TITLES[reader]}, {'cold' if cold else 'warm'}: {row.rate:,.0f}/s, {row.cpu_us:.2f} us of CPU"
+        )
+        yield row

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from hapi.cli.bench_flags import add_folder, within
-from hapi.errors import UsageError
 from hapi.units import parse_bytes, parse_count, parse_duration
 
 
@@ -31,9 +30,11 @@ def configure_samples(benchmarks: Any) -> argparse.ArgumentParser:
         choices=("http", "swift"),
         help="through hapi-server, or from an OpenStack Swift on loopback, beside plain downloads of large ranges",
     )
-    p.add_argument("--rounds", metavar="N", help="with --over: turns of each reader (default 3)")
+    p.add_argument("--rounds", metavar="N", help="turns of each reader (default 3)")
     add_folder(p)
-    p.add_argument("--quick", action="store_true", help="32MiB and half a second each, to try it out")
+    p.add_argument(
+        "--quick", action="store_true", help="32MiB, one round and half a second each, to try it out"
+    )
     p.set_defaults(measure=_samples)
     return p
 
@@ -42,21 +43,19 @@ def _samples(args: argparse.Namespace) -> Any:
     from hapi.bench.samples import SIZES, SamplesSettings, measure_samples
     from hapi.bench.samples_over import OverSettings, measure_over
 
-    if args.rounds and not args.over:
-        raise UsageError("--rounds: only with --over, whose readers take turns")
-    total, seconds = ("32MiB", "500ms") if args.quick else ("256MiB", "2s")
+    total, seconds, rounds = ("32MiB", "500ms", "1") if args.quick else ("256MiB", "2s", "3")
     shared: dict[str, Any] = {
         "sizes": tuple(_size(text) for text in args.size) if args.size else SIZES,
         "total": within(
             parse_bytes(args.total or total, "--total"), 1 << 20, 1 << 36, "--total", "1MiB to 64GiB"
         ),
         "seconds": parse_duration(args.seconds or seconds, "--seconds"),
+        "rounds": within(parse_count(args.rounds or rounds, "--rounds"), 1, 100, "--rounds"),
         "batch": within(parse_count(args.bs, "--bs"), 1, 1 << 16, "--bs"),
         "folder": args.folder,
     }
     if args.over:
-        rounds = within(parse_count(args.rounds or "3", "--rounds"), 1, 100, "--rounds")
-        return measure_over(OverSettings(over=args.over, rounds=rounds, **shared), _tell)
+        return measure_over(OverSettings(over=args.over, **shared), _tell)
     return measure_samples(SamplesSettings(**shared), _tell)
 
 

@@ -57,9 +57,9 @@ def result(resident: float) -> SamplesResult:
             reader=reader,
             cold=cold,
             rate=3_000.0 if reader.startswith("hapi") else 100.0,
+            lowest=90.0,
+            highest=4_000.0,
             cpu_us=1.0,
-            samples=10,
-            seconds=1.0,
             resident=resident if cold else 1.0,
             lookup_share=0.02 if reader.startswith("hapi") else None,
         )
@@ -76,7 +76,7 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     text = "\n".join(result(0.0).table())
     assert "WebDataset                not installed" in text and "not cold" not in text
     assert "512 B cold over a file each with 8 threads: 30.0 (goal 30): reached" in text
-    assert "look-up, largest share of reading: 2.00% (goal 1%): missed" in text
+    assert "look-up, largest share of warm reading: 2.00% (goal 1%): missed" in text
     assert "not cold" in "\n".join(result(0.5).table())
     assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)
 
