@@ -1,10 +1,11 @@
 """One figure of ``hapi bench samples``, in a process of its own: ``python -m hapi.bench.samples_read JSON``.
 
 An epoch is read before the clock starts, as the first one of a process also pays for memory that was never touched, for
-threads and tables. Then the pages are read or dropped, and the clock runs: for one epoch with a cold page cache, with
-a warm one for as many as the time allows, in the same order. Imports, opening and computing the order are outside of
-it. Cold means that the files' pages have been dropped (``posix_fadvise``, no root needed), which is checked with
-``mincore``; directories and inodes stay in memory, to the file readers' advantage.
+threads and tables. Then the files' pages are dropped (``posix_fadvise``, no root needed; checked with ``mincore``),
+and for a warm page cache read in order, so that the kernel keeps them in the same large pieces for every reader. The
+clock runs for one epoch with a cold page cache, with a warm one for as many as the time allows, in the same order.
+Imports, opening and computing the order are outside of it. Directories and inodes stay in memory, to the file
+readers' advantage.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
     begin, figures = _READERS[kind](folder, variant, batch)
     epochs = [_epoch(begin(), longest)]
     for path in paths:
-        drop_pages(path) if spec["cold"] else path.read_bytes()
+        drop_pages(path)
+        if not spec["cold"]:
+            path.read_bytes()
     resident = _resident(paths)
     seconds = 0.0
     while seconds == 0 or (seconds < longest and not spec["cold"]):
@@ -101,8 +104,11 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
 
     def begin() -> Batches:
         mounted.sequence(1, 0, order, shuffle=shuffle)
-        while len(samples := mounted.bread(batch)):
-            yield samples.ids
+        try:
+            while len(samples := mounted.bread(batch)):
+                yield samples.ids
+        finally:
+            mounted.sequence(1, 0, order, start=len(order), shuffle=shuffle)  # nothing is read ahead any more
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
