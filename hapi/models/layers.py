@@ -6,7 +6,6 @@ import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self
 
@@ -17,49 +16,16 @@ from torch import fx, nn
 from hapi.errors import ModelError
 from hapi.models.analysis import analyse, references
 from hapi.models.blocks import select_layers, trace_or_chain
-from hapi.models.cuts import Crossings, Cut, Place, find_cuts
+from hapi.models.cuts import Crossings, Cut, find_cuts
 from hapi.models.digest import FORMAT, TensorDigests, plain_tensors, structure_text
 from hapi.models.families import PAPER_FREEZE
+from hapi.models.numbering import Numbering, element_count
 from hapi.models.segment import Segment, compile_slice, slice_nodes
 from hapi.models.tensors import TensorTable
 from hapi.models.tracing import Traced
 from hapi.models.views import plant, view
 
 _INDEX = re.compile(r"\+?[0-9]{1,9}")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer: the operations between the cut before it and its own."""
-
-    index: int
-    """1 for the first."""
-    name: str
-    output_shape: tuple[int, ...]
-    """Shape of one sample of its output."""
-    dtype: torch.dtype
-    tensors: tuple[str, ...]
-    """Parameters and buffers that it reads, by path, in order of use; the first name of a shared one."""
-    parameter_count: int
-    parameter_bytes: int
-    """Bytes of parameters and buffers that no earlier layer reads."""
-    random: bool
-    """True when it draws random numbers in train mode (dropout, stochastic depth)."""
-    mixes: bool
-    """True when in eval mode a sample's result depends on its batch (BatchNorm without running statistics)."""
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of one sample of its output."""
-        return element_count(self.output_shape) * self.dtype.itemsize
-
-
-def element_count(shape: Sequence[int]) -> int:
-    """Number of elements of a tensor of ``shape``."""
-    count = 1
-    for side in shape:
-        count *= side
-    return count
 
 
 class LayeredModel:
@@ -96,9 +62,6 @@ class LayeredModel:
         self._digests = TensorDigests()
         self._structure: list[str] | None = None
         self._plain: list[list[str]] | None = None
-        self._ends: list[Cut] = []
-        self.layers: tuple[Layer, ...] = ()
-        self.default_freeze: int | None = None
         self._number(select_layers(module, self.cuts, architecture, blocks))
 
     # -- structure -------------------------------------------------------------------------------------
@@ -159,7 +122,7 @@ class LayeredModel:
     def constant_names(self, start: int, stop: int) -> list[str]:
         """Names in ``traced.constants`` that layers ``start + 1`` to ``stop`` read, in layer order, each once."""
         self._check_span(start, stop)
-        read = [name for index in range(start + 1, stop + 1) for name in self._references(index)[1]]
+        read = [name for index in range(start + 1, stop + 1) for name in self._constants_of(index)]
         return list(dict.fromkeys(read))
 
     def executed_modules(self) -> list[str]:
@@ -179,16 +142,12 @@ class LayeredModel:
         ``own_input``: the caller's tensor may be changed by in-place operations, which saves a copy.
         """
         self._check_span(start, stop)
-        before = self._ends[start - 1] if start else None
-        after = self._ends[stop - 1] if stop else None
         runs = []
         paths: list[str] = []
         names: list[str] = []
-        for crossings, place in ((self._eval, _eval_place), (self._train, _train_place)):
-            first, last = place(before), place(after) or Place(crossings.nodes[0], 0)
-            constants = self.traced.constants
-            runs.append(compile_slice(self.module, crossings, constants, first, last, own_input=own_input))
-            called, read = references(slice_nodes(crossings, first, last))
+        for span in self._numbering.spans(start, stop):
+            runs.append(compile_slice(self.module, self.traced.constants, *span, own_input=own_input))
+            called, read = references(slice_nodes(*span))
             paths += called
             names += read
         memo: dict[int, nn.Module] = {}
@@ -203,11 +162,7 @@ class LayeredModel:
 
         What is computed from parameters alone appears in every layer that reads it.
         """
-        starts = [None, *self._ends]
-        return [
-            slice_nodes(self._eval, _eval_place(before), after.eval_place)
-            for before, after in zip(starts, self._ends, strict=False)
-        ]
+        return [self._numbering.nodes(layer.index)[0] for layer in self.layers]
 
     def check_freeze(self, freeze: int) -> None:
         """:class:`ModelError` when layers 1..freeze mix samples or use a parameter of the trained ones."""
@@ -256,14 +211,13 @@ class LayeredModel:
         """The digests of splits 0 to ``stop`` (default: all layers)."""
         stop = len(self) if stop is None else self.resolve(stop)
         if self._structure is None:
-            places = [None, *(cut.eval_place for cut in self._ends)]
-            names = [layer.name for layer in self.layers]
-            self._structure = structure_text(self.module, self._eval, places, names)
+            numbering = self._numbering
+            self._structure = structure_text(self.module, self._eval, numbering.places(), numbering.names)
         state = xxhash.xxh3_128(f"{FORMAT} {list(self.input_shape)}".encode())
         digests = [state.hexdigest()]
         for layer, text in zip(self.layers[:stop], self._structure, strict=False):
             state.update(f"\n{text}".encode())
-            for name in (*layer.tensors, *self._references(layer.index)[1]):
+            for name in (*layer.tensors, *self._constants_of(layer.index)):
                 constant = self.traced.constants.get(name)
                 tensor = self.tensors.get(name) if constant is None else constant
                 state.update(_tensor_text(name, tensor, self.digest_of(name)))
@@ -332,29 +286,8 @@ class LayeredModel:
     def _is_parameter(self, name: str) -> bool:
         return isinstance(self.tensors.get(name), nn.Parameter)
 
-    def _references(self, index: int) -> tuple[list[str], list[str]]:
-        """Tensors and constants that layer ``index`` (from 1) reads, in order of use."""
-        tensors: list[str] = []
-        constants: list[str] = []
-        for node in self._nodes_of(index):
-            target = str(node.target)
-            if node.op == "call_module":
-                tensors += self.tensors.inside(target)
-            elif node.op == "get_attr" and target in self.traced.constants:
-                constants.append(target)
-            elif node.op == "get_attr":
-                tensors.append(self.tensors.first_name(target))
-        return list(dict.fromkeys(tensors)), list(dict.fromkeys(constants))
-
-    def _nodes_of(self, index: int) -> list[fx.Node]:
-        """What layer ``index`` (from 1) runs in eval mode, and what in train mode."""
-        before = self._ends[index - 2] if index > 1 else None
-        after = self._ends[index - 1]
-        return [
-            node
-            for crossings, place in ((self._eval, _eval_place), (self._train, _train_place))
-            for node in slice_nodes(crossings, place(before), _required(place(after)))
-        ]
+    def _constants_of(self, index: int) -> list[str]:
+        return self._numbering.read(index, self.tensors, self.traced.constants)[1]
 
     def _plain_tensors(self, index: int) -> dict[str, torch.Tensor]:
         """Tensors that are attributes of the modules which layer ``index`` calls as a whole, by name."""
@@ -364,42 +297,16 @@ class LayeredModel:
         return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
     def _plain_names(self, index: int) -> list[str]:
-        called, _ = references(self._nodes_of(index))
+        in_eval, in_train = self._numbering.nodes(index)
+        called, _ = references([*in_eval, *in_train])
         modules = [(self.module.get_submodule(path), path) for path in dict.fromkeys(called)]
         return [name for module, path in modules for name in plain_tensors(module, path)]
 
     def _number(self, chosen: Sequence[tuple[str, Cut]]) -> None:
-        self._ends = [cut for _, cut in chosen]
+        self._numbering = Numbering(self._eval, self._train, chosen)
         self._structure = self._plain = None
-        self.layers = self._make_layers([name for name, _ in chosen])
+        self.layers = self._numbering.layers(self.tensors, self.traced.constants)
         self.default_freeze = self._default_freeze()
-
-    def _make_layers(self, names: Sequence[str]) -> tuple[Layer, ...]:
-        layers: list[Layer] = []
-        seen: set[str] = set()
-        previous: Cut | None = None
-        for index, (name, cut) in enumerate(zip(names, self._ends, strict=True), start=1):
-            tensors, _ = self._references(index)
-            new = [self.tensors.get(n) for n in tensors if n not in seen]
-            seen.update(tensors)
-            facts = self._eval.facts[cut.eval_place.node]
-            in_eval = slice_nodes(self._eval, _eval_place(previous), cut.eval_place)
-            in_train = slice_nodes(self._train, _train_place(previous), cut.train_place)
-            layers.append(
-                Layer(
-                    index=index,
-                    name=name,
-                    output_shape=tuple(facts.values[0][1:]),
-                    dtype=facts.dtype or torch.float32,
-                    tensors=tuple(tensors),
-                    parameter_count=sum(t.numel() for t in new if isinstance(t, nn.Parameter)),
-                    parameter_bytes=sum(t.numel() * t.itemsize for t in new),
-                    random=any(self._train.facts[n].random for n in in_train),
-                    mixes=any(self._eval.facts[n].mixes for n in in_eval),
-                )
-            )
-            previous = cut
-        return tuple(layers)
 
     def _default_freeze(self) -> int | None:
         """The paper's freeze for its seven models, else all layers with parameters but the last such one."""
@@ -409,23 +316,9 @@ class LayeredModel:
         return trainable[-2] if len(trainable) > 1 else None
 
 
-def _eval_place(cut: Cut | None) -> Place | None:
-    return cut.eval_place if cut is not None else None
-
-
-def _train_place(cut: Cut | None) -> Place | None:
-    return cut.train_place if cut is not None else None
-
-
 def _tensor_text(name: str, tensor: torch.Tensor, digest: str) -> bytes:
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
     return f"\n{name} {tensor.dtype} {list(tensor.shape)}{layout} {digest}".encode()
-
-
-def _required(place: Place | None) -> Place:
-    if place is None:
-        raise ModelError("a slice of a model must end at a cut")
-    return place
 
 
 def layered(

@@ -13,8 +13,9 @@ from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.models.architectures import ImportRule
 from hapi.models.digest import content_digest, content_key, tensor_bytes
 from hapi.models.head import find_head, resize_head, retarget
-from hapi.models.layers import Layer, LayeredModel
+from hapi.models.layers import LayeredModel
 from hapi.models.manifest import ModelManifest
+from hapi.models.numbering import Layer
 from hapi.models.tensorfile import DTYPES, TensorEntry
 from hapi.models.zoo import ModelSpec, architecture_of, layers_of, skeleton
 from hapi.storage.objects import ObjectStore

@@ -108,8 +108,8 @@ def slice_nodes(crossings: Crossings, before: Place | None, after: Place) -> lis
 
 def compile_slice(
     module: nn.Module,
-    crossings: Crossings,
     constants: Collection[str],
+    crossings: Crossings,
     before: Place | None,
     after: Place,
     *,
