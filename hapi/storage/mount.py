@@ -37,9 +37,9 @@ READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
 _STRETCHES = 4
 """Stretches that share the bound: one handed out, the others being read or ready."""
-_TWO_THREADS_FROM = 64 << 10
-"""Mean bytes of a sample from which one stretch is checked while another is read. Smaller ones are read in so many
-short steps that two threads mostly hand Python's lock to each other, but where they wait for a remote store."""
+_THREADS_FROM = 64 << 10
+"""Mean bytes of a sample from which every stretch has a thread. Smaller ones are read in so many short steps that
+threads mostly hand Python's lock to each other, but where they wait for a remote store."""
 _RAMP = 5
 """The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
 that the first batch does not wait for thousands of samples."""
@@ -107,8 +107,8 @@ class Mounted:
         self.count = dataset.count
         self._stretch_bytes = read_ahead_bytes // _STRETCHES
         waits = dataset.store.local_path("any") is None
-        large = dataset.total_bytes >= _TWO_THREADS_FROM * dataset.count
-        threads = _STRETCHES - 1 if waits else 2 if large else 1
+        large = dataset.total_bytes >= _THREADS_FROM * dataset.count
+        threads = _STRETCHES - 1 if waits or large else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near = 0
