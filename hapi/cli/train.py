@@ -125,7 +125,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in settings.profile_epoch:
-        if epoch >= settings.epochs:
+        if epoch >= settings.epochs and settings.checkpoint is None:  # with one, more epochs may follow
             raise UsageError(
                 f"--profile-epoch {epoch}: expected 0 to {settings.epochs - 1}, the last epoch; give more --epochs"
             )

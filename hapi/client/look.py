@@ -22,6 +22,8 @@ class Look:
     little."""
     FASTER = 16.0
     """Times the link's rate that a look hopes for."""
+    SHOWN_BYTES = 2 * ENOUGH_BYTES
+    """Of a request's answer that shows a link: what of it was there before anybody looked does not count."""
 
     def __init__(self) -> None:
         self._after = self.FIRST
@@ -52,5 +54,5 @@ class Look:
         self._after = min(self.LONGEST, 2 * self._after)
         samples = min(job.request_size, profile.server.cos_batch)
         sent = {s: samples * profile.sent_bytes(s) for s in splits}
-        enough = [s for s in sent if sent[s] >= ENOUGH_BYTES]
+        enough = [s for s in sent if sent[s] >= self.SHOWN_BYTES]
         return min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])

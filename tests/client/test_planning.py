@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from planning_tools import JOB, MB, World, planning_in, run_epoch, sizes_in, truth
 
 from hapi.client.choices import Change, allowed, earliest_that_fits, received_ahead
+from hapi.client.look import Look
 from hapi.client.planning import ORACLE_BATCHES, Planning
 from hapi.errors import ConfigError, DeviceMemoryError
 from hapi.profiler.cost import estimate, memory
 from hapi.profiler.decide import PLANNERS, plan
+from hapi.profiler.observe import ENOUGH_BYTES
 from hapi.profiler.profile import Job, Profile
 
 FREEZE, BEST = 4, 3
@@ -398,6 +400,23 @@ def test_a_link_that_recovered_is_noticed_where_nothing_shows_it() -> None:
     assert splits[-1] == BEST and planning.looks == 2
     assert "bandwidth is 100.0 Mbit/s" in planning.changes[-1].why
     assert planning.to_json()["looks"] == 2
+
+
+def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
+    """On a fast link a part of it is there before anybody looks, and a rest that is too small shows nothing."""
+    _, world = unseen_at_the_freeze()
+    slower_link(world, 0.1)
+    samples = min(JOB.request_size, world.true.server.cos_batch)
+    wide, just, large = world.true.layers[0], -(-ENOUGH_BYTES // samples), -(-2 * ENOUGH_BYTES // samples)
+    layers = (
+        replace(wide, output_bytes=4 * large),
+        replace(world.true.layers[1], output_bytes=large),
+        replace(world.true.layers[2], output_bytes=just),
+        *world.true.layers[3:],
+    )
+    profile = replace(world.true, layers=layers, samples=replace(world.true.samples, stored_bytes=8 * large))
+    assert profile.sent_bytes(3) * samples >= ENOUGH_BYTES and profile.sent_bytes(2) > profile.sent_bytes(3)
+    assert Look().split("auto", profile, JOB, range(5), 4) == 2
 
 
 def test_a_link_that_stays_slow_is_looked_at_ever_more_rarely() -> None:
