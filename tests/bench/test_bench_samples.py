@@ -78,6 +78,9 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     assert "512 B cold over a file each with 8 threads: 30.0 (goal 30): reached" in text
     assert "look-up, largest share of warm reading: 2.00% (goal 1%): missed" in text
     assert "not cold" in "\n".join(result(0.5).table())
+    assert "Hapi keeps up to 64 MiB" not in text
+    small = replace(result(0.0), settings=SamplesSettings(sizes=(512,), total=32 << 20))
+    assert "data sets of 32 MiB: Hapi keeps up to 64 MiB" in "\n".join(small.table())
     assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)
 
 
