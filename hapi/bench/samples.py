@@ -123,12 +123,11 @@ class SamplesResult:
 
     def goals(self) -> list[str]:
         """What the figures say about the goals, a line for each that can be told."""
-        lines = []
         if self.settings.total < 2 * LOCAL_COST.cache_bytes:
-            lines.append(
-                f"data sets of {self.settings.total >> 20} MiB: Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of "
-                "small samples itself, so its figures are of copying, not of reading; take a larger --total"
-            )
+            kept = f"Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of small samples itself"
+            told = f"data sets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"
+            return [f"{told}; take a larger --total"]
+        lines = []
         if 512 in self.settings.sizes:
             ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
             text = f"512 B cold over a file each with 8 threads: {ratio:.1f}"

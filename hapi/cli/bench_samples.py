@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from typing import Any
 
 from hapi.cli.bench_flags import add_folder, within
+from hapi.errors import UsageError
 from hapi.units import parse_bytes, parse_count, parse_duration
 
 
@@ -54,9 +56,13 @@ def _samples(args: argparse.Namespace) -> Any:
         "batch": within(parse_count(args.bs, "--bs"), 1, 1 << 16, "--bs"),
         "folder": args.folder,
     }
-    if args.over:
-        return measure_over(OverSettings(over=args.over, **shared), _tell)
-    return measure_samples(SamplesSettings(**shared), _tell)
+    try:
+        if args.over:
+            return measure_over(OverSettings(over=args.over, **shared), _tell)
+        return measure_samples(SamplesSettings(**shared), _tell)
+    except OSError as error:
+        where = args.folder or tempfile.gettempdir()
+        raise UsageError(f"{where}: {error.strerror or error}; --folder names another place") from error
 
 
 def _tell(line: str) -> None:

@@ -12,6 +12,7 @@ from hapi.bench.samples import READERS, SamplesResult, SamplesRow, SamplesSettin
 from hapi.bench.samples_data import RandomBytes, file_of, make_data
 from hapi.bench.samples_peers import LIBRARIES
 from hapi.bench.samples_read import read_figure
+from hapi.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     assert "not cold" in "\n".join(result(0.5).table())
     assert "Hapi keeps up to 64 MiB" not in text
     small = replace(result(0.0), settings=SamplesSettings(sizes=(512,), total=32 << 20))
-    assert "data sets of 32 MiB: Hapi keeps up to 64 MiB" in "\n".join(small.table())
+    assert len(small.goals()) == 1 and "data sets of 32 MiB: Hapi keeps up to 64 MiB" in small.goals()[0]
     assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)
 
 
@@ -109,4 +110,11 @@ def test_only_peers_that_shuffle_as_well_and_were_cold_count() -> None:
     none = [peer(form, 900.0, 0.1) for form in LIBRARIES]
     assert not any(
         "WebDataset" in line for line in replace(result(0.0), rows=(*known, *none), missing=()).goals()
+    )
+
+
+def test_a_folder_that_is_none_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "samples", "--folder", "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "hapi bench: error: /nowhere: No such file or directory; --folder"
     )
