@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hapi.cli.bench_directory import configure_directory
+from hapi.cli.bench_flags import known_models
 from hapi.cli.bench_measured import MEASURED, configure_measured, run_measured
 from hapi.cli.bench_samples import configure_samples
 from hapi.cli.bench_shuffle import configure_shuffle
@@ -171,7 +172,7 @@ def _overlap(args: argparse.Namespace) -> Any:
     from hapi.bench.overlap import BANDWIDTHS, MODELS, OverlapSettings, measure_overlap
 
     settings = OverlapSettings(
-        models=tuple(args.model or MODELS),
+        models=known_models(args.model or MODELS),
         bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth or BANDWIDTHS),
         samples=_positive(args.samples, "--samples"),
         batch=_positive(args.bs, "--bs"),
@@ -203,7 +204,7 @@ def _memory(args: argparse.Namespace) -> Any:
     from hapi.bench.memory import BATCHES, MODELS, MemorySettings, measure_memory
 
     settings = MemorySettings(
-        models=tuple(args.model or MODELS),
+        models=known_models(args.model or MODELS),
         batches=tuple(_positive(b, "--bs") for b in args.bs) if args.bs else BATCHES,
         image_size=_positive(args.image_size, "--image-size"),
     )
@@ -215,7 +216,7 @@ def _steps(args: argparse.Namespace) -> Any:
     from hapi.bench.steps import StepsSettings, measure_steps
 
     settings = StepsSettings(
-        model=args.model,
+        model=known_models([args.model])[0],
         epochs=_positive(args.epochs, "--epochs"),
         samples=_positive(args.samples, "--samples"),
         batch=_positive(args.bs, "--bs"),
@@ -233,7 +234,7 @@ def _overload(args: argparse.Namespace) -> Any:
     settings = replace(
         QUICK if args.quick else OverloadSettings(),
         clients=_positive(args.clients, "--clients"),
-        model=args.model,
+        model=known_models([args.model])[0],
         request_size=_positive(args.request_size, "--request-size"),
     )
     if args.seconds is not None:
@@ -245,7 +246,7 @@ def _plan(args: argparse.Namespace) -> Any:
     from hapi.bench.plan_seconds import measure_plan
     from hapi.models.architectures import torchvision_names
 
-    models = args.model or torchvision_names()
+    models = known_models(args.model) if args.model else torchvision_names()
     return measure_plan(models, lambda line: print(line, file=sys.stderr, flush=True))
 
 

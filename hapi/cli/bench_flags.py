@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from hapi.errors import UsageError
 
@@ -19,3 +20,12 @@ def within(value: int, low: int, high: int, what: str, told: str | None = None) 
     if not low <= value <= high:
         raise UsageError(f"{what}: expected {told or f'{low} to {high}'}, got {value}")
     return value
+
+
+def known_models(names: Sequence[str]) -> tuple[str, ...]:
+    """``names``, each once; ``ModelChoiceError`` for one that is no architecture's, before anything is started."""
+    from hapi.models.architectures import find_architecture
+
+    for name in names:
+        find_architecture(name, (3, 224, 224))
+    return tuple(dict.fromkeys(names))

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hapi.cli.bench_flags import known_models
 from hapi.cli.bench_study import add_no_bed
 from hapi.errors import UsageError
 from hapi.units import parse_bandwidth, parse_count
@@ -163,7 +164,7 @@ def _batching(args: argparse.Namespace) -> int:
 def _with(settings: Any, args: argparse.Namespace) -> Any:
     """``settings`` with the models and the repetitions that were asked for."""
     if args.model:
-        settings = replace(settings, models=tuple(dict.fromkeys(args.model)))
+        settings = replace(settings, models=known_models(args.model))
     if args.repeats is not None:
         settings = replace(settings, repeats=_count(args.repeats, "--repeats"))
     return settings

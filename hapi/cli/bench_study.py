@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hapi.cli.bench_flags import known_models
 from hapi.errors import UsageError
 from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 
@@ -77,7 +78,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
     grid = PAPER if args.paper else QUICK if args.quick else Grid()
     if args.model:
-        grid = replace(grid, models=tuple(args.model))
+        grid = replace(grid, models=known_models(args.model))
     if args.bs:
         grid = replace(grid, batches=tuple(_batch(text) for text in args.bs))
     if args.bandwidth:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hapi.cli.bench_flags import known_models
 from hapi.cli.bench_study import add_no_bed
 from hapi.errors import UsageError
 from hapi.units import parse_bytes, parse_count
@@ -106,7 +107,7 @@ def _settings(args: argparse.Namespace) -> Any:
     if args.tenants:
         given["counts"] = tuple(sorted({_count(n, "--tenants", 1, _MOST_TENANTS) for n in args.tenants}))
     if args.model:
-        given["models"] = tuple(dict.fromkeys(args.model))
+        given["models"] = known_models(args.model)
     if args.mode:
         unknown = [mode for mode in args.mode if mode not in MODES]
         if unknown:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hapi.errors import HapiError, TransportError, UsageError
+from hapi.storage.objects import open_store
 
 START_SECONDS = 120.0
 """Longest time until an embedded server listens; importing torch from a cold disk takes most of it."""
@@ -31,6 +32,7 @@ class EmbeddedServer:
     def __init__(self, store: str, *, allow_models: Sequence[str] = (), threads: int | None = None) -> None:
         if store.startswith("memory:"):
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
+        open_store(store)  # a URL that cannot be is said so before anything is started
         self.token = secrets.token_hex(16)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process below
         command = [

@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hapi.errors import ModelError
+from hapi.errors import ModelChoiceError
 from hapi.models.shapes import meta_result
 from hapi.models.tracing import Traced, describe_failure
 from hapi.models.views import Tree, plant, view
@@ -129,7 +129,7 @@ def analyse(
 ) -> tuple[dict[fx.Node, NodeFacts], dict[fx.Node, NodeFacts]]:
     """Facts about every node of the eval graph and of the train graph, for samples of ``input_shape``.
 
-    Raises :class:`ModelError` when the model cannot run on such samples; the message has torch's reason.
+    Raises :class:`ModelChoiceError` when the model cannot run on such samples; the message has torch's reason.
     """
     tensors = [*module.parameters(), *module.buffers(), *traced.constants.values()]
     means: list[Means] = ["meta", "fake"] if any(t.is_meta for t in tensors) else ["meta", "fake", "real"]
@@ -144,7 +144,7 @@ def analyse(
             if kind == means[-1]:
                 shape = "x".join(str(side) for side in input_shape)
                 why = describe_failure(error)
-                raise ModelError(f"the model cannot run on samples of shape {shape}: {why}") from error
+                raise ModelChoiceError(f"the model cannot run on samples of shape {shape}: {why}") from error
     raise AssertionError("the last means returns or raises")
 
 

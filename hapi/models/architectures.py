@@ -163,7 +163,7 @@ def _from_torchvision(name: str, input_shape: Sequence[int], pretrained: bool) -
 
 def _square(name: str, input_shape: Sequence[int]) -> int:
     if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
-        raise ModelError(f"{name} takes square images, not samples of shape {list(input_shape)}")
+        raise ModelChoiceError(f"{name} takes square images, not samples of shape {list(input_shape)}")
     return input_shape[1]
 
 

@@ -89,28 +89,19 @@ class Numbering:
         self, index: int, tensors: TensorTable, constants: Collection[str]
     ) -> tuple[list[str], list[str]]:
         """Which of ``tensors`` and ``constants`` layer ``index`` (from 1) reads, in order of use."""
-        named: list[str] = []
-        plain: list[str] = []
-        for node in (node for nodes in self.nodes(index) for node in nodes):
-            target = str(node.target)
-            if node.op == "call_module":
-                named += tensors.inside(target)
-            elif node.op == "get_attr" and target in constants:
-                plain.append(target)
-            elif node.op == "get_attr":
-                named.append(tensors.first_name(target))
-        return list(dict.fromkeys(named)), list(dict.fromkeys(plain))
+        in_eval, in_train = self.nodes(index)
+        return _read([*in_eval, *in_train], tensors, constants)
 
     def layers(self, tensors: TensorTable, constants: Collection[str]) -> tuple[Layer, ...]:
         """What is to be known of each layer."""
         layers: list[Layer] = []
         seen: set[str] = set()
         for index, (name, end) in enumerate(zip(self.names, self._ends, strict=True), start=1):
-            read, _ = self.read(index, tensors, constants)
+            in_eval, in_train = self.nodes(index)
+            read, _ = _read([*in_eval, *in_train], tensors, constants)
             new = [tensors.get(n) for n in read if n not in seen]
             seen.update(read)
             facts = self._eval.facts[end.eval_place.node]
-            in_eval, in_train = self.nodes(index)
             layers.append(
                 Layer(
                     index=index,
@@ -125,3 +116,19 @@ class Numbering:
                 )
             )
         return tuple(layers)
+
+
+def _read(
+    nodes: Sequence[fx.Node], tensors: TensorTable, constants: Collection[str]
+) -> tuple[list[str], list[str]]:
+    named: list[str] = []
+    plain: list[str] = []
+    for node in nodes:
+        target = str(node.target)
+        if node.op == "call_module":
+            named += tensors.inside(target)
+        elif node.op == "get_attr" and target in constants:
+            plain.append(target)
+        elif node.op == "get_attr":
+            named.append(tensors.first_name(target))
+    return list(dict.fromkeys(named)), list(dict.fromkeys(plain))

@@ -175,6 +175,11 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        if "weights_only" in str(error):  # torch's words are about how to run what it refused to run
+            raise ModelError(
+                f"weights file {path} is damaged or holds more than tensors, which is never loaded: save "
+                "model.state_dict(), with torch.save or as .safetensors"
+            ) from error
         reason = (str(error).splitlines() or [repr(error)])[0][:200]
         raise ModelError(f"weights file {path} cannot be read as tensors: {reason}") from error
     for key in ("state_dict", "model"):

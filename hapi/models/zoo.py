@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from hapi.errors import BadRequestError, ModelError
+from hapi.errors import BadRequestError, ModelChoiceError, ModelError
 from hapi.models.architectures import (
     Architecture,
     ImportRule,
@@ -47,9 +47,11 @@ class ModelSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "architecture", ALIASES.get(self.architecture, self.architecture))
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
-            raise ModelError(f"{self.num_classes} classes: give a number from 1 to {MAX_CLASSES}")
+            raise ModelChoiceError(f"{self.num_classes} classes: give a number from 1 to {MAX_CLASSES}")
         if not 1 <= len(self.input_shape) <= 4 or not all(1 <= side <= MAX_SIDE for side in self.input_shape):
-            raise ModelError(f"input shape {list(self.input_shape)}: give 1 to 4 sides from 1 to {MAX_SIDE}")
+            raise ModelChoiceError(
+                f"input shape {list(self.input_shape)}: give 1 to 4 sides from 1 to {MAX_SIDE}"
+            )
 
     @property
     def pretrained(self) -> bool:

@@ -34,3 +34,25 @@ def test_wrong_arguments_are_one_line(
     assert ended.value.code == 2
     assert error.startswith(line)
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "benchmark",
+    [
+        "plan",
+        "overlap",
+        "memory",
+        "overload",
+        "steps",
+        "sweep",
+        "batching",
+        "reuse",
+        "concurrency",
+        "tenants",
+    ],
+)
+def test_a_benchmark_of_an_unknown_model_starts_nothing(
+    benchmark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("bench", benchmark, "--model", "resnet19")) == 2
+    assert "unknown architecture 'resnet19'; did you mean resnet18" in capsys.readouterr().err

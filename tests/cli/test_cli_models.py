@@ -123,7 +123,7 @@ def test_ctrl_c_while_a_command_is_imported(
         (("layers", "os:path"), 2, "'os:path' is a module, not a function or class"),
         (("layers", "os:getcwd"), 2, "os:getcwd returned a str, not a torch.nn.Module"),
         (("layers", "os:rename"), 2, "'os:rename' needs the argument 'src'"),
-        (("layers", "alexnet", "--input-size", "16"), 1, "cannot run on samples of shape 3x16x16"),
+        (("layers", "alexnet", "--input-size", "16"), 2, "cannot run on samples of shape 3x16x16"),
         (("layers", "alexnet", "--input-size", "0"), 2, "--input-size 0: expected 1 to 65536"),
         (("layers", "store:s/x", "--input-size", "65537"), 2, "--input-size 65537: expected 1 to 65536"),
         (("layers", "alexnet", "--input-size", "many"), 2, "--input-size"),

@@ -263,7 +263,7 @@ def test_the_experiments_can_be_read(path: Path) -> None:
         (["--split", "layer9"], 2, "--split: resnet18 has no layer 'layer9'; did you mean"),
         (["--freeze", "14"], 2, "--freeze 14: no layer after it has parameters"),
         (["--freeze", "layer4.7"], 2, "--freeze: resnet18 has no layer 'layer4.7'; did you mean 'layer4.1'"),
-        (["--model", "alexnet", "--image-size", "16"], 1, "cannot run on samples of shape 3x16x16"),
+        (["--model", "alexnet", "--image-size", "16"], 2, "cannot run on samples of shape 3x16x16"),
         (["--validation", "1.0"], 2, "--validation 1.0: expected a share"),
         (["--validation", "nope"], 1, "no data set 'nope'"),
         (["--bs", "1000", "--drop-last"], 2, "--drop-last leaves no batch"),

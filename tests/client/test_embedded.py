@@ -29,9 +29,12 @@ def is_alive(pid: int) -> bool:
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_memory_stores_cannot_be_shared() -> None:
-    with pytest.raises(UsageError, match="lives in one process"):
-        EmbeddedServer("memory://")
+@pytest.mark.parametrize(
+    ("store", "match"), [("memory://", "lives in one process"), ("ftp://x", "unknown scheme 'ftp'")]
+)
+def test_a_store_that_cannot_be_starts_nothing(store: str, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        EmbeddedServer(store)
 
 
 @pytest.mark.slow

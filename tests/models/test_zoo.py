@@ -244,8 +244,13 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
         build(saved(state | {"features.0.bias": torch.zeros(3)}))
     with pytest.raises(ModelError, match="holds no state dict"):
         build(saved({"a": 3}))
-    with pytest.raises(ModelError, match="cannot be read as tensors"):
+    with pytest.raises(ModelError, match=r"holds more than tensors.*save model\.state_dict\(\)") as refused:
         build(saved(nn.Linear(2, 2)))  # a pickled module would run code
+    assert "weights_only" not in str(refused.value)  # torch's advice to run it all the same
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(ModelError, match="is damaged"):
+        build(spec(weights=str(path)))
+    path = path.with_suffix(".safetensors")
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ModelError, match="cannot be read as tensors"):
         build(spec(weights=str(path)))
