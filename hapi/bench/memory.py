@@ -64,7 +64,7 @@ class MemoryCase:
     needed: int
     """Alive at the same time."""
     resident: int
-    """With the allocator's usual settings."""
+    """With an allocator that keeps what was freed, as ``hapi-train`` sets it."""
     code: int
     """Of libraries' code that was read meanwhile, not counted in the others."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hapi.allocator import keep_freed_memory
 from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, status_bytes, warm_up_libraries
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import make_optimizer
@@ -26,6 +27,7 @@ _WARM_STEPS = 2
 
 def main() -> None:
     """Run the case and print the bytes that the process grew by."""
+    keep_freed_memory()  # as hapi-train does
     case: dict[str, Any] = json.loads(sys.argv[1])
     side, device = case["image_size"], torch.device("cpu")
     spec = ModelSpec(architecture=case["model"], weights="random:0", input_shape=(3, side, side))

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hapi.allocator import keep_freed_memory
 from hapi.client.buffers import BufferPool
 from hapi.client.limited import LimitedTransport, RateLimit
 from hapi.client.memory import warm_up_libraries
@@ -63,6 +64,8 @@ class SweepClient:
         """Another model or batch size."""
         self.close()
         made = TrainSettings(**{**settings, "server": tuple(settings["server"])})
+        if made.memory is None:
+            keep_freed_memory()
         self._session = session = self._connect(made)
         session.trained.train()
         self._optimizer = make_optimizer(made, session.trained)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hapi import __version__
+from hapi.allocator import keep_freed_memory
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.errors import UsageError
 from hapi.factories import search_here
@@ -155,6 +156,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")
     if args.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
         raise UsageError("--exit-with-stdin: standard input is closed already")
+    keep_freed_memory()
     if args.allow_model:
         search_here()
     settings = ServerSettings(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
+from hapi.allocator import keep_freed_memory
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
@@ -66,6 +67,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     settings = loaded.value
+    if settings.memory is None:  # with a bound, what is free is not the job's
+        keep_freed_memory()
     from hapi.client.session import Session
     from hapi.client.trainer import Trainer
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hapi.errors import DeviceMemoryError
-from hapi.models.devices import free_bytes, is_out_of_memory
+from hapi.models.devices import free_bytes, give_back_unused, is_out_of_memory
 from hapi.models.layers import LayeredModel
 
 _FREE_SHARE = 0.9
@@ -210,8 +210,7 @@ class FrozenRest:
                 "(--split freeze), or raise --memory"
             )
         self._micro_batch.size //= 2
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_unused(self._device)
 
 
 def _batch_too_large(nbytes: int, samples: int, device: torch.device) -> DeviceMemoryError:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from hapi.allocator import give_back_freed_memory
 from hapi.errors import UsageError
 
 _MEMORY_TEXTS = (
@@ -48,6 +49,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(t in text for t in _MEMORY_TEXTS)
+
+
+def give_back_unused(device: torch.device) -> None:
+    """What the allocator of ``device`` keeps and no tensor uses goes back to the system, for others to take."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        give_back_freed_memory()
 
 
 def exact_arithmetic(device: torch.device) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import DeviceMemoryError, TransportError
-from hapi.models.devices import event_on, exact_arithmetic, finish, is_out_of_memory
+from hapi.models.devices import event_on, exact_arithmetic, finish, give_back_unused, is_out_of_memory
 from hapi.profiler.memory import ObservedMemory
 from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
@@ -301,8 +301,7 @@ class Device:
                 )
             else:
                 relieved = True
-            if self._copy_stream is not None:
-                torch.cuda.empty_cache()
+            give_back_unused(self.device)
 
     def _run(self, one: _Pass, batch: int) -> torch.cuda.Event | None:
         ready = None

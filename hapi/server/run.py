@@ -20,6 +20,7 @@ import torch
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from hapi.allocator import give_back_freed_memory
 from hapi.errors import UsageError
 from hapi.server.app import Application
 from hapi.server.service import Service
@@ -31,6 +32,8 @@ log = logging.getLogger("hapi.server")
 
 HEALTH_SECONDS = 1.0
 """How often the server looks whether any of its devices works."""
+IDLE_SECONDS = 10.0
+"""Without a request, after which memory that was kept for the next ones goes back to the system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +181,15 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
 
 async def _stopped(application: Application, stop: asyncio.Event) -> int:
     """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
+    idle = 0.0
     while application.service.workers.usable:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
             return 0
+        idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
+        if idle >= IDLE_SECONDS:
+            idle = 0.0
+            await asyncio.to_thread(give_back_freed_memory)
     log.error("no device works any more")
     return 1
 

@@ -282,6 +282,16 @@ def test_wrong_for_this_server(
     assert match in err
 
 
+@pytest.mark.parametrize(("arguments", "kept"), [([], True), (["--memory", "8GB"], False)])
+def test_freed_memory_is_kept_unless_there_is_a_bound(
+    arguments: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("hapi.cli.train.keep_freed_memory", lambda: asked.append(True))
+    assert command.main(["--store", "ftp://nowhere", *FAST, *arguments]) == 2
+    assert asked == [True] * kept
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "match"),

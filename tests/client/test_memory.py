@@ -69,13 +69,16 @@ def test_micro_batches_make_the_whole(micro_batch: int) -> None:
     assert sum(layers.batches) == 10 and max(layers.batches) == min(micro_batch, 10)
 
 
-def test_the_micro_batch_is_halved_and_stays_so() -> None:
+def test_the_micro_batch_is_halved_and_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.device] = []
+    monkeypatch.setattr("hapi.client.memory.give_back_unused", given.append)
     x = torch.arange(30.0).reshape(10, 3)
     layers = Hungry(3)
     size = MicroBatch(10)
     frozen = FrozenRest(layers, (3,), torch.float32, size, CPU)
     assert torch.equal(frozen(x), x * 2)
     assert layers.batches == [10, 5, 2, 2, 2, 2, 2] and size.size == 2
+    assert given == [CPU, CPU]
     layers.batches.clear()
     assert torch.equal(frozen(x), x * 2)
     assert layers.batches == [2] * 5

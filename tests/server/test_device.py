@@ -39,10 +39,13 @@ def run(device: Device, layers: object, count: int, key: str = "k") -> tuple[int
     return fitted, out
 
 
-def test_halves_until_it_fits_and_remembers() -> None:
+def test_halves_until_it_fits_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.device] = []
+    monkeypatch.setattr("hapi.server.device.give_back_unused", given.append)
     device, layers = Device(torch.device("cpu")), Hungry(5)
     assert run(device, layers, 16)[0] == 4
     assert layers.batches == [16, 8, 4, 4, 4, 4]
+    assert given == [torch.device("cpu")] * 2
     layers.batches.clear()
     run(device, layers, 16)
     assert layers.batches == [4, 4, 4, 4]

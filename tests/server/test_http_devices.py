@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,31 @@ def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytes
     finally:
         application.close()
         service.close()
+
+
+def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so often while nothing runs, and not while something does."""
+    admission = SimpleNamespace(running=1)
+    workers = SimpleNamespace(usable=True)
+    given: list[int] = []
+    monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("hapi.server.run.IDLE_SECONDS", 0.03)
+    monkeypatch.setattr("hapi.server.run.give_back_freed_memory", lambda: given.append(admission.running))
+    application: Any = SimpleNamespace(admission=admission, service=SimpleNamespace(workers=workers))
+
+    async def live() -> None:
+        stop = asyncio.Event()
+        served = asyncio.create_task(run._stopped(application, stop))
+        await asyncio.sleep(0.2)
+        assert not given
+        admission.running = 0
+        while len(given) < 2:
+            await asyncio.sleep(0.01)
+        stop.set()
+        assert await served == 0
+
+    asyncio.run(asyncio.wait_for(live(), 20))
+    assert set(given) == {0}
 
 
 def test_layers_loaded_for_each_request_are_counted_for_each(folder: Path, known: Known) -> None:

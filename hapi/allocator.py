@@ -1,0 +1,55 @@
+"""How the C library keeps freed memory: for the next tensor, instead of giving it back to the system.
+
+A forward pass on a CPU makes and frees a tensor an operation. glibc gives large blocks back to the system as soon as
+they are free, and threads' heaps at 64 MiB; the next tensor is new memory again, of which the kernel clears every page
+when it is first touched. ``docs/decisions.md`` ("freed memory is kept") has what that costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+"""Options of ``mallopt`` (malloc.h)."""
+_NEVER = -1
+_GROWTH = 16 << 20
+"""Bytes that the heap grows by beyond what is asked for."""
+OWN = (
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """From now on, freed memory of this process stays with it; whether it does.
+
+    All blocks come from one heap, also those of threads that begin later. Nothing is done where there is no ``mallopt``
+    (only glibc has it), or where the ``environment`` (``MALLOC_...``, ``GLIBC_TUNABLES``) says how memory is kept.
+    """
+    if any(name in environment for name in OWN) or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = _function("mallopt")
+    if mallopt is None:
+        return False
+    options = ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _GROWTH))
+    kept = [mallopt(option, value) for option, value in options]  # every one, whatever becomes of the others
+    return all(kept)
+
+
+def give_back_freed_memory() -> None:
+    """What is free goes back to the system now; nothing where the C library cannot do that."""
+    trim = _function("malloc_trim")
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def _function(name: str) -> ctypes._NamedFuncPointer | None:
+    try:
+        return getattr(ctypes.CDLL(None), name, None)
+    except (OSError, TypeError):  # a system without such a library
+        return None
