@@ -2,7 +2,7 @@
 
 The prediction is the planner's (:func:`hapi.profiler.cost.memory`), without what prefetching holds. Each case runs
 in fresh processes, twice: once with an allocator that gives memory back at once, which shows what is really needed
-at the same time, and once with the system's own settings, which keep some of it for later.
+at the same time, and once as `hapi-train` sets it, which keeps what was freed for later.
 """
 
 from __future__ import annotations
