@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from hapi.client.measuring import Meter, Snapshot, merged, observed_between
-from hapi.profiler.observe import Arrivals, Sizes, link_rate, profile_of
+from hapi.client.measuring import Counts, Meter, Snapshot, merged, observed_between
+from hapi.profiler.observe import Arrivals, Observed, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Profile
 
 
@@ -26,6 +28,10 @@ class Profiling:
         """The sums when profiling began."""
         self._begun: dict[int, Snapshot] = {}
         """The sums when each split's first batch was done."""
+        self._so_far: Snapshot = {}
+        """The sums when the last batch was done."""
+        self._batches: dict[int, list[Counts]] = {}
+        """What each batch at a split that came after its first added to that split's sums."""
         self._intervals: dict[int, list[float]] = {}
         self._rates: list[tuple[int, float]] = []
 
@@ -46,7 +52,9 @@ class Profiling:
         """
         self._schedule = [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
         self._before = self._meter.snapshot()
+        self._so_far = self._before
         self._begun.clear()
+        self._batches.clear()
         self._intervals.clear()
         self._rates.clear()
 
@@ -65,8 +73,13 @@ class Profiling:
         """A batch was trained at ``split``, ``seconds`` after the one before; ``rates``: arrivals since that."""
         self._rates += rates
         self._intervals.setdefault(split, []).append(seconds)
+        before, self._so_far = self._so_far.get(split, {}), self._meter.snapshot()
         if split not in self._begun:
-            self._begun[split] = self._meter.snapshot()
+            self._begun[split] = self._so_far
+            return
+        counts = self._so_far.get(split, {})
+        added = {name: value - before.get(name, 0.0) for name, value in counts.items()}
+        self._batches.setdefault(split, []).append(added)
 
     def done(self) -> None:
         """The batch that :meth:`note` told of is over."""
@@ -87,8 +100,27 @@ class Profiling:
                 merged(self._before, warm), after, self._meter.servers, self._sizes.client
             )
             if split in found:
-                observed[split] = found[split]
+                observed[split] = _typical(found[split], self._batches.get(split, ()))
         link = link_rate(self._rates) or (1e12, 0.0)
         batches = {split: o.batches for split, o in sorted(observed.items())}
         notes = (f"measured on real requests; batches by split: {batches}",)
         return profile_of(self._sizes, observed, link, notes)
+
+
+def _typical(observed: Observed, batches: Sequence[Mapping[str, float]]) -> Observed:
+    """With this side's seconds from the middle one of its batches, the lower one of two.
+
+    In the first few some take much longer: for memory that nothing had touched before, which later ones have.
+    """
+    rest = _seconds_a_sample(batches, "rest", "rested")
+    step = _seconds_a_sample(batches, "step", "handed_out")
+    return replace(
+        observed,
+        rest_seconds=observed.rest_seconds if rest is None else rest * observed.samples,
+        step_seconds=observed.step_seconds if step is None else step * observed.samples,
+    )
+
+
+def _seconds_a_sample(batches: Sequence[Mapping[str, float]], seconds: str, samples: str) -> float | None:
+    found = [b.get(seconds, 0.0) / b[samples] for b in batches if b.get(samples, 0.0) > 0]
+    return statistics.median_low(found) if found else None

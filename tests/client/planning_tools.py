@@ -56,6 +56,8 @@ class World:
         self.true = true
         self.noise: Callable[[], float] = lambda: 1.0
         """Factor of each cost."""
+        self.slower = 1.0
+        """Times as long as in truth that the client takes for its layers."""
         self.servers: dict[int, Tier] = {}
         self.share = 1.0
         """What other jobs leave of the server."""
@@ -69,7 +71,7 @@ class World:
         true, c = self.true, self._counts[split]
         server, client, nbytes = true.server_tier, true.client_tier, samples * true.sent_bytes(split)
         there = [x.server_seconds * samples for x in true.layers[:split]]
-        here = [x.client_seconds * samples for x in true.layers[split : true.last_split]]
+        here = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
         costs = {
             "cpu:decode": samples * server.decode_seconds if split else 0.0,
             "cpu:send": nbytes * server.codec_seconds_per_byte,
@@ -77,7 +79,7 @@ class World:
             "cpu:forward": sum(there),
             "decode": 0.0 if split else samples * client.decode_seconds,
             "receive": nbytes * client.codec_seconds_per_byte,
-            "step": samples * true.step_seconds,
+            "step": self.slower * samples * true.step_seconds,
             "timed" if timed else "rest": sum(here),
         }
         costs = {name: value * self.noise() for name, value in costs.items()}

@@ -71,6 +71,24 @@ def test_the_second_batch_at_a_split_is_timed() -> None:
     ]  # the only ones there are
 
 
+@pytest.mark.parametrize("slow", [{0, 1}, {1, 4}, {5, 6}, {6, 8}, {0, 2, 3, 7}])
+def test_a_few_batches_that_the_client_takes_longer_for_do_not_count(slow: set[int]) -> None:
+    """As the first ones do, for memory that nothing has touched before."""
+    world = World(truth())
+    planning = planning_in(world)
+
+    def before(batch: int) -> None:
+        world.slower = 9.0 if batch in slow else 1.0
+
+    run_epoch(planning, world, before=before)
+    found = planning.profile
+    assert found is not None
+    assert found.step_seconds == pytest.approx(world.true.step_seconds)
+    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
+        assert layer.client_seconds == pytest.approx(true.client_seconds)
+    assert planning.plan is not None and planning.plan.split == BEST
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 4, 100])
 def test_the_decision_is_that_of_the_true_costs(ahead: int) -> None:
     for bits in (20e6, 100e6, 1e9):
