@@ -16,8 +16,9 @@ from hapi.errors import DeviceMemoryError
 from hapi.models.devices import free_bytes, give_back_unused, is_out_of_memory
 from hapi.models.layers import LayeredModel
 
-_FREE_SHARE = 0.9
-"""Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some."""
+_GPU_SHARE, _HOST_SHARE = 0.9, 0.8
+"""Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some. The host's
+is kept when it is freed, and what lies between two pieces that are in use need not fit the next one."""
 _PROC = Path("/proc/self")
 
 
@@ -46,7 +47,8 @@ class MemoryBudget:
             self._forget_peak()
             self._before, self._code = status_bytes("VmRSS"), status_bytes("RssFile")
         free = free_bytes(device)
-        self.bytes = limit if limit is not None or free is None else int(free * _FREE_SHARE)
+        share = _GPU_SHARE if device.type == "cuda" else _HOST_SHARE
+        self.bytes = limit if limit is not None or free is None else int(free * share)
         """The budget; None where the system does not tell what is free."""
         if limit is not None and device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory

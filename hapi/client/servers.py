@@ -64,6 +64,7 @@ class _Trouble:
     since: float = 0.0
     """Monotonic time of the first failure."""
     faults: int = 0
+    """Damaged answers in a row."""
     tried: set[int] = field(default_factory=set)
     """Ids of the servers that failed."""
 
@@ -71,7 +72,7 @@ class _Trouble:
         if self.error is None:
             self.since = time.monotonic()
         self.error = error
-        self.faults += 0 if _is_absence(error) else 1
+        self.faults = 0 if _is_absence(error) else self.faults + 1
         self.tried.add(id(server))
 
 

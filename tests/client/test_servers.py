@@ -232,6 +232,15 @@ def test_damaged_answers_end_after_some(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(attempts.asked) == MAX_FAULTS
 
 
+def test_damaged_answers_count_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a server that is busy for long, or drops who is slow, a store that fails now and then ends nobody's job."""
+    pauses(monkeypatch, 0.01, 0.01)
+    course: list[HapiError] = [*([StoreError("failed")] * (MAX_FAULTS - 1)), BusyError("full")]
+    attempts = Attempts(lambda url, n: course[(n - 1) % len(course)] if n <= 3 * len(course) else None)
+    assert make_pool(1).run(attempts) == "0"
+    assert len(attempts.asked) == 3 * len(course) + 1
+
+
 def test_a_server_that_recovers_is_well_at_once() -> None:
     pool = make_pool(1)
     pool.run(until(4, TransportError("gone")))
