@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,20 @@ Snapshot = Mapping[int, Counts]
 """Counts by split."""
 
 _OWN = frozenset(
-    ("batches", "handed_out", "process_cpu", "main_cpu", "rest", "rested", "timed", "step", "client_timed")
+    (
+        *(
+            "batches",
+            "handed_out",
+            "process_cpu",
+            "main_cpu",
+            "rest",
+            "rested",
+            "timed",
+            "step",
+            "client_timed",
+        ),
+        *("rest_pages", "timed_pages", "step_pages"),
+    )
 )
 _LARGEST = "cos_batch"
 """The one count that is no sum."""
@@ -30,6 +44,15 @@ QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
 """Of a server's device, what is left to us at least when others take all they can get."""
+
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+"""Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
+
+
+def new_pages() -> int:
+    """Pages that were touched for the first time so far; the kernel clears each, which takes time."""
+    return resource.getrusage(_THREAD).ru_minflt
 
 
 def tier_of(device: torch.device) -> Tier:
@@ -70,13 +93,14 @@ class Meter:
     @contextmanager
     def working(self, split: int, name: str) -> Iterator[None]:
         """The main thread works on a batch: ``rest`` (frozen layers), ``timed`` (them one by one) or ``step``."""
-        start, cpu = self._clock(), time.thread_time()
+        pages, start, cpu = new_pages(), self._clock(), time.thread_time()
         try:
             yield
         finally:
             counts = self._own[split]
             counts[name] += self._clock() - start
             counts["main_cpu"] += time.thread_time() - cpu
+            counts[f"{name}_pages"] += new_pages() - pages
 
     def rested(self, split: int, samples: int) -> None:
         """``samples`` went through the frozen layers after ``split`` in one piece."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hapi.client.measuring import Counts, Meter, Snapshot, merged, observed_between
 from hapi.profiler.observe import Arrivals, Observed, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Profile
+
+FEW_PAGES, SIMILAR = 16, 1.25
+"""A batch took new memory when it touched more new pages than this many and so many times the fewest of a batch."""
 
 
 class Profiling:
@@ -93,6 +96,7 @@ class Profiling:
         """What the batches have shown."""
         after = self._meter.snapshot()
         observed = {}
+        all_batches = [batch for batches in self._batches.values() for batch in batches]
         for split, begun in self._begun.items():
             # This side's first batch warms it up. What the servers did for later ones may lie before its end.
             warm = begun if len(self._intervals[split]) > 1 else self._before
@@ -100,20 +104,20 @@ class Profiling:
                 merged(self._before, warm), after, self._meter.servers, self._sizes.client
             )
             if split in found:
-                observed[split] = _typical(found[split], self._batches.get(split, ()))
+                observed[split] = _typical(found[split], self._batches.get(split, ()), all_batches)
         link = link_rate(self._rates) or (1e12, 0.0)
         batches = {split: o.batches for split, o in sorted(observed.items())}
         notes = (f"measured on real requests; batches by split: {batches}",)
         return profile_of(self._sizes, observed, link, notes)
 
 
-def _typical(observed: Observed, batches: Sequence[Mapping[str, float]]) -> Observed:
-    """With this side's seconds from the middle one of its batches, the lower one of two.
+def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Counts]) -> Observed:
+    """With this side's seconds from typical batches: of the frozen rest its own, of the step those of every split.
 
-    In the first few some take much longer: for memory that nothing had touched before, which later ones have.
+    A batch that takes memory which nothing had touched before is no typical one: later ones have it.
     """
-    rest = _seconds_a_sample(batches, "rest", "rested")
-    step = _seconds_a_sample(batches, "step", "handed_out")
+    rest = _seconds_a_sample(own, "rest", "rested")
+    step = _seconds_a_sample(all_batches, "step", "handed_out")
     return replace(
         observed,
         rest_seconds=observed.rest_seconds if rest is None else rest * observed.samples,
@@ -121,6 +125,13 @@ def _typical(observed: Observed, batches: Sequence[Mapping[str, float]]) -> Obse
     )
 
 
-def _seconds_a_sample(batches: Sequence[Mapping[str, float]], seconds: str, samples: str) -> float | None:
-    found = [b.get(seconds, 0.0) / b[samples] for b in batches if b.get(samples, 0.0) > 0]
-    return statistics.median_low(found) if found else None
+def _seconds_a_sample(batches: Sequence[Counts], name: str, samples: str) -> float | None:
+    """Of the middle one, the lower of two, of those batches that touched the fewest new pages."""
+    done = [batch for batch in batches if batch.get(samples, 0.0) > 0]
+    if not done:
+        return None
+    pages = [batch.get(f"{name}_pages", 0.0) for batch in done]
+    most = FEW_PAGES + SIMILAR * min(pages)
+    return statistics.median_low(
+        batch.get(name, 0.0) / batch[samples] for batch, new in zip(done, pages, strict=True) if new <= most
+    )

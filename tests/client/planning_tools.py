@@ -58,6 +58,8 @@ class World:
         """Factor of each cost."""
         self.slower = 1.0
         """Times as long as in truth that the client takes for its layers."""
+        self.pages = 0
+        """New pages that the client touches for a batch."""
         self.servers: dict[int, Tier] = {}
         self.share = 1.0
         """What other jobs leave of the server."""
@@ -89,6 +91,7 @@ class World:
             "work": work, "process": work, "clock": 1.0, "others": 1.0 - self.share,
             "requests": 2, "samples": samples, "bytes": nbytes, "batches": 1, "handed_out": samples,
             "rested": 0 if timed or split == true.last_split else samples,
+            "rest_pages": self.pages, "step_pages": self.pages,
             "server_timed": samples if timed else 0, "client_timed": samples if timed else 0,
         }  # fmt: skip
         main = costs["step"] + costs.get("rest", 0.0) + costs.get("timed", 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -318,3 +319,14 @@ def test_real_clocks() -> None:
     counts = meter.snapshot()[1]
     assert 0.02 <= counts["step"] < 5 and counts["process_cpu"] >= 0.02
     assert counts["handed_out"] == 3
+
+
+def test_new_memory_is_counted() -> None:
+    meter, size = meter_with(Traffic()), 16 << 20
+    with meter.working(1, "rest"), mmap.mmap(-1, size) as new:
+        new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+    with meter.working(1, "step"):
+        pass
+    counts = meter.snapshot()[1]
+    assert counts["rest_pages"] >= size // (2 << 20), "a page may be a huge one"
+    assert counts["step_pages"] < size // (2 << 20)

@@ -73,7 +73,7 @@ def test_the_second_batch_at_a_split_is_timed() -> None:
 
 @pytest.mark.parametrize("slow", [{0, 1}, {1, 4}, {5, 6}, {6, 8}, {0, 2, 3, 7}])
 def test_a_few_batches_that_the_client_takes_longer_for_do_not_count(slow: set[int]) -> None:
-    """As the first ones do, for memory that nothing has touched before."""
+    """For whatever reason, as long as they are few."""
     world = World(truth())
     planning = planning_in(world)
 
@@ -87,6 +87,41 @@ def test_a_few_batches_that_the_client_takes_longer_for_do_not_count(slow: set[i
     for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
         assert layer.client_seconds == pytest.approx(true.client_seconds)
     assert planning.plan is not None and planning.plan.split == BEST
+
+
+@pytest.mark.parametrize("pages", [0, 10, 400])
+@pytest.mark.parametrize("new", [{1, 2, 3, 6, 7, 8}, {1, 2, 4, 6, 7, 9}])
+def test_batches_that_take_new_memory_do_not_count(new: set[int], pages: int) -> None:
+    """However many they are: what touches memory for the first time takes longer, and later batches have it.
+
+    ``pages``: those that every batch touches anew, as where the C library gives freed memory back.
+    """
+    world = World(truth())
+    planning = planning_in(world)
+
+    def before(batch: int) -> None:
+        world.slower, world.pages = (9.0, pages + 600) if batch in new else (1.0, pages + batch)
+
+    run_epoch(planning, world, before=before)
+    found = planning.profile
+    assert found is not None
+    assert found.step_seconds == pytest.approx(world.true.step_seconds)
+    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
+        assert layer.client_seconds == pytest.approx(true.client_seconds)
+    assert planning.plan is not None and planning.plan.split == BEST
+
+
+def test_the_step_is_the_same_at_every_split() -> None:
+    """All batches of one split took new memory."""
+    world = World(truth())
+    planning = planning_in(world)
+
+    def before(batch: int) -> None:
+        world.slower, world.pages = (9.0, 600) if batch < 5 else (1.0, 0)
+
+    run_epoch(planning, world, before=before)
+    assert planning.profile is not None
+    assert planning.profile.step_seconds == pytest.approx(world.true.step_seconds)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4, 100])
