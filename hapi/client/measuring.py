@@ -36,8 +36,8 @@ _OWN = frozenset(
         *("rest_pages", "timed_pages", "step_pages"),
     )
 )
-_LARGEST = "cos_batch"
-"""The one count that is no sum."""
+_LARGEST, _LEAST = "cos_batch", "trip"
+"""The counts that are no sums."""
 MOST_BESIDE = 8.0
 """Largest factor of a server process's CPU seconds over its requests' that is taken for the price of serving them."""
 QUIET = 0.1
@@ -156,7 +156,10 @@ def _add(sums: dict[int, Counts], part: Mapping[int, Counts]) -> None:
     for split, counts in part.items():
         into = sums[split]
         for name, value in counts.items():
-            into[name] = max(into[name], value) if name == _LARGEST else into[name] + value
+            if name == _LEAST:
+                into[name] = min(into.get(name, value), value)
+            else:
+                into[name] = max(into[name], value) if name == _LARGEST else into[name] + value
 
 
 def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
@@ -179,6 +182,8 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
             counts.update({f"{kind}:{stage}": value for stage, value in values.items()})
         counts.update({f"server_layer:{i}": value for i, value in enumerate(share.layer_seconds)})
         counts[_LARGEST] = share.cos_batch
+        if share.request_seconds is not None:
+            counts[_LEAST] = share.request_seconds
     return found
 
 
@@ -206,7 +211,7 @@ def observed_between(
         old = before.get(split, {})
         delta = {name: value - old.get(name, 0.0) for name, value in counts.items()}
         if delta.get("handed_out", 0) > 0 and delta.get("samples", 0) + delta.get("cached", 0) > 0:
-            delta[_LARGEST] = counts.get(_LARGEST, 0.0)
+            delta |= {name: counts.get(name, 0.0) for name in (_LARGEST, _LEAST)}
             found[split] = _observed(split, delta, servers.get(split, Tier()), client)
     return found
 
@@ -229,6 +234,7 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         cached=round(d.get("cached", 0.0)),
         bytes_received=round(d["bytes"]),
         requests=round(d["requests"]),
+        request_seconds=d[_LEAST],
         rest_seconds=_rest(d) * ahead,
         step_seconds=d.get("step", 0.0) * ahead,
         client_layers=_listed(d, "client_layer"),

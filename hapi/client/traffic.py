@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,12 +60,19 @@ class SplitTraffic:
     """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
     """How long these requests ran, by the servers' clocks; a sum."""
+    request_seconds: float | None = None
+    """The least time that a request and the head of its answer were on their way; None before an answer has come.
+
+    The least, since an answer's head may also wait for other answers' bytes, which the link has to bring anyway.
+    """
     cos_batch: int = 0
     tier: ServerTier | None = None
     """What the last server that answered runs on."""
 
-    def add(self, samples: int, report: RequestReport) -> None:
-        """Take in one answered request of ``samples``."""
+    def add(self, samples: int, report: RequestReport, began: float) -> None:
+        """Take in one answered request of ``samples``; ``began``: seconds until its answer did."""
+        trip = max(0.0, began - report.first)
+        self.request_seconds = trip if self.request_seconds is None else min(self.request_seconds, trip)
         self.requests += 1
         self.samples += samples
         for sums, seconds in (
@@ -257,15 +264,14 @@ class Traffic:
             share.cached_samples += samples
             share.cached_bytes += nbytes
 
-    def answered(self, split: int, samples: int, report: RequestReport, nbytes: int, seconds: float) -> None:
-        """A request was answered whole: ``nbytes`` in frames, ``seconds`` after it was made."""
-        if report.cos_batch >= samples:  # one frame, which was not sent before all of it was made
-            took = defaultdict(float, report.seconds)
-            making = took["queue"] + max(took["model"], took["read"] + took["decode"])
-            seconds = max(seconds - making - took["device_wait"] - took["forward"], 0.05 * seconds)
-        self.link.crossed(nbytes, seconds)
+    def answered(
+        self, split: int, samples: int, report: RequestReport, nbytes: int, began: float, seconds: float
+    ) -> None:
+        """A request was answered by ``nbytes`` in frames: the first came ``began``, the last ``seconds`` after it."""
+        one_frame = report.cos_batch >= samples  # which was not sent before all of it was made
+        self.link.crossed(nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds)
         with self._lock:
-            self._of(split).add(samples, report)
+            self._of(split).add(samples, report, began)
             self._answered.append(report.server)
             start, end = self._busy.get(report.server, report.busy)
             self._busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))

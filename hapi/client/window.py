@@ -305,9 +305,11 @@ class Window:
         ids = batch.ids[piece.rows[piece.next :]]
         receive = self._receiver.features if job.split else self._receiver.stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
+        began = asked
 
         def read(reader: FrameReader) -> RequestReport:
-            nonlocal received
+            nonlocal received, began
+            began = time.monotonic()
             end = receive(reader, piece)
             received = reader.bytes_read
             if missing := len(piece.rows) - piece.next:
@@ -319,7 +321,8 @@ class Window:
 
         with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
             report = transport.stream(job.path, request, read)
-        self.traffic.answered(job.split, len(ids), report, received, time.monotonic() - asked)
+        ended = time.monotonic()
+        self.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
         return received + _HEAD_BYTES
 
     def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:

@@ -236,23 +236,47 @@ class _Coster:
         With N requests at a time none can be faster than its own work over N (the bounds of operational
         analysis); on a CPU everything that computes shares the processors, on a GPU only the forward passes queue.
         """
-        server = self.profile.server
-        requests = -(-bs // self.job.request_size)
-        at_once = min(server.concurrency, self.job.in_flight, max(1, requests * (1 + self.depth)))
-        loads = requests * self.load
+        server, loads = self.profile.server, self._requests(bs) * self.load
         busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
+        return max(busy / server.share, self._alone(bs) / min(server.concurrency, self._under_way(bs)))
+
+    def supply(self, bs: int, bits: float) -> float:
+        """Seconds from one batch's arrival to the next one's when the client is always ready.
+
+        As long as the busiest of server and network needs; but no request follows before another one's answer has come.
+        """
+        network, requests = self.network(bs, bits), self._requests(bs)
+        in_turn = self._overlapped(self._alone(bs), network, self._frames(bs) / requests)
+        in_turn += requests * self._overhead()
+        return max(self.server_streamed(bs), network, in_turn / self._under_way(bs))
+
+    def _alone(self, bs: int) -> float:
+        """Seconds of the requests for a batch on the server, one after another."""
+        server = self.profile.server
         own = (self.forward + self.beside) * server.servers  # a request's, on the one that has it
-        alone = bs * (own + self.crossing * server.read_seconds) + loads
-        return max(busy / server.share, (alone + requests * self._overhead()) / at_once)
+        return bs * (own + self.crossing * server.read_seconds) + self._requests(bs) * self.load
+
+    def _requests(self, bs: int) -> int:
+        return -(-bs // self.job.request_size)
+
+    def _under_way(self, bs: int) -> int:
+        """Requests of batches of ``bs`` that the client has under way at a time."""
+        return min(self.job.in_flight, max(1, self._requests(bs) * (1 + self.depth)))
 
     def fill(self, bs: int, bits: float) -> float:
-        """From the first request to the whole batch: server and network overlap, but for the first frame."""
+        """From the first request to the whole batch."""
         server, network = self.server_streamed(bs), self.network(bs, bits)
+        return self._overhead() + self.load + self._overlapped(server, network, self._frames(bs))
+
+    @staticmethod
+    def _overlapped(server: float, network: float, frames: float) -> float:
+        """Server and network together: they overlap, but for the first frame."""
+        return max(server, network) + min(server, network) / frames
+
+    def _frames(self, bs: int) -> int:
         full, rest = divmod(bs, self.job.request_size)
         cos = self.profile.server.cos_batch
-        frames = full * -(-self.job.request_size // cos) + -(-rest // cos)
-        start = self._overhead() + self.load
-        return start + max(server, network) + min(server, network) / frames
+        return full * -(-self.job.request_size // cos) + -(-rest // cos)
 
     def stages(self, bs: int, bits: float) -> Stages:
         return Stages(
@@ -279,12 +303,11 @@ class _Coster:
         if not full:
             return self.fill(rest, bits) + self.client(rest)
         client = self.client(self.job.bs)
-        supply = max(self.server_streamed(self.job.bs), self.network(self.job.bs, bits))
+        supply = self.supply(self.job.bs, bits)
         total = self.fill(self.job.bs, bits) + (full - 1) * max(supply, client)
         if not rest:
             return total + client
-        supply = max(self.server_streamed(rest), self.network(rest, bits))
-        return total + max(supply, client) + self.client(rest)
+        return total + max(self.supply(rest, bits), client) + self.client(rest)
 
     def _overhead(self) -> float:
         return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)

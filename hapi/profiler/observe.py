@@ -59,6 +59,8 @@ class Observed:
     """The client's seconds in the frozen layers after the split."""
     step_seconds: float
     """The client's seconds in what is trained."""
+    request_seconds: float = 0.0
+    """What a request took at least beside its bytes and what the server did for it."""
     client_layers: tuple[float, ...] = ()
     """Seconds in each of the layers split+1..boundary, of ``client_timed`` samples."""
     client_timed: int = 0
@@ -170,7 +172,7 @@ def profile_of(
         link=LinkProfile(
             bits_per_second=link[0],
             variation=link[1],
-            request_seconds=0.0,
+            request_seconds=min((o.request_seconds for o in observed.values() if o.requests), default=0.0),
             sample_bytes=_sample_bytes(sizes, observed),
         ),
         step_seconds=_mean(observed, lambda o: o.step_seconds),

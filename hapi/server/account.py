@@ -32,6 +32,9 @@ class RequestClock(StageClock):
         self.job = job
         """Of all requests of its job that are under way, and while they are."""
         self.expected_wait = expected_wait
+        self.first = 0.0
+        """Seconds until the answer's first frame was made, those in the queue included; 0 before."""
+        self._began = time.monotonic()
         self._now: list[str] = []
 
     @contextmanager
@@ -43,6 +46,11 @@ class RequestClock(StageClock):
                 yield
         finally:
             self._now.remove(name)
+
+    def frame_made(self) -> None:
+        """A frame of the answer is there; the first one counts."""
+        if not self.first:
+            self.first = time.monotonic() - self._began + self.seconds()["queue"]
 
     def under_way(self) -> Sequence[str]:
         """The stages that threads are in now."""
@@ -125,6 +133,7 @@ class Account:
             others=(begun.others, now.others),
             process=(begun.process, now.process),
             clock=(begun.clock, now.clock),
+            first=clock.first,
             cos_batch=cos_batch,
             layers=layers,
             wait=clock.expected_wait(),

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -199,7 +200,7 @@ class Service:
             )
         return self._start(self._tensors(request, clock, cancelled, progress), clock, 0)
 
-    def _start(self, parts: Iterator[Any], clock: StageClock, samples: int) -> FrameStream:
+    def _start(self, parts: Iterator[Any], clock: RequestClock, samples: int) -> FrameStream:
         """Run ``parts`` to its first yield, which is the length of the answer."""
         length = next(parts)
         if length > self.settings.max_response_bytes:
@@ -208,7 +209,7 @@ class Service:
                 f"the answer would be {length} bytes, at most {self.settings.max_response_bytes} "
                 "(--max-response-bytes of hapi-server); send fewer samples per request (--request-size)"
             )
-        return FrameStream(length, parts, clock, samples)
+        return FrameStream(length, _told(parts, clock), clock, samples)
 
     def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
         dataset = self._datasets.get(reference.name)
@@ -280,6 +281,14 @@ class Service:
     def _end(self, frames: int, samples: int, clock: RequestClock, begun: Marks) -> list[bytes]:
         report = self.account.report(begun, clock)
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
+
+
+def _told(frames: Iterator[Frame], clock: RequestClock) -> Iterator[Frame]:
+    """``frames``, of which the ``clock`` is told."""
+    with closing(frames):  # type: ignore[type-var]
+        for frame in frames:
+            clock.frame_made()
+            yield frame
 
 
 def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:

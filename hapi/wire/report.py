@@ -55,6 +55,8 @@ class RequestReport:
     """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
     clock: tuple[float, float]
     """The server's time, in seconds, at start and end."""
+    first: float
+    """Seconds from when the request had come, its time in the queue included, until the first frame was made."""
     cos_batch: int
     """Largest batch that was run on the device for this request; 0 for stored bytes."""
     layers: tuple[float, ...] = ()
@@ -80,6 +82,7 @@ class RequestReport:
                 others=_pair(document["others"]),
                 process=_pair(document["process"]),
                 clock=_pair(document["clock"]),
+                first=_seconds(document["first"]),
                 cos_batch=_count(document["cos_batch"], 0),
                 layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
                 wait=_seconds(document["wait"]),
@@ -106,6 +109,7 @@ class RequestReport:
             "others": [round(v, 6) for v in self.others],
             "process": [round(v, 6) for v in self.process],
             "clock": [round(v, 6) for v in self.clock],
+            "first": round(self.first, 6),
             "cos_batch": self.cos_batch,
             "layers": [round(v, 9) for v in self.layers],
             "wait": round(self.wait, 6),

@@ -27,6 +27,7 @@ REPORT = RequestReport(
     others=(0.0, 0.0),
     process=(0.0, 3.0),
     clock=(0.0, 4.0),
+    first=0.03125,
     cos_batch=16,
     layers=(),
     tier=ServerTier(device="cpu", processors=2, threads=1, running=4, devices=1, reuse=True),
@@ -79,7 +80,7 @@ def test_what_a_batch_cost(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     traffic.received(2, 1000, 0.125)
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     clock.works(0.0, others=1.125)  # the receiving thread: 0.125 of it in payloads
     work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
     o = between(meter)[2]
@@ -94,6 +95,7 @@ def test_what_a_batch_cost(clock: Clock) -> None:
     assert (o.rest_seconds, o.step_seconds, o.receive_seconds) == (2.0, 3.0, 0.125)
     assert o.client_other_seconds == pytest.approx(1.0)
     assert o.server_cpu["forward"] == 0.25 and o.server_wall["read"] == 0.5
+    assert o.request_seconds == pytest.approx(0.05 - 0.03125)
     assert "model" not in o.server_cpu, "where layers stay loaded, loading them is no part of a request"
     assert o.server_factor == 1.5 and o.server == Tier(processors=2)
 
@@ -103,7 +105,7 @@ def test_samples_out_of_the_cache(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     traffic.received(0, 1000, 0.125)
-    traffic.answered(0, 4, REPORT, 500, 0.1)
+    traffic.answered(0, 4, REPORT, 500, 0.05, 0.1)
     traffic.cached(0, 6, 1500)
     work_on(meter, clock, 0, 10, rest=2.0, step=3.0)
     o = between(meter)[0]
@@ -121,7 +123,7 @@ def test_samples_out_of_the_cache(clock: Clock) -> None:
 def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, replace(REPORT, tier=replace(REPORT.tier, reuse=False)), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, tier=replace(REPORT.tier, reuse=False)), 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].server_cpu["model"] == 0.25
 
@@ -136,9 +138,9 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
     }
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), **halves), 500, 0.1)
-    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), server="b", **halves), 500, 0.1)
-    traffic.answered(0, 1, REPORT, 500, 0.1)
+    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), **halves), 500, 0.05, 0.1)
+    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), server="b", **halves), 500, 0.05, 0.1)
+    traffic.answered(0, 1, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert o.server.count == 2
@@ -154,7 +156,7 @@ def test_servers_are_counted_by_their_answers(clock: Clock) -> None:
 
     def counted(servers: str) -> int:
         for server in servers:
-            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.1)
+            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.05, 0.1)
         meter.snapshot()
         return meter.servers[2].count
 
@@ -173,7 +175,7 @@ def test_a_restarted_server_is_no_second_one(clock: Clock) -> None:
     meter.follow(traffic := Traffic())
     for servers, count in (("aaaa", 1), ("b", 1), ("bb", 1), ("cbcb", 2), ("d", 1), ("bd", 2)):
         for server in servers:
-            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.1)
+            traffic.answered(2, 1, replace(REPORT, server=server), 500, 0.05, 0.1)
         meter.snapshot()
         assert meter.servers[2].count == count, servers
 
@@ -183,18 +185,30 @@ def test_requests_ahead_are_evened_out(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     for _ in range(3):
-        traffic.answered(2, 10, REPORT, 500, 0.1)
+        traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
     o = between(meter)[2]
     assert (o.samples, o.rest_seconds, o.step_seconds) == (30, 6.0, 9.0)
 
 
+def test_the_shortest_way_of_all_passes_counts(clock: Clock) -> None:
+    """Also of passes before, which is no sum of theirs."""
+    meter, before = meter_with(Traffic()), None
+    for began in (0.5, 0.25, 0.75):
+        traffic = Traffic()
+        meter.follow(traffic)
+        before = meter.snapshot()
+        traffic.answered(2, 10, REPORT, 500, began, 1.0)
+        work_on(meter, clock, 2, 10, rest=1.0, step=1.0)
+    assert between(meter, before)[2].request_seconds == pytest.approx(0.25 - 0.03125)
+
+
 def test_splits_are_told_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(0, 4, REPORT, 500, 0.1)
-    traffic.answered(3, 6, REPORT, 500, 0.1)
-    traffic.answered(4, 6, REPORT, 500, 0.1)  # nothing of it was handed out yet
+    traffic.answered(0, 4, REPORT, 500, 0.05, 0.1)
+    traffic.answered(3, 6, REPORT, 500, 0.05, 0.1)
+    traffic.answered(4, 6, REPORT, 500, 0.05, 0.1)  # nothing of it was handed out yet
     work_on(meter, clock, 0, 4, 1.0, 0.5)
     work_on(meter, clock, 3, 6, 2.0, 0.5)
     found = between(meter)
@@ -205,11 +219,11 @@ def test_splits_are_told_apart(clock: Clock) -> None:
 def test_only_what_lies_between_counts(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 9.0, 9.0)
     before = meter.snapshot()
     assert between(meter, before) == {}
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 2.0)
     o = between(meter, before)[2]
     assert (o.samples, o.rest_seconds, o.step_seconds, o.cos_batch) == (10, 1.0, 2.0, 16)
@@ -221,7 +235,7 @@ def test_passes_add_up_but_for_the_largest_batch(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     for number in range(3):
-        traffic.answered(2, 10, REPORT, 500, 0.1)
+        traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
         work_on(meter, clock, 2, 10, 1.0, 1.0)
         traffic = Traffic()
         if number < 2:
@@ -235,7 +249,7 @@ def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
     meter = meter_with(traffic)
     clock.works(50.0)
     meter.follow(traffic := Traffic())
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].client_other_seconds == pytest.approx(0.0)
 
@@ -243,7 +257,7 @@ def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
 def test_timed_layers_count_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.05, 0.1)
     with meter.working(2, "timed"):
         clock.works(4.0)
     meter.layers(2, 10, [1.0, 2.5])
@@ -251,7 +265,7 @@ def test_timed_layers_count_apart(clock: Clock) -> None:
     only = between(meter)[2]
     assert (only.server_layers, only.server_timed) == ((1.0, 2.0), 10)
     assert (only.client_layers, only.client_timed, only.rest_seconds) == ((1.0, 2.5), 10, 4.0)
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, rest=3.0, step=0.0)
     both = between(meter)[2]
     assert both.rest_seconds == 6.0  # 20 samples at the rate of those that were not timed
@@ -261,7 +275,7 @@ def test_timed_layers_count_apart(clock: Clock) -> None:
 def test_threads_that_help_the_main_one_are_not_others(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     with meter.working(2, "rest"):
         clock.works(1.0, others=3.0)  # four threads
     meter.rested(2, 10)
@@ -279,7 +293,7 @@ def test_what_others_leave_of_the_server(clock: Clock, others: float, processors
     traffic = Traffic()
     meter = meter_with(traffic)
     tier = replace(REPORT.tier, processors=processors)
-    traffic.answered(2, 10, replace(REPORT, others=(1.0, 1.0 + others), tier=tier), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, others=(1.0, 1.0 + others), tier=tier), 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].share == pytest.approx(share)
 
@@ -288,11 +302,11 @@ def test_a_server_without_clocks_is_alone_and_has_no_factor(clock: Clock) -> Non
     traffic = Traffic()
     meter = meter_with(traffic)
     none = (0.0, 0.0)
-    traffic.answered(2, 10, replace(REPORT, work=none, others=none, process=none, clock=none), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, work=none, others=none, process=none, clock=none), 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert (o.share, o.server_factor) == (1.0, 1.0)
-    traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)), 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     assert between(meter)[2].server_factor <= module.MOST_BESIDE
 

@@ -240,6 +240,7 @@ REPORT = RequestReport(
     others=(4.0, 5.0),
     process=(20.0, 23.0),
     clock=(100.0, 104.0),
+    first=0.03125,
     cos_batch=16,
     layers=(0.5, 0.25),
     tier=ServerTier(device="cpu", processors=2, threads=1, running=4, devices=1, reuse=True),
@@ -248,9 +249,9 @@ REPORT = RequestReport(
 
 def test_requests_add_up_by_split() -> None:
     traffic = Traffic()
-    traffic.answered(2, 10, REPORT, 500, 0.1)
-    traffic.answered(2, 6, replace(REPORT, layers=(), cos_batch=4), 500, 0.1)
-    traffic.answered(0, 3, replace(REPORT, layers=(), cos_batch=0, busy=(1.5, 9.0)), 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
+    traffic.answered(2, 6, replace(REPORT, layers=(), cos_batch=4), 500, 0.05, 0.1)
+    traffic.answered(0, 3, replace(REPORT, layers=(), cos_batch=0, busy=(1.5, 9.0)), 500, 0.05, 0.1)
     share = traffic.shares()[2]
     assert (share.requests, share.samples, share.timed_samples, share.cos_batch) == (2, 16, 10, 16)
     assert share.layer_seconds == [0.5, 0.25]
@@ -264,28 +265,28 @@ def test_requests_add_up_by_split() -> None:
 def test_clocks_that_a_restart_set_back_count_nothing_below_zero() -> None:
     traffic = Traffic()
     back = (50.0, 3.0)
-    traffic.answered(2, 10, replace(REPORT, work=back, others=back, process=back, clock=back), 500, 0.1)
+    traffic.answered(2, 10, replace(REPORT, work=back, others=back, process=back, clock=back), 500, 0.05, 0.1)
     share = traffic.shares()[2]
     assert share.server_work_seconds == share.server_others_seconds == 0
     assert share.server_process_seconds == share.server_clock_seconds == 0
-    traffic.answered(2, 10, replace(REPORT, server="b", busy=(0.0, 0.5)), 500, 0.1)  # the new process
+    traffic.answered(2, 10, replace(REPORT, server="b", busy=(0.0, 0.5)), 500, 0.05, 0.1)  # the new process
     assert traffic.server_seconds() == 1.0  # each by its own clock
 
 
 def test_a_copy_of_the_sums_does_not_change() -> None:
     traffic = Traffic()
-    traffic.answered(2, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     before = traffic.shares()
-    traffic.answered(2, 10, REPORT, 500, 0.1)
-    traffic.answered(3, 10, REPORT, 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
+    traffic.answered(3, 10, REPORT, 500, 0.05, 0.1)
     assert list(before) == [2] and before[2].samples == 10
     assert before[2].layer_seconds == [0.5, 0.25] and before[2].server_cpu_seconds["forward"] == 0.25
 
 
 def test_layers_of_another_number_than_before_are_no_error() -> None:
     traffic = Traffic()
-    traffic.answered(2, 10, REPORT, 500, 0.1)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0,) * 900), 500, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
+    traffic.answered(2, 10, replace(REPORT, layers=(1.0,) * 900), 500, 0.05, 0.1)
     assert len(traffic.shares()[2].layer_seconds) == 2
 
 
@@ -305,25 +306,26 @@ def test_frames_arrive(link: Link) -> None:
 def test_bounds_of_what_crossed(link: Link) -> None:
     """A frame is not sent before it is made: the server's seconds before that were none of the link's."""
     traffic = Traffic(lambda: link.arrived)
-    took = {
-        "queue": 0.1,
-        "model": 0.3,
-        "read": 0.05,
-        "decode": 0.05,
-        "device_wait": 0.1,
-        "forward": 0.2,
-        "send": 9.0,
-    }
-    one = replace(REPORT, seconds=took, cos_batch=10)
-    traffic.answered(2, 10, one, 1000, 1.0)
-    assert traffic.link.bounds() == [(1000, pytest.approx(1.0 - 0.1 - 0.3 - 0.1 - 0.2))]
-    traffic.answered(
-        2, 10, replace(one, cos_batch=9), 1000, 1.0
-    )  # two frames: the first went before the second
-    traffic.answered(2, 10, one, 1000, 0.2)  # clocks that do not agree
+    one = replace(REPORT, first=0.7, cos_batch=10)
+    traffic.answered(2, 10, one, 1000, 0.8, 1.0)
+    assert traffic.link.bounds() == [(1000, pytest.approx(1.0 - 0.7))]
+    two = replace(one, cos_batch=9)  # frames: the first went before the second was made
+    traffic.answered(2, 10, two, 1000, 0.8, 1.0)
+    traffic.answered(2, 10, one, 1000, 0.1, 0.2)  # clocks that do not agree
     assert traffic.link.bounds()[1:] == [(1000, 1.0), (1000, pytest.approx(0.01))]
-    traffic.answered(0, 10, replace(one, cos_batch=0), 1000, 0.2)
+    traffic.answered(0, 10, replace(one, cos_batch=0), 1000, 0.1, 0.2)
     assert traffic.link.bounds()[3:] == [(1000, 0.2)] and traffic.link.bounds(link.now) == []
+
+
+def test_a_requests_way_is_the_shortest_that_one_took() -> None:
+    """What came later waited for other answers, which is the link's work and counted as that."""
+    traffic = Traffic()
+    for began, first in ((0.9, 0.5), (0.75, 0.5), (2.0, 0.25)):
+        traffic.answered(2, 10, replace(REPORT, first=first), 1000, began, 3.0)
+    traffic.answered(3, 10, replace(REPORT, first=0.5), 1000, 0.25, 3.0)  # clocks that do not agree
+    shares = traffic.shares()
+    assert shares[2].request_seconds == pytest.approx(0.25) and shares[3].request_seconds == 0.0
+    assert Traffic().shares() == {}
 
 
 # -- what a server may say -----------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def test_a_report_out_of_this_world_is_drawn_in(field: str) -> None:
     for value in EXTREME:
         traffic = Traffic()
         try:
-            traffic.answered(2, 10, RequestReport.from_json(reported(field, value)), 500, 0.1)
+            traffic.answered(2, 10, RequestReport.from_json(reported(field, value)), 500, 0.05, 0.1)
         except BadRequestError:
             continue
         share = traffic.shares()[2]

@@ -166,6 +166,7 @@ def test_what_is_beside_the_layers() -> None:
         4,
         bytes_received=10 * 2100,
         requests=4,
+        request_seconds=0.03,
         step_seconds=1.0,
         receive_seconds=2.1,
         client_other_seconds=0.5,
@@ -176,8 +177,12 @@ def test_what_is_beside_the_layers() -> None:
         share=0.75,
         server=Tier(processors=4, threads=8, running=3, reuse=False),
     )
-    here = observed(0, bytes_received=10 * 1100, step_seconds=1.0, decode_seconds=0.3)
+    here = observed(0, bytes_received=10 * 1100, requests=2, request_seconds=0.02, step_seconds=1.0)
+    here = replace(here, decode_seconds=0.3)
+    cached = observed(2, requests=0)  # nobody was asked
     profile = profile_of(sizes(), {0: here, 4: there}, (1e9, 0.25), ("a note",))
+    assert profile_of(sizes(), {2: cached, 4: there}, (1e9, 0.25)).link.request_seconds == 0.03
+    assert profile.link.request_seconds == 0.02
     server, client = profile.server_tier, profile.client_tier
     assert server.decode_seconds == pytest.approx(0.6 * 2 / 10)
     assert server.codec_seconds_per_byte == pytest.approx(2.1 * 2 / 32_000)

@@ -215,6 +215,32 @@ def test_layers_are_timed_when_asked(server: ServedApplication, known: Known, wa
     np.testing.assert_array_equal(again, plain)
 
 
+@pytest.mark.parametrize("way", ["http", "loopback"])
+def test_when_the_first_frame_was_made(server: ServedApplication, known: Known, way: str) -> None:
+    _, one = answered(server, EXTRACT, known.extract([1, 2, 3]), way)
+    assert one.cos_batch == 3, "one frame: all that is done before it is sent"
+    seconds = one.seconds
+    parts = ("queue", "model", "device_wait", "forward")
+    assert max(seconds[part] for part in parts) <= one.first <= sum(seconds.values()) + delta(one.clock)
+    _, several = answered(server, EXTRACT, known.extract(list(range(40))), way)
+    assert 0 < several.first < delta(several.clock) + several.seconds["queue"]
+    _, stored = answered(server, SAMPLES, known.samples(), way)
+    assert 0 < stored.first <= delta(stored.clock) + sum(stored.seconds.values()) + 1.0
+
+
+def test_the_queue_counts_until_the_first_frame() -> None:
+    account = Account("s", torch.device("cpu"), running=1, reuse=True)
+    clock = account.clock("")
+    assert account.report(account.marks(clock), clock).first == 0.0, "no frame was made"
+    clock.add("queue", 5.0)
+    clock.frame_made()
+    first = account.report(account.marks(clock), clock).first
+    assert 5.0 <= first < 65.0
+    clock.add("queue", 5.0)
+    clock.frame_made()
+    assert account.report(account.marks(clock), clock).first == first, "the first one counts"
+
+
 def test_two_jobs_see_each_other(server: ServedApplication, known: Known) -> None:
     """One asks all the time, the other once in the middle: most of the work meanwhile was the first one's."""
     begun, stop = threading.Event(), threading.Event()
