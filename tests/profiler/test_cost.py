@@ -96,7 +96,11 @@ def test_split_zero_sends_what_is_stored_and_decodes_here() -> None:
     )
     job = Job(bs=10, samples=10, request_size=10)
     stored, tensor = estimate(profile, job, 0), estimate(profile, job, 0, "tensor")
-    assert stored.wire_bytes == 10_000 and stored.stages.server == 0 and stored.stages.fill == pytest.approx(0.002 + 0.01)
+    assert (
+        stored.wire_bytes == 10_000
+        and stored.stages.server == 0
+        and stored.stages.fill == pytest.approx(0.002 + 0.01)
+    )
     assert stored.stages.client == pytest.approx(10 * 0.007)  # on a GPU beside the layers
     on_cpu = replace(profile, client_tier=free_tier("cpu", decode_seconds=0.007))
     assert estimate(on_cpu, job, 0).stages.client == pytest.approx(10 * (0.007 + 0.001))
