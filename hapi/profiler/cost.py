@@ -2,7 +2,7 @@
 
 Two forms stand side by side. The paper's (HAPI, section 4.3, Algorithm 1): the client waits for whole answers, so a
 training batch takes ``max(client, server + network)``. Ours: frames are streamed, so server, network and client
-overlap and a batch takes the largest of the three, after a filling and before a draining that are counted.
+overlap and a batch takes about the largest of the three, after a filling and before a draining that are counted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ _LIBRARY_BYTES = 8 << 20
 CLIENT_BYTES = 40 << 20
 """On a CPU, whatever the job: the client's own objects, such as torchvision, the traced model and its connections; what
 a process grows by while it prepares a job without weights."""
+
+EVENNESS = 6.0
+"""Order of the norm that stands for the largest of stages that overlap: three that are equally long take 1.2 times as
+long as one. Stages wait for each other now and then, the more the nearer they are to each other."""
 
 Form = Literal["stored", "uint8", "tensor"]
 """What split 0 sends: the sample as it is stored, or made into a tensor on the server."""
@@ -240,15 +244,16 @@ class _Coster:
         busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
         return max(busy / server.share, self._alone(bs) / min(server.concurrency, self._under_way(bs)))
 
-    def supply(self, bs: int, bits: float) -> float:
-        """Seconds from one batch's arrival to the next one's when the client is always ready.
+    def cycle(self, bs: int, bits: float) -> float:
+        """Seconds from one batch to the next in the steady state, of which batches of the job's size follow each other.
 
-        As long as the busiest of server and network needs; but no request follows before another one's answer has come.
+        About as long as the busiest stage needs; but no request follows before another one's answer has come.
         """
         network, requests = self.network(bs, bits), self._requests(bs)
         in_turn = self._overlapped(self._alone(bs), network, self._frames(bs) / requests)
         in_turn += requests * self._overhead()
-        return max(self.server_streamed(bs), network, in_turn / self._under_way(bs))
+        stages = (self.server_streamed(bs), network, self.client(self.job.bs))
+        return max(_together(stages), in_turn / self._under_way(bs))
 
     def _alone(self, bs: int) -> float:
         """Seconds of the requests for a batch on the server, one after another."""
@@ -298,22 +303,26 @@ class _Coster:
         return max(client, self.server_waves(bs) + self.network(bs, bits))
 
     def streamed_epoch(self, bits: float) -> float:
-        """Fill, then a batch each time the slowest stage is done, then the client's last batch."""
+        """Fill, then a batch each cycle, then the client's last batch."""
         full, rest = divmod(self.job.samples, self.job.bs)
         if not full:
             return self.fill(rest, bits) + self.client(rest)
-        client = self.client(self.job.bs)
-        supply = self.supply(self.job.bs, bits)
-        total = self.fill(self.job.bs, bits) + (full - 1) * max(supply, client)
+        total = self.fill(self.job.bs, bits) + (full - 1) * self.cycle(self.job.bs, bits)
         if not rest:
-            return total + client
-        return total + max(self.supply(rest, bits), client) + self.client(rest)
+            return total + self.client(self.job.bs)
+        return total + self.cycle(rest, bits) + self.client(rest)
 
     def _overhead(self) -> float:
         return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)
 
     def _per_request(self) -> float:
         return self._overhead() + self.load
+
+
+def _together(stages: Sequence[float]) -> float:
+    """Seconds of a step of a pipeline whose stages take these."""
+    most = max(stages)
+    return most * sum((s / most) ** EVENNESS for s in stages) ** (1 / EVENNESS) if most > 0 else 0.0
 
 
 def largest_batch(profile: Profile, job: Job, split: int) -> int:

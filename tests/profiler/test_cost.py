@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from profiler_tools import crafted, free_server, free_tier
 
 from hapi.errors import DeviceMemoryError
-from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
+from hapi.profiler.cost import EVENNESS, estimate, largest_batch, memory, prefetch_depth
 from hapi.profiler.decide import PLANNERS, plan
 from hapi.profiler.profile import Job, LinkProfile, Profile
 
@@ -82,7 +82,8 @@ def test_both_forms_by_hand() -> None:
     assert got.stages.server == pytest.approx(10 * 0.001)
     # Frames of 2 samples: 2 + 2 + 1.
     assert got.stages.fill == pytest.approx(0.002 + 0.010 + 0.010 / 5)
-    assert got.epoch_seconds == pytest.approx(got.stages.fill + 0.055 + 0.055 + (5 * 0.005 + 0.005))
+    # The client needs five times as long as the others: it alone counts, but for what they are in its way.
+    assert got.epoch_seconds == pytest.approx(got.stages.fill + 0.055 + 0.055 + (5 * 0.005 + 0.005), rel=1e-4)
     assert got.wire_bytes == 10_000 and got.epoch_wire_bytes == 25_000
 
 
@@ -299,6 +300,22 @@ def test_more_bandwidth_is_never_slower(profile: Profile, job: Job, factor: floa
         assert after.paper_epoch_seconds <= before.paper_epoch_seconds * (1 + 1e-9)
         assert before.epoch_range[0] <= before.epoch_seconds * (1 + 1e-9)
         assert before.epoch_seconds <= before.epoch_range[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("server", "network", "client"), [(1, 1, 1), (1, 1, 0), (3, 1, 1), (2, 3, 1)])
+def test_stages_that_are_alike_hold_each_other_up(server: int, network: int, client: int) -> None:
+    """Ten thousand batches, so that neither the first nor the last one counts."""
+    profile = crafted(
+        [1000, 1000],
+        [server * 0.001, 0.0],
+        link=replace(SLOW, bits_per_second=8e6 / max(network, 1e-9), request_seconds=0.0),
+        step_seconds=client * 0.001,
+    )
+    job = Job(bs=8, samples=80_000, request_size=8)
+    most = max(server, network, client)
+    factor = sum((stage / most) ** EVENNESS for stage in (server, network, client)) ** (1 / EVENNESS)
+    assert 1 <= factor <= 3 ** (1 / EVENNESS) < 1.21
+    assert estimate(profile, job, 1).epoch_seconds == pytest.approx(80 * most * factor, rel=1e-3)
 
 
 @settings(max_examples=80)
