@@ -20,22 +20,9 @@ Counts = dict[str, float]
 Snapshot = Mapping[int, Counts]
 """Counts by split."""
 
-_OWN = frozenset(
-    (
-        *(
-            "batches",
-            "handed_out",
-            "process_cpu",
-            "main_cpu",
-            "rest",
-            "rested",
-            "timed",
-            "step",
-            "client_timed",
-        ),
-        *("rest_pages", "timed_pages", "step_pages"),
-    )
-)
+_PAGES = frozenset(("rest_pages", "timed_pages", "step_pages"))
+_WORK = frozenset(("main_cpu", "rest", "rested", "timed", "step", "client_timed"))
+_OWN = frozenset(("batches", "handed_out", "process_cpu")) | _WORK | _PAGES
 _LARGEST, _LEAST = "cos_batch", "trip"
 """The counts that are no sums."""
 MOST_BESIDE = 8.0
@@ -44,8 +31,6 @@ QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
 """Of a server's device, what is left to us at least when others take all they can get."""
-
-
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 """Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
 

@@ -12,7 +12,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -209,7 +208,7 @@ class Service:
                 f"the answer would be {length} bytes, at most {self.settings.max_response_bytes} "
                 "(--max-response-bytes of hapi-server); send fewer samples per request (--request-size)"
             )
-        return FrameStream(length, _told(parts, clock), clock, samples)
+        return FrameStream(length, _Told(parts, clock), clock, samples)
 
     def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
         dataset = self._datasets.get(reference.name)
@@ -283,12 +282,19 @@ class Service:
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 
 
-def _told(frames: Iterator[Frame], clock: RequestClock) -> Iterator[Frame]:
-    """``frames``, of which the ``clock`` is told."""
-    with closing(frames):  # type: ignore[type-var]
-        for frame in frames:
-            clock.frame_made()
-            yield frame
+class _Told(Iterator[Frame]):
+    """Frames of which a clock is told. No generator, as closing one that has not begun closes nothing in it."""
+
+    def __init__(self, frames: Iterator[Frame], clock: RequestClock) -> None:
+        self._frames, self._clock = frames, clock
+
+    def __next__(self) -> Frame:
+        frame = next(self._frames)
+        self._clock.frame_made()
+        return frame
+
+    def close(self) -> None:
+        self._frames.close()  # type: ignore[attr-defined]
 
 
 def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:

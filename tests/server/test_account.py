@@ -241,6 +241,17 @@ def test_the_queue_counts_until_the_first_frame() -> None:
     assert account.report(account.marks(clock), clock).first == first, "the first one counts"
 
 
+def test_an_answer_that_never_begins_gives_its_memory_back(server: ServedApplication, known: Known) -> None:
+    service = server.service
+    memory = service.workers.all[0].memory
+    resident = memory.held_bytes
+    stream = service.stream(service.request(EXTRACT, json.dumps(known.extract([1, 2, 3])).encode()))
+    held = stream.frames  # so that nothing is given back just because nobody holds it
+    assert memory.held_bytes > resident
+    stream.close()
+    assert memory.held_bytes == resident and list(held) == []
+
+
 def test_two_jobs_see_each_other(server: ServedApplication, known: Known) -> None:
     """One asks all the time, the other once in the middle: most of the work meanwhile was the first one's."""
     begun, stop = threading.Event(), threading.Event()
