@@ -45,6 +45,16 @@ def decided(bits: float = 100e6, **options: Any) -> tuple[Planning, World]:
     return planning, world
 
 
+def knows_the_truth(planning: Planning, world: World) -> None:
+    """Of the client's seconds, and so the best split."""
+    found = planning.profile
+    assert found is not None
+    assert found.step_seconds == pytest.approx(world.true.step_seconds)
+    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
+        assert layer.client_seconds == pytest.approx(true.client_seconds)
+    assert planning.plan is not None and planning.plan.split == BEST
+
+
 # -- the profiling epoch -------------------------------------------------------------------------------------------
 
 
@@ -81,12 +91,7 @@ def test_a_few_batches_that_the_client_takes_longer_for_do_not_count(slow: set[i
         world.slower = 9.0 if batch in slow else 1.0
 
     run_epoch(planning, world, before=before)
-    found = planning.profile
-    assert found is not None
-    assert found.step_seconds == pytest.approx(world.true.step_seconds)
-    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
-        assert layer.client_seconds == pytest.approx(true.client_seconds)
-    assert planning.plan is not None and planning.plan.split == BEST
+    knows_the_truth(planning, world)
 
 
 @pytest.mark.parametrize("pages", [0, 10, 400])
@@ -103,12 +108,7 @@ def test_batches_that_take_new_memory_do_not_count(new: set[int], pages: int) ->
         world.slower, world.pages = (9.0, pages + 600) if batch in new else (1.0, pages + batch)
 
     run_epoch(planning, world, before=before)
-    found = planning.profile
-    assert found is not None
-    assert found.step_seconds == pytest.approx(world.true.step_seconds)
-    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
-        assert layer.client_seconds == pytest.approx(true.client_seconds)
-    assert planning.plan is not None and planning.plan.split == BEST
+    knows_the_truth(planning, world)
 
 
 def test_the_step_is_the_same_at_every_split() -> None:
