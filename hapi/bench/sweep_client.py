@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from hapi.allocator import keep_freed_memory
+from hapi.bench.replay import priced
 from hapi.client.buffers import BufferPool
 from hapi.client.limited import LimitedTransport, RateLimit
 from hapi.client.memory import warm_up_libraries
@@ -31,8 +32,6 @@ from hapi.client.trainer import make_optimizer
 from hapi.client.transport import HttpTransport
 from hapi.client.window import Window
 from hapi.errors import DeviceMemoryError, HapiError
-from hapi.profiler.cost import estimate
-from hapi.profiler.decide import PLANNERS, plan
 
 
 class SweepClient:
@@ -172,18 +171,9 @@ class SweepClient:
         profile, job = planning.profile, replace(planning.job, samples=samples)
         if profile is None:
             raise HapiError("there is a plan without a profile; this is a defect of hapi")
-        estimates = [estimate(profile, job, split) for split in session.prepared.pushable]
         return {
             "seconds": time.monotonic() - started,
-            "choices": {name: plan(name, profile, job).split for name in PLANNERS},
-            "auto": [e.epoch_seconds for e in estimates],
-            "paper": [e.paper_epoch_seconds for e in estimates],
-            "sum": [
-                (e.stages.server_waves + e.stages.network + e.stages.client) * job.samples / job.bs
-                for e in estimates
-            ],
-            "wire": [e.epoch_wire_bytes for e in estimates],
-            "memory": [e.memory.peak for e in estimates],
+            **priced(profile, job),
             "observed_memory": session.budget.highest(),
             "profile": profile.to_json(),
         }

@@ -49,6 +49,11 @@ def configure_studies(benchmarks: Any) -> None:
         view.add_argument(
             "--results", default=RESULTS, metavar="FILE", help=f"of hapi bench sweep (default {RESULTS})"
         )
+        view.add_argument(
+            "--replay",
+            action="store_true",
+            help="let the strategies choose anew from the profiles in FILE, with the cost model as it is now",
+        )
         view.add_argument("--figure", metavar="FILE", help="also draw it (.png, .svg or .pdf)")
         view.add_argument("--csv", metavar="FILE", help="also write what it is made of, a row for each split")
         view.add_argument(
@@ -107,15 +112,20 @@ def _view(args: argparse.Namespace) -> int:
     from hapi.bench.conditions import condition_lines, write_json
     from hapi.bench.export import write_csv
     from hapi.bench.plots import draw
+    from hapi.bench.replay import replayed
     from hapi.bench.study import measured_cells, rows, unfit_cells
     from hapi.bench.views import VIEWS
 
     records = list(read(Path(args.results)))
+    if args.replay:
+        records = list(replayed(records))
     cells = measured_cells(records)
     table = VIEWS[args.benchmark](cells)
     heads = [r for r in records if r["kind"] == "conditions"]
     found = {k: v for k, v in heads[0].items() if k not in ("kind", "grid")} if heads else {}
     counted = f"{len(cells)} cells, {unfit_cells(records)} that fitted no memory"
+    if args.replay:
+        counted += "; choices and estimates made anew from their profiles"
     print("\n".join([*table, "", counted]))
     print("\n".join(condition_lines(found)) if found else "conditions were not recorded")
     if args.json:
