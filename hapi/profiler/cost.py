@@ -20,8 +20,8 @@ CLIENT_BYTES = 40 << 20
 """On a CPU, whatever the job: the client's own objects, such as torchvision, the traced model and its connections; what
 a process grows by while it prepares a job without weights."""
 
-EVENNESS = 6.0
-"""Order of the norm that stands for the largest of stages that overlap: three that are equally long take 1.2 times as
+EVENNESS = 8.0
+"""Order of the norm that stands for the largest of stages that overlap: two that are equally long take 1.09 times as
 long as one. Stages wait for each other now and then, the more the nearer they are to each other."""
 
 Form = Literal["stored", "uint8", "tensor"]
