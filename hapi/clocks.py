@@ -1,11 +1,20 @@
-"""Clocks that the reports are made of: how long a thing was busy, and seconds per stage."""
+"""Clocks that the reports are made of: how long a thing was busy, seconds per stage, and memory that was new."""
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+"""Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
+
+
+def new_pages() -> int:
+    """Pages that were touched for the first time so far; the kernel clears each, which takes time."""
+    return resource.getrusage(_THREAD).ru_minflt
 
 
 class BusyClock:
@@ -54,6 +63,8 @@ class BusyClock:
 class StageClock:
     """Seconds per named stage, summed: by the wall clock, and of the processor by the threads that ran them.
 
+    Beside them the pages that these threads touched for the first time.
+
     Thread-safe.
     """
 
@@ -63,23 +74,25 @@ class StageClock:
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(stages, 0.0)
         self._cpu = dict.fromkeys(stages, 0.0)
+        self._pages = dict.fromkeys(stages, 0.0)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Add the seconds of the ``with`` block to ``name``."""
-        start, cpu = time.monotonic(), time.thread_time()
+        start, cpu, pages = time.monotonic(), time.thread_time(), new_pages()
         try:
             yield
         finally:
-            self.add(name, time.monotonic() - start, time.thread_time() - cpu)
+            self.add(name, time.monotonic() - start, time.thread_time() - cpu, new_pages() - pages)
 
-    def add(self, name: str, seconds: float, cpu_seconds: float = 0.0) -> None:
-        """Add wall and CPU seconds to stage ``name``."""
+    def add(self, name: str, seconds: float, cpu_seconds: float = 0.0, pages: float = 0.0) -> None:
+        """Add wall and CPU seconds and new pages to stage ``name``."""
         with self._lock:
             self._seconds[name] += seconds
             self._cpu[name] += cpu_seconds
+            self._pages[name] += pages
         if self._total is not None:
-            self._total.add(name, seconds, cpu_seconds)
+            self._total.add(name, seconds, cpu_seconds, pages)
 
     def seconds(self) -> dict[str, float]:
         """A copy of the wall seconds so far."""
@@ -90,3 +103,8 @@ class StageClock:
         """A copy of the CPU seconds so far."""
         with self._lock:
             return dict(self._cpu)
+
+    def pages(self) -> dict[str, float]:
+        """A copy of the new pages so far."""
+        with self._lock:
+            return dict(self._pages)

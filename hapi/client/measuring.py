@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,12 +10,13 @@ from contextlib import contextmanager
 
 import torch
 
-from hapi.client.traffic import SplitTraffic, Traffic
+from hapi.client.traffic import Forward, SplitTraffic, Traffic
+from hapi.clocks import new_pages
 from hapi.profiler.observe import Observed, Tier
 from hapi.profiler.timing import work_clock
 
 Counts = dict[str, float]
-"""Sums by name; ``server_layer:3`` and the like for lists."""
+"""Sums by name; ``client_layer:3`` and the like for lists."""
 Snapshot = Mapping[int, Counts]
 """Counts by split."""
 
@@ -31,13 +31,6 @@ QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
 """Of a server's device, what is left to us at least when others take all they can get."""
-_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-"""Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
-
-
-def new_pages() -> int:
-    """Pages that were touched for the first time so far; the kernel clears each, which takes time."""
-    return resource.getrusage(_THREAD).ru_minflt
 
 
 def tier_of(device: torch.device) -> Tier:
@@ -106,6 +99,10 @@ class Meter:
         counts["process_cpu"] += now - self._cpu
         self._cpu = now
 
+    def take_forwards(self) -> list[Forward]:
+        """What the servers' forward passes cost for each request that was answered in this pass since last asked."""
+        return [] if self._traffic is None else self._traffic.take_forwards()
+
     def snapshot(self) -> Snapshot:
         """All sums so far, by split."""
         sums: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
@@ -157,7 +154,6 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
             "bytes": share.bytes_received,
             "receive": share.receive_cpu_seconds,
             "decode": share.decode_cpu_seconds,
-            "server_timed": share.timed_samples,
             "work": share.server_work_seconds,
             "process": share.server_process_seconds,
             "clock": share.server_clock_seconds,
@@ -165,7 +161,6 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
         }
         for kind, values in (("cpu", share.server_cpu_seconds), ("wall", share.server_wall_seconds)):
             counts.update({f"{kind}:{stage}": value for stage, value in values.items()})
-        counts.update({f"server_layer:{i}": value for i, value in enumerate(share.layer_seconds)})
         counts[_LARGEST] = share.cos_batch
         if share.request_seconds is not None:
             counts[_LEAST] = share.request_seconds
@@ -184,7 +179,11 @@ def merged(traffic: Snapshot, own: Snapshot) -> Snapshot:
 
 
 def _is_own(name: str) -> bool:
-    return name in _OWN or name.startswith("client_layer:")
+    return name in _OWN or _is_layer(name)
+
+
+def _is_layer(name: str) -> bool:
+    return name.startswith("client_layer:")
 
 
 def observed_between(
@@ -222,15 +221,13 @@ def _observed(split: int, d: Counts, server: Tier, client: Tier) -> Observed:
         request_seconds=d[_LEAST],
         rest_seconds=_rest(d) * ahead,
         step_seconds=d.get("step", 0.0) * ahead,
-        client_layers=_listed(d, "client_layer"),
+        client_layers=tuple(d[f"client_layer:{i}"] for i in range(sum(map(_is_layer, d)))),
         client_timed=round(d.get("client_timed", 0)),
         receive_seconds=receive,
         decode_seconds=decode,
         client_other_seconds=other,  # below 0 where another split's batches did what was received for this one
         server_cpu={stage: v / server.count for stage, v in cpu.items() if loads or stage != "model"},
         server_wall={stage: _together(stage, v, cpu, server.count) for stage, v in wall.items()},
-        server_layers=tuple(seconds / server.count for seconds in _listed(d, "server_layer")),
-        server_timed=round(d["server_timed"]),
         server_factor=factor,
         share=_share(d, server),
         cos_batch=round(d[_LARGEST]),
@@ -243,11 +240,6 @@ def _rest(d: Counts) -> float:
     if d.get("rested", 0.0) > 0:
         return d["rest"] / d["rested"] * d["handed_out"]
     return d.get("timed", 0.0)
-
-
-def _listed(d: Counts, name: str) -> tuple[float, ...]:
-    count = sum(key.startswith(f"{name}:") for key in d)
-    return tuple(d[f"{name}:{i}"] for i in range(count))
 
 
 def _together(stage: str, seconds: float, cpu: Counts, servers: int) -> float:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from hapi.client.measuring import Counts, Meter, Snapshot, merged, observed_between
+from hapi.client.traffic import Forward
 from hapi.profiler.observe import Arrivals, Observed, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Profile
 
 FEW_PAGES, SIMILAR = 16, 1.25
-"""A batch took new memory when it touched more new pages than this many and so many times the fewest of a batch."""
+"""A batch took new memory when it touched more new pages than this many and so many times the fewest a sample."""
+TIMED = (1, 3, 5)
+"""Of the batches at a split, those whose layers are timed: several, since some may take new memory."""
 
 
 class Profiling:
@@ -35,6 +39,8 @@ class Profiling:
         """The sums when the last batch was done."""
         self._batches: dict[int, list[Counts]] = {}
         """What each batch at a split that came after its first added to that split's sums."""
+        self._forwards: dict[int, list[Forward]] = {}
+        """What the servers' forward passes cost for each request."""
         self._intervals: dict[int, list[float]] = {}
         self._rates: list[tuple[int, float]] = []
 
@@ -51,13 +57,15 @@ class Profiling:
     def begin(self, parts: Sequence[tuple[int, int]]) -> None:
         """Profile anew: (split, batches) of each part, in order.
 
-        The first batch at a split warms up, the second is timed layer by layer, the others as they will run.
+        The first batch at a split warms up, some are timed layer by layer, the others run as they will.
         """
-        self._schedule = [(split, i == min(1, count - 1)) for split, count in parts for i in range(count)]
+        self._schedule = [(split, i in _timed(count)) for split, count in parts for i in range(count)]
         self._before = self._meter.snapshot()
         self._so_far = self._before
         self._begun.clear()
         self._batches.clear()
+        self._forwards.clear()
+        self._meter.take_forwards()  # those before are not what is profiled
         self._intervals.clear()
         self._rates.clear()
 
@@ -75,6 +83,7 @@ class Profiling:
     def note(self, split: int, seconds: float, rates: Arrivals) -> None:
         """A batch was trained at ``split``, ``seconds`` after the one before; ``rates``: arrivals since that."""
         self._rates += rates
+        self._take_forwards()
         self._intervals.setdefault(split, []).append(seconds)
         before, self._so_far = self._so_far.get(split, {}), self._meter.snapshot()
         if split not in self._begun:
@@ -83,6 +92,10 @@ class Profiling:
         counts = self._so_far.get(split, {})
         added = {name: value - before.get(name, 0.0) for name, value in counts.items()}
         self._batches.setdefault(split, []).append(added)
+
+    def _take_forwards(self) -> None:
+        for forward in self._meter.take_forwards():
+            self._forwards.setdefault(forward.split, []).append(forward)
 
     def done(self) -> None:
         """The batch that :meth:`note` told of is over."""
@@ -95,6 +108,7 @@ class Profiling:
     def profile(self) -> Profile:
         """What the batches have shown."""
         after = self._meter.snapshot()
+        self._take_forwards()
         observed = {}
         all_batches = [batch for batches in self._batches.values() for batch in batches]
         for split, begun in self._begun.items():
@@ -104,11 +118,42 @@ class Profiling:
                 merged(self._before, warm), after, self._meter.servers, self._sizes.client
             )
             if split in found:
-                observed[split] = _typical(found[split], self._batches.get(split, ()), all_batches)
+                typical = _typical(found[split], self._batches.get(split, ()), all_batches)
+                observed[split] = _with_forwards(typical, self._forwards.get(split, ()))
         link = link_rate(self._rates) or (1e12, 0.0)
         batches = {split: o.batches for split, o in sorted(observed.items())}
         notes = (f"measured on real requests; batches by split: {batches}",)
         return profile_of(self._sizes, observed, link, notes)
+
+
+def _timed(count: int) -> Sequence[int]:
+    """Of so many batches at a split, those that are timed layer by layer."""
+    return TIMED if count > 1 else (0,)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One batch's on this side."""
+
+    seconds: float
+    samples: float
+    pages: float
+    layers: tuple[float, ...] = ()
+
+
+class _Done(Protocol):
+    """What may have taken new memory: :class:`_Work`, or a server's :class:`~hapi.client.traffic.Forward`."""
+
+    @property
+    def samples(self) -> float: ...
+    @property
+    def pages(self) -> float: ...
+    @property
+    def layers(self) -> tuple[float, ...]:
+        """Empty if they were not timed one by one."""
+
+
+T = TypeVar("T", bound=_Done)
 
 
 def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Counts]) -> Observed:
@@ -116,22 +161,65 @@ def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Co
 
     A batch that takes memory which nothing had touched before is no typical one: later ones have it.
     """
-    rest = _seconds_a_sample(own, "rest", "rested")
-    step = _seconds_a_sample(all_batches, "step", "handed_out")
-    return replace(
+    names = [f"client_layer:{i}" for i in range(len(observed.client_layers))]
+    timed = _work(own, "timed", "client_timed", names)
+    rest = _middle(_as_it_runs(_work(own, "rest", "rested") + timed))
+    step = _middle(_as_it_runs(_work(all_batches, "step", "handed_out")))
+    changed = replace(
         observed,
         rest_seconds=observed.rest_seconds if rest is None else rest * observed.samples,
         step_seconds=observed.step_seconds if step is None else step * observed.samples,
     )
+    if not timed:
+        return changed
+    layers, samples = _layers(timed)
+    return replace(changed, client_layers=layers, client_timed=samples)
 
 
-def _seconds_a_sample(batches: Sequence[Counts], name: str, samples: str) -> float | None:
-    """Of the middle one, the lower of two, of those batches that touched the fewest new pages."""
-    done = [batch for batch in batches if batch.get(samples, 0.0) > 0]
-    if not done:
-        return None
-    pages = [batch.get(f"{name}_pages", 0.0) for batch in done]
-    most = FEW_PAGES + SIMILAR * min(pages)
-    return statistics.median_low(
-        batch.get(name, 0.0) / batch[samples] for batch, new in zip(done, pages, strict=True) if new <= most
+def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
+    """With the servers' forward seconds from requests that took no new memory, as far as there are any."""
+    chosen, servers = _as_it_runs(forwards), observed.server.count
+    if not chosen or not observed.crossed:
+        return observed
+    samples = sum(forward.samples for forward in chosen) * servers / observed.crossed
+    layers, timed = _layers([forward for forward in forwards if forward.layers])
+    return replace(
+        observed,
+        server_cpu={**observed.server_cpu, "forward": sum(f.cpu_seconds for f in chosen) / samples},
+        server_wall={**observed.server_wall, "forward": sum(f.seconds for f in chosen) / samples},
+        server_layers=tuple(seconds / servers for seconds in layers),
+        server_timed=timed,
     )
+
+
+def _work(batches: Sequence[Counts], name: str, samples: str, layers: Sequence[str] = ()) -> list[_Work]:
+    """That called ``name`` of those batches that had some."""
+    return [
+        _Work(batch[name], batch[samples], batch[f"{name}_pages"], tuple(batch[layer] for layer in layers))
+        for batch in batches
+        if batch.get(samples, 0.0) > 0 and name in batch
+    ]
+
+
+def _middle(work: Sequence[_Work]) -> float | None:
+    """Seconds a sample of the middle one, the lower of two."""
+    return statistics.median_low(one.seconds / one.samples for one in work) if work else None
+
+
+def _layers(timed: Sequence[_Done]) -> tuple[tuple[float, ...], int]:
+    """Seconds in each layer, and of how many samples in all."""
+    usual = _without_new_memory(timed)
+    seconds = zip(*(one.layers for one in usual), strict=False)
+    return tuple(map(sum, seconds)), round(sum(one.samples for one in usual))
+
+
+def _as_it_runs(done: Sequence[T]) -> list[T]:
+    """What took no new memory, and was not timed layer by layer, which on a GPU takes longer, if any was not."""
+    usual = _without_new_memory(done)
+    return [one for one in usual if not one.layers] or usual
+
+
+def _without_new_memory(done: Sequence[T]) -> list[T]:
+    """Of what was done, that which took no more new memory than is usual."""
+    least = min((one.pages / one.samples for one in done), default=0.0)
+    return [one for one in done if one.pages <= FEW_PAGES + SIMILAR * least * one.samples]

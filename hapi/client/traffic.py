@@ -29,6 +29,21 @@ RECENT = 8
 """Measurements that tell the rate just now."""
 
 
+@dataclass(frozen=True)
+class Forward:
+    """What the forward passes of one request cost."""
+
+    split: int
+    samples: int
+    seconds: float
+    """By the wall clock."""
+    cpu_seconds: float
+    pages: float
+    """Memory pages that they touched for the first time."""
+    layers: tuple[float, ...] = ()
+    """Seconds in each of the layers 1..split, if they were timed."""
+
+
 @dataclass
 class SplitTraffic:
     """What the requests of one split cost; sums."""
@@ -48,10 +63,6 @@ class SplitTraffic:
     server_cpu_seconds: dict[str, float] = field(default_factory=dict)
     """The servers' CPU seconds per stage."""
     server_wall_seconds: dict[str, float] = field(default_factory=dict)
-    timed_samples: int = 0
-    """Samples for which the servers timed every layer."""
-    layer_seconds: list[float] = field(default_factory=list)
-    """Their seconds in layers 1..split."""
     server_work_seconds: float = 0.0
     """Seconds of work that the servers accounted to all tenants' requests while each of these ran; a sum."""
     server_process_seconds: float = 0.0
@@ -81,10 +92,6 @@ class SplitTraffic:
         ):
             for stage, value in seconds.items():
                 sums[stage] = sums.get(stage, 0.0) + value
-        if report.layers:
-            self.timed_samples += samples
-            before = self.layer_seconds or [0.0] * len(report.layers)
-            self.layer_seconds = [a + b for a, b in zip(before, report.layers, strict=False)]
         self.server_work_seconds += max(0.0, report.work[1] - report.work[0])
         self.server_others_seconds += max(0.0, report.others[1] - report.others[0])
         self.server_process_seconds += max(0.0, report.process[1] - report.process[0])
@@ -236,6 +243,7 @@ class Traffic:
         self._lock = threading.Lock()
         self._busy: dict[str, tuple[float, float]] = {}
         self._answered: deque[str] = deque(maxlen=ANSWERS_KEPT)
+        self._forwards: deque[Forward] = deque(maxlen=ANSWERS_KEPT)
 
     def arrival(self, split: int) -> Arrival:
         """For the next frame of an answer at ``split``."""
@@ -273,6 +281,9 @@ class Traffic:
         with self._lock:
             self._of(split).add(samples, report, began)
             self._answered.append(report.server)
+            if split:
+                wall, cpu = (stages.get("forward", 0.0) for stages in (report.seconds, report.cpu))
+                self._forwards.append(Forward(split, samples, wall, cpu, report.pages, report.layers))
             start, end = self._busy.get(report.server, report.busy)
             self._busy[report.server] = (min(start, report.busy[0]), max(end, report.busy[1]))
 
@@ -283,6 +294,13 @@ class Traffic:
         """The servers of that many newest answers, the latest last."""
         with self._lock:
             return list(self._answered)[-newest:]
+
+    def take_forwards(self) -> list[Forward]:
+        """Those of the requests that were answered since last asked, the newest if they are many."""
+        with self._lock:
+            taken = list(self._forwards)
+            self._forwards.clear()
+        return taken
 
     def shares(self) -> dict[int, SplitTraffic]:
         """A copy of the sums by split, no request half counted."""

@@ -133,6 +133,7 @@ class Account:
             others=(begun.others, now.others),
             process=(begun.process, now.process),
             clock=(begun.clock, now.clock),
+            pages=clock.pages()["forward"],
             first=clock.first,
             cos_batch=cos_batch,
             layers=layers,

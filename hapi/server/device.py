@@ -272,10 +272,10 @@ class Device:
         except Exception as error:
             self.out_of_memory_caught += is_out_of_memory(error)
             return False
-        wall, cpu = clock.seconds()["forward"], clock.cpu_seconds()["forward"]
+        sums = [of["forward"] for of in (clock.seconds(), clock.cpu_seconds(), clock.pages())]
         for one, event in zip(passes, ready, strict=True):
             share = one.count / sum(counts)
-            one.clock.add("forward", wall * share, cpu * share)
+            one.clock.add("forward", *(value * share for value in sums))
             one.future.set_result((one.count, event))
         self.merged += len(passes)
         return True

@@ -9,8 +9,8 @@ from typing import Any, Self
 from hapi.errors import BadRequestError
 from hapi.wire.messages import MAX_SAMPLES, MAX_SPLIT
 
-_MOST_SECONDS = 1e9
-"""Longest time that a report may tell of: 31 years."""
+_LARGEST = 1e9
+"""Number of seconds (31 years) or pages that a report may tell of."""
 
 STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out", "send")
 """Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
@@ -55,6 +55,8 @@ class RequestReport:
     """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
     clock: tuple[float, float]
     """The server's time, in seconds, at start and end."""
+    pages: float
+    """Memory pages that its forward passes touched for the first time: the first ones of a server take longer."""
     first: float
     """Seconds from when the request had come, its time in the queue included, until the first frame was made."""
     cos_batch: int
@@ -67,7 +69,7 @@ class RequestReport:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Strict about form; stages of other names are left away, and seconds that cannot be are drawn in to what can.
+        """Strict about form; stages of other names are left away, and figures that cannot be are drawn in to what can.
 
         Plans are made from the numbers, so that none may be endless or no number at all, whoever sent it.
         """
@@ -82,10 +84,11 @@ class RequestReport:
                 others=_pair(document["others"]),
                 process=_pair(document["process"]),
                 clock=_pair(document["clock"]),
-                first=_seconds(document["first"]),
+                pages=_figure(document["pages"]),
+                first=_figure(document["first"]),
                 cos_batch=_count(document["cos_batch"], 0),
-                layers=tuple(_seconds(v) for v in document["layers"][:MAX_SPLIT]),
-                wait=_seconds(document["wait"]),
+                layers=tuple(_figure(v) for v in document["layers"][:MAX_SPLIT]),
+                wait=_figure(document["wait"]),
                 tier=ServerTier(
                     device=str(tier["device"])[:64],
                     processors=_count(tier["processors"], 1),
@@ -109,6 +112,7 @@ class RequestReport:
             "others": [round(v, 6) for v in self.others],
             "process": [round(v, 6) for v in self.process],
             "clock": [round(v, 6) for v in self.clock],
+            "pages": round(self.pages),
             "first": round(self.first, 6),
             "cos_batch": self.cos_batch,
             "layers": [round(v, 9) for v in self.layers],
@@ -118,20 +122,20 @@ class RequestReport:
 
 
 def _pair(value: Any) -> tuple[float, float]:
-    start, end = (_seconds(v) for v in value)
+    start, end = (_figure(v) for v in value)
     return start, end
 
 
-def _seconds(value: Any) -> float:
+def _figure(value: Any) -> float:
     number = float(value)
     if math.isnan(number):
-        raise ValueError("seconds that are no number")
-    return min(max(number, 0.0), _MOST_SECONDS)
+        raise ValueError("a figure that is no number")
+    return min(max(number, 0.0), _LARGEST)
 
 
 def _stage_seconds(value: Any) -> dict[str, float]:
     given = dict(value)
-    return {stage: _seconds(given[stage]) for stage in STAGES if stage in given}
+    return {stage: _figure(given[stage]) for stage in STAGES if stage in given}
 
 
 def _count(value: Any, least: int) -> int:

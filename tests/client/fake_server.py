@@ -99,6 +99,7 @@ class FakeServer:
                 others=(0.0, 0.0),
                 process=(0.5, 1.5),
                 clock=(10.0, 12.0),
+                pages=12,
                 first=0.0,
                 cos_batch=5,
                 tier=ServerTier(device="cpu", processors=1, threads=1, running=4, devices=1, reuse=True),

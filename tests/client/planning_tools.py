@@ -11,6 +11,7 @@ from profiler_tools import crafted, free_server, free_tier
 
 from hapi.client.measuring import Counts, Snapshot
 from hapi.client.planning import Planning
+from hapi.client.traffic import Forward
 from hapi.profiler.observe import Sizes, Tier
 from hapi.profiler.profile import Job, LinkProfile, Profile
 
@@ -60,19 +61,28 @@ class World:
         """Times as long as in truth that the client takes for its layers."""
         self.pages = 0
         """New pages that the client touches for a batch."""
+        self.server_slower, self.server_pages = 1.0, 0
+        """As much of the server for each request, which alone shows it in what it reports of single requests."""
         self.servers: dict[int, Tier] = {}
         self.share = 1.0
         """What other jobs leave of the server."""
+        self.count = 1
+        """Servers that share the work."""
+        self._forwards: list[Forward] = []
         self._counts: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
 
     def snapshot(self) -> Snapshot:
         return {split: dict(counts) for split, counts in self._counts.items()}
 
+    def take_forwards(self) -> list[Forward]:
+        taken, self._forwards = self._forwards, []
+        return taken
+
     def batch(self, split: int, samples: int = 10, timed: bool = False) -> list[tuple[int, float]]:
         """Count a batch; what the link showed meanwhile."""
         true, c = self.true, self._counts[split]
         server, client, nbytes = true.server_tier, true.client_tier, samples * true.sent_bytes(split)
-        there = [x.server_seconds * samples for x in true.layers[:split]]
+        there = [self.server_slower * x.server_seconds * samples for x in true.layers[:split]]
         here = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
         costs = {
             "cpu:decode": samples * server.decode_seconds if split else 0.0,
@@ -91,19 +101,23 @@ class World:
             "work": work, "process": work, "clock": 1.0, "others": 1.0 - self.share,
             "requests": 2, "samples": samples, "bytes": nbytes, "batches": 1, "handed_out": samples,
             "rested": 0 if timed or split == true.last_split else samples,
-            "rest_pages": self.pages, "step_pages": self.pages,
-            "server_timed": samples if timed else 0, "client_timed": samples if timed else 0,
+            "rest_pages": self.pages, "timed_pages": self.pages, "step_pages": self.pages,
+            "client_timed": samples if timed else 0,
         }  # fmt: skip
+        if split:
+            each, half = costs["cpu:forward"] / 2, tuple(seconds / 2 for seconds in there)
+            layers = half if timed else ()
+            forward = Forward(split, samples // 2, each, each, self.server_pages, layers)
+            self._forwards += [forward, forward]
         main = costs["step"] + costs.get("rest", 0.0) + costs.get("timed", 0.0)
         costs["main_cpu"] = main
         costs["process_cpu"] = main + costs["receive"] + costs["decode"] + samples * client.overhead_seconds
         if timed:
-            costs |= {f"server_layer:{i}": value for i, value in enumerate(there)}
             costs |= {f"client_layer:{i}": value for i, value in enumerate(here)}
         for name, value in costs.items():
             c[name] += value
         c["cos_batch"] = 5
-        self.servers[split] = Tier(device=server.device, running=true.server.concurrency)
+        self.servers[split] = Tier(device=server.device, running=true.server.concurrency, count=self.count)
         return [(nbytes, nbytes * 8 / (true.link.bits_per_second * self.noise()))]
 
 

@@ -27,6 +27,7 @@ REPORT = RequestReport(
     others=(0.0, 0.0),
     process=(0.0, 3.0),
     clock=(0.0, 4.0),
+    pages=12,
     first=0.03125,
     cos_batch=16,
     layers=(),
@@ -138,13 +139,13 @@ def test_several_servers_count_as_one_that_does_their_work_alone(clock: Clock) -
     }
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), **halves), 500, 0.05, 0.1)
-    traffic.answered(2, 5, replace(REPORT, layers=(0.5, 1.0), server="b", **halves), 500, 0.05, 0.1)
+    traffic.answered(2, 5, replace(REPORT, **halves), 500, 0.05, 0.1)
+    traffic.answered(2, 5, replace(REPORT, server="b", **halves), 500, 0.05, 0.1)
     traffic.answered(0, 1, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
     o = between(meter)[2]
     assert o.server.count == 2
-    assert o.server_cpu["forward"] == 0.125 and o.server_layers == (0.5, 1.0)
+    assert o.server_cpu["forward"] == 0.125
     assert o.server_wall["forward"] == 0.25
     assert o.server_wall["read"] - o.server_cpu["read"] == 0.25  # as with one
     assert o.server_factor == 1.5 and o.step_seconds == 1.0
@@ -257,19 +258,17 @@ def test_the_seconds_between_two_passes_are_nobodys(clock: Clock) -> None:
 def test_timed_layers_count_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0, 2.0)), 500, 0.05, 0.1)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     with meter.working(2, "timed"):
         clock.works(4.0)
     meter.layers(2, 10, [1.0, 2.5])
     meter.batch(2, 10)
     only = between(meter)[2]
-    assert (only.server_layers, only.server_timed) == ((1.0, 2.0), 10)
     assert (only.client_layers, only.client_timed, only.rest_seconds) == ((1.0, 2.5), 10, 4.0)
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, rest=3.0, step=0.0)
     both = between(meter)[2]
     assert both.rest_seconds == 6.0  # 20 samples at the rate of those that were not timed
-    assert both.server_layers == (1.0, 2.0) and both.server_timed == 10
 
 
 def test_threads_that_help_the_main_one_are_not_others(clock: Clock) -> None:
@@ -344,3 +343,15 @@ def test_new_memory_is_counted() -> None:
     counts = meter.snapshot()[1]
     assert counts["rest_pages"] >= size // (2 << 20), "a page may be a huge one"
     assert counts["step_pages"] < size // (2 << 20)
+
+
+def test_forward_passes_are_told_once() -> None:
+    assert Meter(torch.device("cpu")).take_forwards() == []
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
+    assert [forward.samples for forward in meter.take_forwards()] == [10]
+    assert meter.take_forwards() == []
+    traffic.answered(2, 5, REPORT, 500, 0.05, 0.1)
+    meter.follow(Traffic())
+    assert meter.take_forwards() == [], "that pass is over"

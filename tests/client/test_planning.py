@@ -46,12 +46,13 @@ def decided(bits: float = 100e6, **options: Any) -> tuple[Planning, World]:
 
 
 def knows_the_truth(planning: Planning, world: World) -> None:
-    """Of the client's seconds, and so the best split."""
+    """Of the seconds of both sides, and so the best split."""
     found = planning.profile
     assert found is not None
     assert found.step_seconds == pytest.approx(world.true.step_seconds)
     for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
         assert layer.client_seconds == pytest.approx(true.client_seconds)
+        assert layer.server_seconds == pytest.approx(true.server_seconds)
     assert planning.plan is not None and planning.plan.split == BEST
 
 
@@ -68,11 +69,15 @@ def test_half_at_the_freeze_half_at_the_earliest(batches: int, splits: list[int]
     assert run_epoch(planning_in(world), world, batches=batches, ahead=ahead) == splits
 
 
-def test_the_second_batch_at_a_split_is_timed() -> None:
+def test_some_batches_at_a_split_are_timed_and_not_its_first() -> None:
     planning = planning_in(World(truth()))
     planning.begin_pass(0, 10)
     timed = [planning.open(0, batch)[1] for batch in range(10)]
-    assert timed == [False, True, False, False, False] * 2
+    assert timed == [False, True, False, True, False] * 2
+    planning = planning_in(World(truth()))
+    planning.begin_pass(0, 20)
+    timed = [planning.open(0, batch)[1] for batch in range(20)]
+    assert timed == [False, True, False, True, False, True, False, False, False, False] * 2
     planning = planning_in(World(truth()))
     planning.begin_pass(0, 2)
     assert [planning.open(0, batch) for batch in range(2)] == [
@@ -109,6 +114,41 @@ def test_batches_that_take_new_memory_do_not_count(new: set[int], pages: int) ->
 
     run_epoch(planning, world, before=before)
     knows_the_truth(planning, world)
+
+
+@pytest.mark.parametrize("pages", [0, 10, 400])
+@pytest.mark.parametrize("new", [{0, 1}, {0, 3, 4}, {0, 2, 3, 4}])
+def test_requests_for_which_a_server_took_new_memory_do_not_count(new: set[int], pages: int) -> None:
+    """One of two that are timed layer by layer among them."""
+    world = World(truth())
+    planning = planning_in(world)
+
+    def before(batch: int) -> None:
+        took = batch in new
+        world.server_slower, world.server_pages = (9.0, pages + 600) if took else (1.0, pages + batch)
+
+    run_epoch(planning, world, before=before)
+    knows_the_truth(planning, world)
+
+
+def test_servers_that_share_the_work_count_as_one_that_does_it_alone() -> None:
+    world = World(truth())
+    world.count = 2
+    planning = planning_in(world)
+    run_epoch(planning, world)
+    assert planning.profile is not None
+    seconds = [layer.server_seconds for layer in planning.profile.layers[:FREEZE]]
+    assert seconds == pytest.approx([layer.server_seconds / 2 for layer in world.true.layers[:FREEZE]])
+
+
+def test_a_server_that_takes_new_memory_for_every_request_has_the_price_of_that() -> None:
+    world = World(truth())
+    planning = planning_in(world)
+    world.server_slower, world.server_pages = 3.0, 600
+    run_epoch(planning, world)
+    assert planning.profile is not None
+    seconds = [layer.server_seconds for layer in planning.profile.layers]
+    assert seconds == pytest.approx([3 * layer.server_seconds for layer in world.true.layers])
 
 
 def test_the_step_is_the_same_at_every_split() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hapi.client import traffic as module
-from hapi.client.traffic import RATES_KEPT, LinkMeter, Traffic
+from hapi.client.traffic import ANSWERS_KEPT, RATES_KEPT, Forward, LinkMeter, Traffic
 from hapi.errors import BadRequestError
 from hapi.wire.report import STAGES, RequestReport, ServerTier
 
@@ -240,6 +240,7 @@ REPORT = RequestReport(
     others=(4.0, 5.0),
     process=(20.0, 23.0),
     clock=(100.0, 104.0),
+    pages=12,
     first=0.03125,
     cos_batch=16,
     layers=(0.5, 0.25),
@@ -253,8 +254,7 @@ def test_requests_add_up_by_split() -> None:
     traffic.answered(2, 6, replace(REPORT, layers=(), cos_batch=4), 500, 0.05, 0.1)
     traffic.answered(0, 3, replace(REPORT, layers=(), cos_batch=0, busy=(1.5, 9.0)), 500, 0.05, 0.1)
     share = traffic.shares()[2]
-    assert (share.requests, share.samples, share.timed_samples, share.cos_batch) == (2, 16, 10, 16)
-    assert share.layer_seconds == [0.5, 0.25]
+    assert (share.requests, share.samples, share.cos_batch) == (2, 16, 16)
     assert share.server_cpu_seconds["forward"] == 0.5 and share.server_wall_seconds["read"] == 1.0
     assert (share.server_work_seconds, share.server_others_seconds) == (4.0, 2.0)
     assert (share.server_process_seconds, share.server_clock_seconds) == (6.0, 8.0)
@@ -280,14 +280,20 @@ def test_a_copy_of_the_sums_does_not_change() -> None:
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     traffic.answered(3, 10, REPORT, 500, 0.05, 0.1)
     assert list(before) == [2] and before[2].samples == 10
-    assert before[2].layer_seconds == [0.5, 0.25] and before[2].server_cpu_seconds["forward"] == 0.25
+    assert before[2].server_cpu_seconds["forward"] == 0.25
 
 
-def test_layers_of_another_number_than_before_are_no_error() -> None:
+def test_forward_passes_are_known_by_request() -> None:
     traffic = Traffic()
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
-    traffic.answered(2, 10, replace(REPORT, layers=(1.0,) * 900), 500, 0.05, 0.1)
-    assert len(traffic.shares()[2].layer_seconds) == 2
+    traffic.answered(3, 6, replace(REPORT, layers=(), pages=700), 500, 0.05, 0.1)
+    traffic.answered(0, 6, replace(REPORT, layers=(), cos_batch=0), 500, 0.05, 0.1)  # stored bytes
+    timed = Forward(split=2, samples=10, seconds=0.5, cpu_seconds=0.25, pages=12, layers=(0.5, 0.25))
+    assert traffic.take_forwards() == [timed, replace(timed, split=3, samples=6, pages=700, layers=())]
+    assert traffic.take_forwards() == []
+    for samples in range(ANSWERS_KEPT + 5):
+        traffic.answered(2, samples, REPORT, 500, 0.05, 0.1)
+    assert [forward.samples for forward in traffic.take_forwards()] == list(range(5, ANSWERS_KEPT + 5))
 
 
 def test_frames_arrive(link: Link) -> None:
@@ -343,7 +349,22 @@ def reported(field: str, value: Any) -> dict[str, Any]:
     return {**document, field: [value, *old[1:]] if isinstance(old, list) else value}
 
 
-FIELDS = ("seconds", "cpu", "busy", "work", "others", "process", "clock", "cos_batch", "layers", "tier")
+FIELDS = (
+    *(
+        "seconds",
+        "cpu",
+        "busy",
+        "work",
+        "others",
+        "process",
+        "clock",
+        "pages",
+        "first",
+        "cos_batch",
+        "layers",
+    ),
+    "tier",
+)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -363,7 +384,9 @@ def test_a_report_out_of_this_world_is_drawn_in(field: str) -> None:
         except BadRequestError:
             continue
         share = traffic.shares()[2]
-        sums = [*share.server_cpu_seconds.values(), *share.server_wall_seconds.values(), *share.layer_seconds]
+        (forward,) = traffic.take_forwards()
+        sums = [*share.server_cpu_seconds.values(), *share.server_wall_seconds.values(), *forward.layers]
+        sums += [forward.seconds, forward.cpu_seconds, forward.pages, share.request_seconds or 0.0]
         sums += [share.server_work_seconds, share.server_others_seconds, share.server_process_seconds]
         assert all(0 <= s <= 1e9 for s in [*sums, share.server_clock_seconds, share.cos_batch])
         assert share.tier is not None and 1 <= share.tier.processors <= 65536

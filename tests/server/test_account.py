@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import threading
 import time
 from collections.abc import Iterator
@@ -213,6 +214,17 @@ def test_layers_are_timed_when_asked(server: ServedApplication, known: Known, wa
     again, report = answered(server, EXTRACT, known.extract(ids, time_layers=False), way)
     assert report.layers == () and report.cos_batch == 3
     np.testing.assert_array_equal(again, plain)
+
+
+def test_new_memory_of_forward_passes_is_told() -> None:
+    a, size = account(), 16 << 20
+    clock = a.clock("mine")
+    with clock.stage("read"), mmap.mmap(-1, size) as new:
+        new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+    assert a.report(a.marks(clock), clock).pages == 0, "another stage's"
+    with clock.stage("forward"), mmap.mmap(-1, size) as new:
+        new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
+    assert a.report(a.marks(clock), clock).pages >= size // (2 << 20), "a page may be a huge one"
 
 
 @pytest.mark.parametrize("way", ["http", "loopback"])

@@ -211,6 +211,7 @@ def test_report_round_trip() -> None:
         others=(0.25, 0.25),
         process=(3.0, 3.5),
         clock=(100.0, 101.0),
+        pages=12,
         first=0.375,
         cos_batch=16,
         layers=(0.125, 0.0625),
