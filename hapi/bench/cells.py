@@ -46,6 +46,8 @@ class Grid:
     """An epoch has at least so many, however small the batch."""
     profile_batches: int = 12
     """The profiled epoch has at least so many: half of them at either of its two splits. Real epochs have more."""
+    least_profile_samples: int = 768
+    """As much in samples: a machine that others share is now fast, now slow, for seconds."""
     repeats: int = 3
     """Times that splits near the best are measured."""
     server_device: str = "cpu"
@@ -72,7 +74,7 @@ class Grid:
 
     def profile_samples(self, bs: int) -> int:
         """Samples of the profiled epoch."""
-        return max(self.samples(bs), self.profile_batches * bs)
+        return max(self.samples(bs), self.profile_batches * bs, self.least_profile_samples)
 
     def samples(self, bs: int) -> int:
         """Samples of an epoch: whole batches."""

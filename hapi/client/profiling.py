@@ -14,6 +14,8 @@ from hapi.profiler.profile import Profile
 
 FEW_PAGES, SIMILAR = 16, 1.25
 """A batch took new memory when it touched more new pages than this many and so many times the fewest a sample."""
+FREAK = 2.0
+"""Times the middle one's seconds a sample, from which on a batch or request was held up and does not count."""
 TIMED = (1, 3, 5)
 """Of the batches at a split, those whose layers are timed: several, since some may take new memory."""
 
@@ -137,7 +139,7 @@ class _Work:
 
     seconds: float
     samples: float
-    pages: float
+    pages: float = 0.0
     layers: tuple[float, ...] = ()
 
 
@@ -163,12 +165,12 @@ def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Co
     """
     names = [f"client_layer:{i}" for i in range(len(observed.client_layers))]
     timed = _work(own, "timed", "client_timed", names)
-    rest = _middle(_as_it_runs(_work(own, "rest", "rested") + timed))
-    step = _middle(_as_it_runs(_work(all_batches, "step", "handed_out")))
+    rest = _as_it_runs(_work(own, "rest", "rested") + timed)
+    step = _as_it_runs(_work(all_batches, "step", "handed_out"))
     changed = replace(
         observed,
-        rest_seconds=observed.rest_seconds if rest is None else rest * observed.samples,
-        step_seconds=observed.step_seconds if step is None else step * observed.samples,
+        rest_seconds=_a_sample(rest) * observed.samples if rest else observed.rest_seconds,
+        step_seconds=_a_sample(step) * observed.samples if step else observed.step_seconds,
     )
     if not timed:
         return changed
@@ -181,12 +183,14 @@ def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
     chosen, servers = _as_it_runs(forwards), observed.server.count
     if not chosen or not observed.crossed:
         return observed
-    samples = sum(forward.samples for forward in chosen) * servers / observed.crossed
+    each = observed.crossed / servers
+    cpu = [_Work(forward.cpu_seconds, forward.samples) for forward in chosen]
+    wall = [_Work(forward.seconds, forward.samples) for forward in chosen]
     layers, timed = _layers([forward for forward in forwards if forward.layers])
     return replace(
         observed,
-        server_cpu={**observed.server_cpu, "forward": sum(f.cpu_seconds for f in chosen) / samples},
-        server_wall={**observed.server_wall, "forward": sum(f.seconds for f in chosen) / samples},
+        server_cpu={**observed.server_cpu, "forward": each * _a_sample(cpu)},
+        server_wall={**observed.server_wall, "forward": each * _a_sample(wall)},
         server_layers=tuple(seconds / servers for seconds in layers),
         server_timed=timed,
     )
@@ -201,9 +205,11 @@ def _work(batches: Sequence[Counts], name: str, samples: str, layers: Sequence[s
     ]
 
 
-def _middle(work: Sequence[_Work]) -> float | None:
-    """Seconds a sample of the middle one, the lower of two."""
-    return statistics.median_low(one.seconds / one.samples for one in work) if work else None
+def _a_sample(work: Sequence[_Work]) -> float:
+    """Mean seconds a sample, freaks aside."""
+    most = FREAK * statistics.median_low(one.seconds / one.samples for one in work)
+    usual = [one for one in work if one.seconds <= most * one.samples]
+    return sum(one.seconds for one in usual) / sum(one.samples for one in usual)
 
 
 def _layers(timed: Sequence[_Done]) -> tuple[tuple[float, ...], int]:

@@ -190,6 +190,7 @@ SMALL = Grid(
     bandwidths=(40e6,),
     epoch_batches=2,
     least_samples=32,
+    least_profile_samples=32,
     repeats=2,
     profile_batches=2,
 )

@@ -15,7 +15,14 @@ from hapi.bench.sweep_client import spread
 from hapi.errors import TransportError
 
 BANDWIDTH = 1e6
-ONE = Grid(models=("alexnet",), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16, epoch_batches=1)
+ONE = Grid(
+    models=("alexnet",),
+    batches=(16,),
+    bandwidths=(BANDWIDTH,),
+    least_samples=16,
+    least_profile_samples=16,
+    epoch_batches=1,
+)
 
 
 class Tiers:
@@ -220,7 +227,13 @@ def test_a_cell_that_does_not_fit_at_all_ends_and_is_not_tried_again(
 def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
     tiers: Tiers, tmp_path: Path, error: BaseException
 ) -> None:
-    grid = Grid(models=("alexnet", "vgg11"), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16)
+    grid = Grid(
+        models=("alexnet", "vgg11"),
+        batches=(16,),
+        bandwidths=(BANDWIDTH,),
+        least_samples=16,
+        least_profile_samples=16,
+    )
     tiers.fail_at = (10, error)  # the first cell takes 8
     with pytest.raises(type(error)):
         measure(tiers, tmp_path, grid)
@@ -233,7 +246,13 @@ def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
 
 
 def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> None:
-    grid = Grid(models=("alexnet", "vgg11"), batches=(16,), bandwidths=(BANDWIDTH,), least_samples=16)
+    grid = Grid(
+        models=("alexnet", "vgg11"),
+        batches=(16,),
+        bandwidths=(BANDWIDTH,),
+        least_samples=16,
+        least_profile_samples=16,
+    )
     results, told = measure(tiers, tmp_path, grid, seconds=0.0)
     assert not any(results.done(cell) for cell in grid.cells()) and "2 cells are left" in told[-1]
 

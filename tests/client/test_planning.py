@@ -99,6 +99,21 @@ def test_a_few_batches_that_the_client_takes_longer_for_do_not_count(slow: set[i
     knows_the_truth(planning, world)
 
 
+def test_a_machine_that_is_slower_half_of_the_time_counts_with_its_mean() -> None:
+    """Of the batches that were not timed layer by layer: 0, 2 and 4 at the freeze, 7 and 9 at split 0."""
+    world = World(truth())
+    planning = planning_in(world)
+
+    def before(batch: int) -> None:
+        world.slower = world.server_slower = 1.5 if batch in (0, 3, 4, 7, 8) else 1.0
+
+    run_epoch(planning, world, before=before)
+    assert planning.profile is not None
+    for layer, true in zip(planning.profile.layers[:FREEZE], world.true.layers, strict=False):
+        assert layer.client_seconds == pytest.approx(1.25 * true.client_seconds)
+        assert layer.server_seconds == pytest.approx((1.5 + 1.0 + 1.5) / 3 * true.server_seconds)
+
+
 @pytest.mark.parametrize("pages", [0, 10, 400])
 @pytest.mark.parametrize("new", [{1, 2, 3, 6, 7, 8}, {1, 2, 4, 6, 7, 9}])
 def test_batches_that_take_new_memory_do_not_count(new: set[int], pages: int) -> None:
