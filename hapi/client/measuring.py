@@ -154,8 +154,8 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
             "bytes": share.bytes_received,
             "receive": share.receive_cpu_seconds,
             "decode": share.decode_cpu_seconds,
-            "work": share.server_work_seconds,
-            "process": share.server_process_seconds,
+            "work": _passed(share.server_work),
+            "process": _passed(share.server_process),
             "clock": share.server_clock_seconds,
             "others": share.server_others_seconds,
         }
@@ -165,6 +165,10 @@ def _counted(shares: Mapping[int, SplitTraffic]) -> dict[int, Counts]:
         if share.request_seconds is not None:
             counts[_LEAST] = share.request_seconds
     return found
+
+
+def _passed(spans: Mapping[str, tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans.values())
 
 
 def merged(traffic: Snapshot, own: Snapshot) -> Snapshot:

@@ -63,10 +63,11 @@ class SplitTraffic:
     server_cpu_seconds: dict[str, float] = field(default_factory=dict)
     """The servers' CPU seconds per stage."""
     server_wall_seconds: dict[str, float] = field(default_factory=dict)
-    server_work_seconds: float = 0.0
-    """Seconds of work that the servers accounted to all tenants' requests while each of these ran; a sum."""
-    server_process_seconds: float = 0.0
-    """CPU seconds of the whole server processes meanwhile; a sum."""
+    server_work: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Seconds of work that each server had accounted to all tenants' requests when the first of these began, and when
+    the last one ended. Over all of them: work counts when it is done, also what was begun before a request came."""
+    server_process: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """As much of CPU seconds of the whole server process."""
     server_others_seconds: float = 0.0
     """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
@@ -92,9 +93,10 @@ class SplitTraffic:
         ):
             for stage, value in seconds.items():
                 sums[stage] = sums.get(stage, 0.0) + value
-        self.server_work_seconds += max(0.0, report.work[1] - report.work[0])
         self.server_others_seconds += max(0.0, report.others[1] - report.others[0])
-        self.server_process_seconds += max(0.0, report.process[1] - report.process[0])
+        for spans, (start, end) in ((self.server_work, report.work), (self.server_process, report.process)):
+            first, last = spans.get(report.server, (start, start))
+            spans[report.server] = (min(first, start), max(last, end))
         self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
         self.cos_batch = max(self.cos_batch, report.cos_batch)
         self.tier = report.tier

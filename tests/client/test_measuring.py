@@ -101,6 +101,22 @@ def test_what_a_batch_cost(clock: Clock) -> None:
     assert o.server_factor == 1.5 and o.server == Tier(processors=2)
 
 
+def test_what_a_server_needs_beside_its_requests_is_seen_over_all_of_them(clock: Clock) -> None:
+    """Work counts when a stage is over, also what was under way when a request came: each alone sees too much of it."""
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    for number in range(4):  # each 1 s of work and 1.25 s of the processor, the next one comes in its middle
+        first = max(0, number - 1)  # those before it that are over
+        work, process = (float(first), number + 1.0), (1.25 * (first + 0.5), 1.25 * (number + 1))
+        traffic.answered(2, 10, replace(REPORT, work=work, process=process), 500, 0.05, 0.1)
+    work_on(meter, clock, 2, 40, 1.0, 1.0)
+    assert between(meter)[2].server_factor == pytest.approx((1.25 * 4 - 1.25 * 0.5) / 4)
+    restarted = replace(REPORT, server="b", work=(0.0, 1.0), process=(0.0, 1.0))
+    traffic.answered(2, 10, restarted, 500, 0.05, 0.1)
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert between(meter)[2].server_factor == pytest.approx((1.25 * 4 - 1.25 * 0.5 + 1.0) / 5)
+
+
 def test_samples_out_of_the_cache(clock: Clock) -> None:
     """They count as samples of the client, and as none of the server and the link."""
     traffic = Traffic()
