@@ -157,10 +157,11 @@ def _check_alike(path: Path, records: Iterable[dict[str, Any]], conditions: dict
     settings = _settings(conditions)
     for record in records:
         before = _settings(record) if record["kind"] == "conditions" else {}
-        for name in sorted(before.keys() & settings.keys() - _MAY_DIFFER):
-            if before[name] != settings[name]:
+        for name in sorted(settings.keys() - _MAY_DIFFER if before else ()):
+            had = before.get(name, "unknown")  # a setting that is newer than the file
+            if had != settings[name]:
                 raise UsageError(
-                    f"{path}: was measured with {name} {before[name]}, this run has {settings[name]}; give another "
+                    f"{path}: was measured with {name} {had}, this run has {settings[name]}; give another "
                     "--results"
                 )
 

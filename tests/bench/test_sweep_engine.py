@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ import pytest
 from hapi.bench import sweep as engine
 from hapi.bench.cells import Grid, Results
 from hapi.bench.sweep_client import spread
-from hapi.errors import TransportError
+from hapi.errors import TransportError, UsageError
 
 BANDWIDTH = 1e6
 ONE = Grid(
@@ -23,6 +24,7 @@ ONE = Grid(
     least_profile_samples=16,
     epoch_batches=1,
 )
+TWO = replace(ONE, models=("alexnet", "vgg11"), epoch_batches=Grid().epoch_batches)
 
 
 class Tiers:
@@ -227,34 +229,20 @@ def test_a_cell_that_does_not_fit_at_all_ends_and_is_not_tried_again(
 def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
     tiers: Tiers, tmp_path: Path, error: BaseException
 ) -> None:
-    grid = Grid(
-        models=("alexnet", "vgg11"),
-        batches=(16,),
-        bandwidths=(BANDWIDTH,),
-        least_samples=16,
-        least_profile_samples=16,
-    )
     tiers.fail_at = (10, error)  # the first cell takes 8
     with pytest.raises(type(error)):
-        measure(tiers, tmp_path, grid)
+        measure(tiers, tmp_path, TWO)
     tiers.fail_at = None
-    first, second = grid.cells()
-    results, told = measure(tiers, tmp_path, grid)
+    first, second = TWO.cells()
+    results, told = measure(tiers, tmp_path, TWO)
     assert told[0].startswith("2 cells, 1 to measure")
     assert [len(results.of(cell, "done")) for cell in (first, second)] == [1, 1]
     assert [len(results.of(cell, "plan")) for cell in (first, second)] == [1, 2]
 
 
 def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> None:
-    grid = Grid(
-        models=("alexnet", "vgg11"),
-        batches=(16,),
-        bandwidths=(BANDWIDTH,),
-        least_samples=16,
-        least_profile_samples=16,
-    )
-    results, told = measure(tiers, tmp_path, grid, seconds=0.0)
-    assert not any(results.done(cell) for cell in grid.cells()) and "2 cells are left" in told[-1]
+    results, told = measure(tiers, tmp_path, TWO, seconds=0.0)
+    assert not any(results.done(cell) for cell in TWO.cells()) and "2 cells are left" in told[-1]
 
 
 def test_an_epoch_of_a_part_of_the_data_is_like_all_of_it() -> None:
@@ -265,3 +253,13 @@ def test_an_epoch_of_a_part_of_the_data_is_like_all_of_it() -> None:
         found = spread(ids, samples)
         assert len(set(found.tolist())) == samples
         assert abs(np.count_nonzero(found < 384) - samples / 2) <= 1
+
+
+def test_a_file_from_before_there_was_a_setting_is_not_gone_on_with(tmp_path: Path) -> None:
+    path, grid = tmp_path / "sweep.jsonl", asdict(ONE)
+    del grid["least_profile_samples"]
+    Results(path, {"grid": grid})
+    with pytest.raises(
+        UsageError, match="least_profile_samples unknown, this run has 16; give another --results"
+    ):
+        Results(path, {"grid": asdict(ONE)})
