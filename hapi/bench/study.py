@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,37 @@ def spreads(cells: Sequence[Measured]) -> list[float]:
         for times in one.times.values()
         if len(times) > 1
     ]
+
+
+def by_halves(cells: Sequence[Measured], strategy: str | None = None) -> list[float]:
+    """How much slower than the best a chosen split is, as a share, judged by every other one of the epochs.
+
+    The choice is the strategy's or, without one, that of an oracle with as many epochs of every split: the others.
+    How often that one fails is what these epochs cannot tell. Two figures a cell, as either half judges; of splits
+    with an epoch in both halves. Infinite for a choice that is none of them.
+    """
+    found = []
+    for one in cells:
+        twice = {split: times for split, times in one.times.items() if len(times) > 1}
+        halves = [
+            {split: statistics.median(times[half::2]) for split, times in twice.items()} for half in (0, 1)
+        ]
+        for chooses, judges in (halves, halves[::-1]) if twice else ():
+            choice = min(chooses, key=lambda s: chooses[s]) if strategy is None else one.choices[strategy]
+            found.append(judges.get(choice, math.inf) / min(judges.values()) - 1)
+    return found
+
+
+def errors_of_epochs(cells: Sequence[Measured], *, chosen_by: str | None = None) -> list[float]:
+    """What :func:`errors` would be if each epoch were estimated by another one of its split, measured for that."""
+    found = []
+    for one in cells:
+        for split, times in one.times.items():
+            if len(times) > 1 and (chosen_by is None or split == one.choices[chosen_by]):
+                for i, seconds in enumerate(times):
+                    others = statistics.median(times[:i] + times[i + 1 :])
+                    found.append(abs(seconds - others) / others)
+    return found
 
 
 def errors(cells: Sequence[Measured], form: str, *, chosen_by: str | None = None) -> list[float]:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hapi.bench.cells import PAPER_MODELS, Cell, Grid, Results, done_record, read
-from hapi.bench.study import errors, measured_cells, optimality, unfit_cells
+from hapi.bench.study import (
+    by_halves,
+    errors,
+    errors_of_epochs,
+    measured_cells,
+    optimality,
+    unfit_cells,
+)
 from hapi.bench.views import VIEWS
 from hapi.errors import ConfigError, UsageError
 
@@ -71,6 +80,41 @@ def test_errors_of_the_estimates() -> None:
     assert errors(cells, "auto", chosen_by="auto") == [pytest.approx(0.1)]
     assert sorted(errors(cells, "auto")) == pytest.approx([0.04 / 1.04, 0.1, 1.88 / 1.12])
     assert errors(cells, "sum", chosen_by="nsg") == []
+
+
+def test_an_oracle_with_half_of_the_epochs_is_judged_by_the_other_half() -> None:
+    # Split 2 has 1.0, 1.2, 1.0: medians 1.0 and 1.2; split 1 has 1.04 twice. Each half finds another one best.
+    cells = measured_cells(records())
+    assert by_halves(cells) == [pytest.approx(1.2 / 1.04 - 1), pytest.approx(0.04)]
+    assert by_halves(cells, "auto") == [pytest.approx(1.2 / 1.04 - 1), 0.0]
+    assert by_halves(cells, "hapi") == [0.0, pytest.approx(0.04)]
+    assert by_halves(cells, "min") == [math.inf, math.inf], "measured once, as it was far from the best"
+    assert "oracle: best by the other half  within 5% 50.0, within 10% 50.0 of 2" in "\n".join(
+        VIEWS["optimality"](cells)
+    )
+
+
+def test_without_repeats_the_halves_say_nothing() -> None:
+    (once,) = measured_cells([r for i, r in enumerate(records()) if i not in (5, 6, 7)])
+    assert by_halves([once]) == [] and errors_of_epochs([once]) == []
+    assert "half" not in "\n".join(VIEWS["optimality"]([once]))
+
+
+def test_where_splits_are_alike_and_epochs_differ_an_oracle_fails_as_often_as_any_choice() -> None:
+    luck = random.Random(1)
+    cells = []
+    for _ in range(300):
+        runs = [run(split, luck.gauss(1.0, 0.06)) for _ in range(4) for split in range(4)]
+        (one,) = measured_cells([records()[0], *runs, done_record(CELL, 9.0)])
+        cells.append(one)
+    oracle, first = (sum(s <= 0.05 for s in by_halves(cells, name)) / 600 for name in (None, "none"))
+    assert oracle == pytest.approx(first, abs=0.1) and oracle < 0.8
+
+
+def test_what_one_epoch_says_of_another() -> None:
+    cells = measured_cells(records())
+    assert sorted(errors_of_epochs(cells, chosen_by="auto")) == pytest.approx([0.1 / 1.1, 0.1 / 1.1, 0.2])
+    assert len(errors_of_epochs(cells)) == 5, "split 3 was measured once"
 
 
 def test_every_view_prints_every_cell() -> None:
