@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from concurrent.futures import CancelledError
 from typing import Any
@@ -191,6 +192,39 @@ def test_alike_passes_run_together() -> None:
         assert torch.equal(out, torch.full((3, 3), 2.0 * number))
     device.close()
     assert calls == [6, 3, 3, 3] and device.merged == 2, "the third would have been more than 8"
+
+
+def test_new_memory_of_merged_passes_is_shared_by_their_samples() -> None:
+    """Else a profile would take all of it for one request's, and none for the others'."""
+    device = Device(torch.device("cpu"), merge=100)
+    gate, _ = held_up(device)
+    new = 4000
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        with mmap.mmap(-1, new * mmap.PAGESIZE) as memory:
+            memory[:: mmap.PAGESIZE] = bytes(new)
+        return x * 2
+
+    clocks = {count: StageClock(STAGES) for count in (3, 9)}
+    running = [
+        device.begin(
+            layers,
+            torch.ones(count, 3),
+            torch.empty(count, 3),
+            key="k",
+            clock=clock,
+            turn=Turn(alike="front"),
+        )
+        for count, clock in clocks.items()
+    ]
+    gate.open.set()
+    for one in running:
+        one.result()
+    device.close()
+    assert device.merged == 2
+    pages = {count: clock.pages()["forward"] for count, clock in clocks.items()}
+    assert pages[9] == pytest.approx(3 * pages[3])
+    assert new <= sum(pages.values()) < 2 * new
 
 
 def test_merged_passes_that_fail_run_alone() -> None:
