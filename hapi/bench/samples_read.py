@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from hapi.bench.processes import drop_pages
 from hapi.bench.samples_data import NAME, file_of
 from hapi.bench.samples_peers import LIBRARIES, batches_of, open_form
+from hapi.errors import DataError
 from hapi.storage.mount import mount
 from hapi.storage.sequence import IntArray, Shuffle, epoch_sequence
 from hapi.storage.shuffle_quality import quality
@@ -121,12 +123,14 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
 
 
 def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
-    """Bare ``preadv`` of the same ranges of the same shards in the full permutation, checked by nobody."""
+    """Bare ``preadv`` of the same ranges of the same shards in the full permutation, "checked" or not at all."""
+    threads, _, check = variant.partition(" ")
     with mount(f"{folder / 'store'}/{NAME}") as mounted:
         dataset = mounted.dataset
         places = dataset.locate(np.arange(dataset.count))
         order = epoch_sequence(1, 0, dataset.count)
         keys = [dataset.shard_key(number) for number in range(len(dataset.shards))]
+        sums = dataset.index.checksum.copy()
     descriptors = [os.open(folder / "store" / key, os.O_RDONLY) for key in keys]
     starts, lengths, shards = places.offset, places.length, places.shard
     most = int(np.sort(lengths)[-batch:].sum())
@@ -135,15 +139,20 @@ def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     def tasks(ids: IntArray) -> list[Callable[[], None]]:
         """A batch into one of the buffers, in the samples' order, a part of it for each thread."""
         buffer, ends = next(buffers), np.cumsum(lengths[ids])
-        table = np.stack((shards[ids].astype(np.int64), starts[ids], ends - lengths[ids], ends), axis=1)
+        table = np.stack((ids, shards[ids].astype(np.int64), starts[ids], ends - lengths[ids], ends), axis=1)
 
         def read(part: IntArray) -> None:
-            for shard, start, low, high in part.tolist():
+            found = [0] * (len(part) if check else 0)
+            for at, (_, shard, start, low, high) in enumerate(part.tolist()):
                 os.preadv(descriptors[shard], [buffer[low:high]], start)
+                if check:
+                    found[at] = xxhash.xxh3_64_intdigest(buffer[low:high])
+            if check and not np.array_equal(np.array(found, dtype=np.uint64), sums[part[:, 0]]):
+                raise DataError(f"the benchmark's data in {folder} fail their checksums")
 
-        return [partial(read, part) for part in np.array_split(table, int(variant)) if len(part)]
+        return [partial(read, part) for part in np.array_split(table, int(threads)) if len(part)]
 
-    return _threaded(tasks, order, int(variant), batch), lambda ids, seconds: {
+    return _threaded(tasks, order, int(threads), batch), lambda ids, seconds: {
         "quality": order_score(order, batch)
     }
 
