@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -45,6 +45,7 @@ class LocalStore(ObjectStore):
     def __init__(self, root: str | Path) -> None:
         self.root = user_path(root, "store").absolute()
         self.url = str(self.root)
+        self._prefix = f"{self.url.rstrip('/')}/"
 
     def ping(self) -> None:
         if not stat.S_ISDIR(self._mode(self.root, "")):
@@ -60,11 +61,14 @@ class LocalStore(ObjectStore):
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         """See :meth:`hapi.storage.objects.ObjectStore.read_many`; files of one name are opened once."""
-        # In the disk's order, every object opened once.
-        ordered = sorted(range(len(parts)), key=lambda number: (parts[number].key, parts[number].start))
-        for key, group in groupby(ordered, key=lambda number: parts[number].key):
+        groups: dict[str, list[int]] = {}
+        for number, part in enumerate(parts):
+            groups.setdefault(part.key, []).append(number)
+        starts = [part.start for part in parts]
+        for key, group in sorted(groups.items()):  # in the disk's order, every object opened once
+            group.sort(key=starts.__getitem__)
             try:
-                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     self._read_group(descriptor, parts, group, then)
                 finally:
@@ -73,7 +77,7 @@ class LocalStore(ObjectStore):
                 raise self._mapped(error, key) from error
 
     def _read_group(
-        self, descriptor: int, parts: Sequence[ReadPart], group: Iterable[int], then: Then
+        self, descriptor: int, parts: Sequence[ReadPart], group: Sequence[int], then: Then
     ) -> None:
         """Parts of one object. What is in memory comes first; the rest is announced to the kernel before its turn."""
         absent: list[int] = []
@@ -95,7 +99,7 @@ class LocalStore(ObjectStore):
             return
         for key, group in groupby(sorted(ranges), key=lambda r: r[0]):
             with suppress(OSError):
-                descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     for _, start, stop in group:
                         os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)

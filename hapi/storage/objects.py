@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hapi.errors import BadRequestError, UsageError
@@ -39,8 +41,7 @@ Range = tuple[str, int, int]
 """Bytes ``start..stop`` (stop excluded) of an object."""
 
 
-@dataclass(frozen=True)
-class ReadPart:
+class ReadPart(NamedTuple):
     """One range to read: ``len(out)`` bytes of object ``key`` from byte ``start`` on, into ``out``."""
 
     key: str
@@ -56,6 +57,7 @@ def nothing(number: int) -> None:
     """The :data:`Then` of who only wants the bytes."""
 
 
+@lru_cache(maxsize=4096)
 def check_key(key: str) -> str:
     """``key`` if it is relative, without empty or dotted segments and NUL; else :class:`BadRequestError`.
 

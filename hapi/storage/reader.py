@@ -21,6 +21,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -267,22 +268,24 @@ class Reader:
             return
         view, digest_of = out.data, xxhash.xxh3_64_intdigest
         starts, stops = piece.out.tolist(), (piece.out + piece.lengths).tolist()
-        firsts = _first_of_neighbours(piece).tolist()
-        ends = [*firsts[1:], len(starts)]
+        firsts = _first_of_neighbours(piece)
+        keys = {shard: self._key_of(shard) for shard in set(piece.shards.tolist())}
+        places = zip(piece.shards[firsts].tolist(), piece.starts[firsts].tolist(), strict=True)
+        bounds = [*firsts.tolist(), len(starts)]
+        parts = [
+            ReadPart(keys[shard], begin, view[starts[first] : stops[end - 1]])
+            for (shard, begin), (first, end) in zip(places, pairwise(bounds), strict=True)
+        ]
         found = [0] * len(starts)
 
         def check(number: int) -> None:
-            for at in range(firsts[number], ends[number]):
-                found[at] = digest_of(view[starts[at] : stops[at]])
+            first, end = bounds[number], bounds[number + 1]
+            if end == first + 1:
+                found[first] = digest_of(parts[number].out)
+            else:
+                found[first:end] = [digest_of(view[starts[at] : stops[at]]) for at in range(first, end)]
 
-        shards, begins = piece.shards[firsts].tolist(), piece.starts[firsts].tolist()
-        self._store.read_many(
-            [
-                ReadPart(self._key_of(shard), begin, view[starts[first] : stops[end - 1]])
-                for shard, begin, first, end in zip(shards, begins, firsts, ends, strict=True)
-            ],
-            check,
-        )
+        self._store.read_many(parts, check)
         self._check(piece.ids, np.array(found, dtype=np.uint64))
 
 
