@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,6 +180,52 @@ def by_halves(cells: Sequence[Measured], strategy: str | None = None) -> list[fl
             choice = min(chooses, key=lambda s: chooses[s]) if strategy is None else one.choices[strategy]
             found.append(judges.get(choice, math.inf) / min(judges.values()) - 1)
     return found
+
+
+def slower_than(cells: Sequence[Measured], by: float, than: Sequence[str]) -> int:
+    """Cells where ``auto``'s epoch takes more than ``by`` (a share) longer than the best of these strategies takes."""
+    found = 0
+    for one in cells:
+        seconds = one.least(one.choices["auto"])
+        others = [least for name in than if (least := one.least(one.choices[name])) is not None]
+        found += seconds is None or (bool(others) and seconds > (1 + by) * min(others))
+    return found
+
+
+def surely_slower(cells: Sequence[Measured], by: float, than: Sequence[str] = ()) -> int:
+    """Cells where ``auto``'s split is more than ``by`` (a share) slower than the best, and not by noise.
+
+    Its epochs, which a sweep always repeats, stand against the best split's, taken ``by`` longer: so unequal an order
+    has a chance of at most 5% (rank-sum test, exact, one-sided). The best is the best of these very epochs, so this
+    counts rather too many; of few epochs no order is unequal enough. A split that was broken off beyond ``by``, or did
+    not fit, is surely slower. With ``than`` the best is one of what these strategies chose.
+    """
+    found = 0
+    for one in cells:
+        split, others = one.choices["auto"], {one.choices[name] for name in than}
+        known = [times for other, times in one.times.items() if not than or other in others]
+        best = min(known, key=statistics.median) if known else []
+        if split in one.unfit:
+            found += 1
+        elif best and split in one.times:
+            found += _chance([(1 + by) * seconds for seconds in best], one.times[split]) <= 0.05
+        elif best:
+            found += one.bounds.get(split, 0.0) > (1 + by) * statistics.median(best)
+    return found
+
+
+def _chance(fast: Sequence[float], slow: Sequence[float]) -> float:
+    """That of ``len(slow)`` values drawn blindly from both, the ranks add up to as much as those of ``slow``."""
+    both = sorted((*fast, *slow))
+    # Equal ones share their rank, so twice of it.
+    twice = [2 * bisect_left(both, value) + both.count(value) + 1 for value in both]
+    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in slow)]
+    for rank in twice:
+        for taken in range(len(slow), 0, -1):
+            for total, count in ways[taken - 1].items():
+                ways[taken][total + rank] += count
+    least = sum(twice[bisect_left(both, value)] for value in slow)
+    return sum(count for total, count in ways[-1].items() if total >= least) / math.comb(len(both), len(slow))
 
 
 def errors_of_epochs(cells: Sequence[Measured], *, chosen_by: str | None = None) -> list[float]:

@@ -15,7 +15,9 @@ from hapi.bench.study import (
     errors,
     errors_of_epochs,
     optimality,
+    slower_than,
     spreads,
+    surely_slower,
 )
 from hapi.units import format_bandwidth, format_bytes
 
@@ -36,6 +38,10 @@ def optimality_table(cells: Sequence[Measured]) -> list[str]:
         f"{len(cells)} cells here; {NOISE:.0%} counts as the same time; the paper's are 49 cases of its own setting"
     )
     lines.append("goal for auto: 95% within 5%, none beyond 10%, no OOM")
+    five, ten = (100 * surely_slower(cells, by) / len(cells) for by in (0.05, 0.10))
+    lines.append(
+        f"auto, not by noise (rank-sum test of its epochs and the best's): > 5% {five:.1f}, > 10% {ten:.1f}"
+    )
     return [*lines, *_halves(cells), *_noise(cells)]
 
 
@@ -119,6 +125,12 @@ def competitors_table(cells: Sequence[Measured]) -> list[str]:
         lines.append(f"{title:<40}" + "".join(f"{of(ratios[n] or [math.nan]):>11.2f}" for n in names))
     lines.append(
         f"times auto's epoch; the paper's HAPI is up to {paper.LARGEST_SPEEDUP} times as fast as NoSplit"
+    )
+    both = ("none", "freeze")
+    slower, surely = slower_than(cells, 0.03, both), surely_slower(cells, 0.03, both)
+    lines.append(
+        f"auto more than 3% slower than the better of none and freeze (goal: in no cell): {slower} of {len(cells)}, "
+        f"not by noise (rank-sum test of their epochs): {surely}"
     )
     return lines
 

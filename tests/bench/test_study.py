@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hapi.bench.cells import PAPER_MODELS, Cell, Grid, Results, done_record, read
 from hapi.bench.study import (
+    Measured,
+    _chance,
     by_halves,
     errors,
     errors_of_epochs,
     measured_cells,
     optimality,
+    slower_than,
+    surely_slower,
     unfit_cells,
 )
 from hapi.bench.views import VIEWS
@@ -109,6 +116,50 @@ def test_where_splits_are_alike_and_epochs_differ_an_oracle_fails_as_often_as_an
         cells.append(one)
     oracle, first = (sum(s <= 0.05 for s in by_halves(cells, name)) / 600 for name in (None, "none"))
     assert oracle == pytest.approx(first, abs=0.1) and oracle < 0.8
+
+
+def cell_of(runs: dict[int, list[float]], **bound: float) -> Measured:
+    found = [run(split, seconds) for split, times in runs.items() for seconds in times]
+    over = [run(2, seconds, over=True) for seconds in bound.values()]
+    (one,) = measured_cells([records()[0], *found, *over, done_record(CELL, 9.0)])
+    return one
+
+
+def test_a_choice_is_surely_slower_when_its_epochs_say_so_whatever_the_noise() -> None:
+    apart = cell_of({0: [1.0, 1.01, 1.02], 2: [1.08, 1.09, 1.1]})
+    mixed = cell_of({0: [1.0, 1.01, 1.3], 2: [1.08, 1.09, 1.1]})
+    broken_off = cell_of({0: [1.0]}, bound=1.3)
+    assert surely_slower([apart], 0.05) == 1 and surely_slower([apart], 0.10) == 0
+    assert surely_slower([mixed], 0.05) == 0, "one of twenty orders is not this one"
+    assert surely_slower([broken_off], 0.10) == 1
+    assert surely_slower([cell_of({2: [1.0, 1.1, 1.2]})], 0.0) == 0, "the best is not slower than itself"
+    assert "> 5% 50.0, > 10% 0.0" in "\n".join(VIEWS["optimality"]([apart, mixed]))
+
+
+def test_auto_beside_the_better_of_none_and_freeze() -> None:
+    # None takes split 0, freeze split 3, auto split 2; split 1 is better than all of them and does not count.
+    slower = cell_of({0: [1.0, 1.01, 1.02], 1: [0.5, 0.5, 0.5], 2: [1.08, 1.09, 1.1], 3: [2.0]})
+    as_fast = cell_of({0: [1.0, 1.2, 1.3], 2: [1.1, 1.2, 1.22], 3: [1.21]})
+    noisy = cell_of({0: [1.0, 1.01, 1.3], 2: [1.08, 1.09, 1.1], 3: [2.0]})
+    cells = [slower, as_fast, noisy]
+    assert slower_than(cells, 0.03, ("none", "freeze")) == 2
+    assert surely_slower(cells, 0.03, ("none", "freeze")) == 1
+    assert slower_than([cell_of({2: [1.0]})], 0.03, ("none", "freeze")) == 0, "both were broken off"
+    assert "(goal: in no cell): 2 of 3, not by noise (rank-sum test of their epochs): 1" in "\n".join(
+        VIEWS["competitors"](cells)
+    )
+
+
+@given(
+    fast=st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5),
+    slow=st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5),
+)
+def test_the_chance_of_an_order_is_that_of_all_ways_to_draw_it(fast: list[float], slow: list[float]) -> None:
+    both = fast + slow
+    ranks = [sum(x < v for x in both) + (both.count(v) + 1) / 2 for v in both]
+    drawn = [sum(ranks[i] for i in those) for those in combinations(range(len(both)), len(slow))]
+    least = sum(ranks[len(fast) :])
+    assert _chance(fast, slow) == pytest.approx(sum(total >= least for total in drawn) / len(drawn))
 
 
 def test_what_one_epoch_says_of_another() -> None:
