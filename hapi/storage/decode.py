@@ -26,8 +26,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
 _START = b"\xff\xd8\xff"
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 """Frame headers of JPEGs with Huffman codes: baseline, extended, progressive."""
-_OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Lossless, hierarchical and arithmetic ones. The three left out are no frame headers."""
+_SEGMENTS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
+"""What else a plain header has: tables, the interval of restarts, comments, and what applications add."""
+_SCAN = 0xDA
 
 F = vision("torchvision.transforms.v2.functional")
 _io = vision("torchvision.io")
@@ -74,22 +75,26 @@ def _decode_jpeg(encoded: bytes) -> torch.Tensor:
 
 
 def _plain_jpeg(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG of 8 bits in grey or three colours; None for anything else."""
+    """Width and height of a JPEG of 8 bits in grey or three colours with a usual header; None for anything else."""
     if not data.startswith(_START):
         return None
-    at = 2
+    at, size = 2, None
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:  # a byte of filling
             at += 1
             continue
-        if marker in _FRAMES:
+        if marker == _SCAN:
+            return size
+        if marker in _FRAMES and size is None:
             frame = data[at + 4 : at + 10]
             if len(frame) < 6 or frame[0] != 8 or frame[5] not in (1, 3):
                 return None
             height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
-            return (width, height) if width and height else None
-        if marker in _OTHER_FRAMES or marker == 0xDA or marker < 0xC0 or 0xD0 <= marker <= 0xD9:
+            if not width or not height:
+                return None
+            size = width, height
+        elif marker not in _SEGMENTS:
             return None
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return None

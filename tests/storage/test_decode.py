@@ -110,6 +110,20 @@ def test_damaged_images_are_those_of_pillow(data: st.DataObject) -> None:
         assert "image" in str(error)
 
 
+def test_a_marker_that_only_libjpeg_passes_over_makes_no_plain_jpeg() -> None:
+    # TEM has no length: libjpeg goes on after it, Pillow gives up. Instead of each marker of the header.
+    content = encode(20, 17, "RGB", "JPEG")
+    places = [
+        at
+        for at in range(2, content.index(b"\xff\xda") + 1)
+        if content[at] == 0xFF and content[at + 1] >= 0xC0
+    ]
+    assert len(places) == 9
+    for at in places:
+        damaged = content[: at + 1] + b"\x01" + content[at + 2 :]
+        assert of_pillow(damaged) is None and ours(damaged) is None
+
+
 @settings(max_examples=300)
 @given(st.binary(max_size=60), st.booleans())
 def test_the_frame_header_is_found_in_anything(data: bytes, jpeg: bool) -> None:
