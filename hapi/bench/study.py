@@ -193,12 +193,13 @@ def slower_than(cells: Sequence[Measured], by: float, than: Sequence[str]) -> in
 
 
 def surely_slower(cells: Sequence[Measured], by: float, than: Sequence[str] = ()) -> int:
-    """Cells where ``auto``'s split is more than ``by`` (a share) slower than the best, and not by noise.
+    """Cells where ``auto``'s split is more than ``by`` (a share) slower than the best beyond doubt.
 
     Its epochs, which a sweep always repeats, stand against the best split's, taken ``by`` longer: so unequal an order
     has a chance of at most 5% (rank-sum test, exact, one-sided). The best is the best of these very epochs, so this
-    counts rather too many; of few epochs no order is unequal enough. A split that was broken off beyond ``by``, or did
-    not fit, is surely slower. With ``than`` the best is one of what these strategies chose.
+    counts rather too many; but of few epochs no order is unequal enough, so other cells may be slower, too. A split
+    that was broken off beyond ``by``, or did not fit, is surely slower. With ``than`` the best is one of what these
+    strategies chose.
     """
     found = 0
     for one in cells:

@@ -145,7 +145,7 @@ def test_auto_beside_the_better_of_none_and_freeze() -> None:
     assert slower_than(cells, 0.03, ("none", "freeze")) == 2
     assert surely_slower(cells, 0.03, ("none", "freeze")) == 1
     assert slower_than([cell_of({2: [1.0]})], 0.03, ("none", "freeze")) == 0, "both were broken off"
-    assert "(goal: in no cell): 2 of 3, not by noise (rank-sum test of their epochs): 1" in "\n".join(
+    assert "(goal: in no cell): 2 of 3, beyond doubt (rank-sum test of their epochs): 1" in "\n".join(
         VIEWS["competitors"](cells)
     )
 
