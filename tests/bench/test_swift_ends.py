@@ -23,7 +23,8 @@ from hapi.bench.loose import LooseBed
 from hapi.bench.samples_served import LoopbackSwift
 with LooseBed("a test") as bed, LoopbackSwift(bed, Path(sys.argv[1])) as swift:
     print(*swift.pids(), flush=True)
-    time.sleep(100)
+    while True:  # a signal that comes just before a sleep is seen after it
+        time.sleep(0.1)
 """
 
 

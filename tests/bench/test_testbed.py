@@ -92,7 +92,8 @@ import sys, time
 from hapi.bench.testbed import TestBed
 with TestBed(1e6) as bed:
     print(bed.start("client", ["sleep", "1000"]).pid, flush=True)
-    time.sleep(100)
+    while True:  # a signal that comes just before a sleep is seen after it
+        time.sleep(0.1)
 """
 
 
@@ -141,7 +142,8 @@ import time
 from hapi.bench.loose import LooseBed
 with LooseBed("a test") as bed:
     print(bed.start("client", ["sleep", "1000"]).pid, flush=True)
-    time.sleep(100)
+    while True:  # a signal that comes just before a sleep is seen after it
+        time.sleep(0.1)
 """
 
 
