@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,8 +48,12 @@ class Grid:
     """The profiled epoch has at least so many: half of them at either of its two splits. Real epochs have more."""
     least_profile_samples: int = 768
     """As much in samples: a machine that others share is now fast, now slow, for seconds."""
+    profile_parts: int = 2
+    """Times that each cell is profiled; the choices are made from the mean."""
     repeats: int = 3
     """Times that splits near the best are measured."""
+    enough: float = 20.0
+    """Seconds of whole epochs after which a split is not measured again, however its epochs vary."""
     server_device: str = "cpu"
     client_device: str = "cpu"
     memory: int | None = None
@@ -124,9 +128,9 @@ class Results:
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
-    def of(self, cell: Cell, kind: str) -> list[dict[str, Any]]:
-        """The cell's records of one kind."""
-        return [r for r in self.records if r["kind"] == kind and r.get("cell") == cell.key]
+    def of(self, cell: Cell, kind: str | None = None) -> list[dict[str, Any]]:
+        """The cell's records, of one kind or all."""
+        return [r for r in self.records if r.get("cell") == cell.key and kind in (None, r["kind"])]
 
     def done(self, cell: Cell) -> bool:
         """Whether the cell needs nothing more."""
@@ -149,8 +153,8 @@ class Results:
         return sum(means.get(cell.model, other) * grid.samples(cell.bs) for cell in todo)
 
 
-_MAY_DIFFER = frozenset(("models", "batches", "bandwidths", "modes", "counts"))
-"""Settings that choose what is measured, not how."""
+_MAY_DIFFER = frozenset(("models", "batches", "bandwidths", "modes", "counts", "profile_parts", "enough"))
+"""Settings that choose what is measured and how often, not how."""
 
 
 def _check_alike(path: Path, records: Iterable[dict[str, Any]], conditions: dict[str, Any]) -> None:
@@ -199,6 +203,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             yield record
     if lines and not whole:
         raise ConfigError(f"{path}: not a results file of hapi bench; give another name")
+
+
+def last_begun(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of one cell's ``records`` those since it was last begun anew, with its first plan; none without a plan."""
+    begun = [i for i, r in enumerate(records) if r["kind"] == "plan" and r.get("part", 1) == 1]
+    return list(records[begun[-1] :]) if begun else []
 
 
 def cells_of(records: Iterable[dict[str, Any]]) -> dict[str, Cell]:

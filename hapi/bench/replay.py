@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hapi.bench.cells import cells_of
@@ -29,6 +32,22 @@ def priced(profile: Profile, job: Job) -> dict[str, Any]:
         "wire": [e.epoch_wire_bytes for e in estimates],
         "memory": [e.memory.peak for e in estimates],
     }
+
+
+def mean_profile(profiles: Sequence[Profile]) -> Profile:
+    """What was measured, as the mean of ``profiles`` of one job; what is counted, as in the last of them."""
+    mean: Profile = _mean(profiles)
+    return replace(mean, notes=(*profiles[-1].notes, f"the mean of {len(profiles)} profiles"))
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    last = values[-1]
+    if dataclasses.is_dataclass(last) and not isinstance(last, type):
+        names = [field.name for field in dataclasses.fields(last)]
+        return replace(last, **{name: _mean([getattr(value, name) for value in values]) for name in names})
+    if isinstance(last, tuple) and last and dataclasses.is_dataclass(last[0]):
+        return tuple(_mean(one) for one in zip(*values, strict=True))
+    return statistics.fmean(values) if isinstance(last, float) else last
 
 
 def replayed(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

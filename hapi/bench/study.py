@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hapi.bench.cells import Cell, cells_of
+from hapi.bench.cells import Cell, cells_of, last_begun
 from hapi.errors import UsageError
 
 ORDER = ("auto", "hapi", "nsg", "bandwidth", "min", "freeze", "none")
@@ -62,13 +62,13 @@ def measured_cells(records: Sequence[Mapping[str, Any]]) -> list[Measured]:
     found = []
     cells = cells_of(dict(r) for r in records)
     for key, cell in cells.items():
-        of = [r for r in records if r.get("cell") == key]
+        of = last_begun([dict(r) for r in records if r.get("cell") == key])
         plans = [r for r in of if r["kind"] == "plan"]
         if not plans:
             continue
         plan = plans[-1]
         one = Measured(cell, plan["choices"], {k: plan[k] for k in ("auto", "paper", "sum")}, plan["wire"])
-        for r in of[of.index(plan) :]:
+        for r in of:
             if r["kind"] == "run" and r.get("over"):
                 one.bounds[r["split"]] = r["seconds"]
             elif r["kind"] == "run" and r.get("ok"):

@@ -4,27 +4,28 @@ For a cell (model, training batch, bandwidth) a real server and a real client ru
 profiled as ``hapi-train`` does, so that every strategy decides from the same measurements; then an epoch is run at
 every split. The truth is that sweep: all splits are measured, the most promising first. One whose time so far, or whose
 bytes at the link's rate alone, exceed 1.3 times the best whole epoch is not run to its end: it is recorded as over
-that bound. Splits near the best, and those of the strategies' choices that are not far from it, are measured again, in
-turns; what is near is narrower from turn to turn. Medians count, since one run varies by 8% here. Where that makes the
-best worse, splits that were broken off too early are run again. As long as a median of those that decide, the best
-and ``auto``'s choice, is not known to 2%, they are measured again, whatever that may show, up to seven times or 20 s in
-all. Neighbours that send the same bytes and whose estimates differ by less than 0.5% (before and after a ReLU) are
-twins: one of them is measured for both.
+that bound. Then the cell is profiled once more, and strategies choose from the mean of both: the profiled epochs are
+far shorter than a real job's, and a machine that others share is now fast, now slow, for seconds. Splits near the
+best, and those of the choices that are not far from it, are measured again, in turns; what is near is narrower from
+turn to turn. Medians count, since one run varies by 8% here. Where that makes the best worse, splits that were broken
+off too early are run again. As long as a median of those that decide, the best and ``auto``'s choice, is not known to
+1.5%, they are measured again, whatever that may show, up to 20 s (``--enough``) each. Cells that are done are gone on
+with when more profiles or seconds are asked for, all of them alike. Neighbours that send the same bytes and whose
+estimates differ by less than 0.5% (before and after a ReLU) are twins: one of them is measured for both.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hapi.bench.cells import Cell, Form, Grid, Results, done_record
+from hapi.bench.cells import Cell, Form, Grid, Results, done_record, last_begun
+from hapi.bench.epochs import DECIDING, Epochs
 from hapi.bench.loose import Bed
 from hapi.bench.photos import make_store
 from hapi.bench.tiers import BenchClient, start_server
@@ -34,14 +35,11 @@ from hapi.units import format_bandwidth, format_duration
 BEYOND, SURELY_BEYOND = 1.3, 1.2
 """Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
 last column begins earlier."""
-NEAR = (1.08, 1.05)
+NEAR = (1.08, DECIDING)
 """Times the best epoch within which a split is measured a second time, and a third."""
 CHOSEN = 1.2
 """As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
 That of ``auto`` is always measured again."""
-UNSURE, MOST, ENOUGH = 0.02, 7, 20.0
-"""Standard error of a median, as a share, above which what decides is measured again; how often at most, and how many
-seconds in all: a long epoch is the mean of what many short ones differ by."""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 TENSORS = 2
@@ -53,9 +51,15 @@ Tell = Callable[[str], None]
 
 
 def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float | None = None) -> None:
-    """Measure on ``bed`` the cells of ``grid`` that ``results`` does not hold; at most about ``seconds``."""
-    todo = [cell for cell in grid.cells() if not results.done(cell)]
-    tell(f"{len(grid.cells())} cells, {len(todo)} to measure{_left(grid, results)}")
+    """Measure on ``bed`` what ``results`` does not hold of the cells of ``grid``; at most about ``seconds``.
+
+    Cells that are not done come first, then those that are, of which more is asked for now.
+    """
+    fresh = [cell for cell in grid.cells() if not results.done(cell)]
+    more = [cell for cell in grid.cells() if results.done(cell) and _more_seconds(cell, grid, results)]
+    todo = fresh + more
+    to_go_on = f", {len(more)} to go on with" if more else ""
+    tell(f"{len(grid.cells())} cells, {len(fresh)} to measure{to_go_on}{_left(grid, results)}")
     if not todo:
         return
     began = time.monotonic()
@@ -66,8 +70,9 @@ def sweep(bed: Bed, grid: Grid, results: Results, tell: Tell, *, seconds: float 
                 tell(f"time is up: {len(todo) - number} cells are left; the same command goes on")
                 return
             started = time.monotonic()
+            before = sum(record["seconds"] for record in results.of(cell, "done")[-1:])
             bench.measure(cell)
-            results.add(done_record(cell, time.monotonic() - started))
+            results.add(done_record(cell, before + time.monotonic() - started))
             tell(f"{number + 1}/{len(todo)}{_left(grid, results)}")
 
 
@@ -75,7 +80,19 @@ def _left(grid: Grid, results: Results) -> str:
     left = results.seconds_left(grid)
     if left is None:
         return "; the first will tell how long it takes"
+    left += sum(_more_seconds(cell, grid, results) for cell in grid.cells() if results.done(cell))
     return f", about {format_duration(left)} left" if left else ""
+
+
+def _more_seconds(cell: Cell, grid: Grid, results: Results) -> float:
+    """About what is missing of a cell that is done takes; 0 when nothing is."""
+    records = last_begun(results.of(cell))
+    plans = [record for record in records if record["kind"] == "plan"]
+    if not plans:
+        return 0.0  # nothing fitted
+    more = max(0, grid.profile_parts - len(plans)) * plans[-1]["seconds"]
+    of = twins(plans[0]["wire"], plans[0]["auto"])
+    return float(more + Epochs.of(records).seconds_to(grid.enough, of[plans[-1]["choices"]["auto"]]))
 
 
 class _Bench:
@@ -95,56 +112,64 @@ class _Bench:
         self._warm: set[int] = set()
 
     def measure(self, cell: Cell) -> None:
-        """Plan the cell, then measure its splits."""
-        samples = self._grid.samples(cell.bs)
+        """Plan the cell and measure its splits; of one that is done, what is missing."""
+        begun = last_begun(self._results.of(cell)) if self._results.done(cell) else []
+        plans = [record for record in begun if record["kind"] == "plan"]
         self._opened(cell, "images")
         self._bed.set_bandwidth(cell.bandwidth)
-        profiled = self._grid.profile_samples(cell.bs)
-        planned = self._client.ask("plan", samples=samples, profiled=profiled, epoch=0)
-        if not planned["ok"]:
-            self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
+        if not plans and not self._plan(cell, plans):
             return
-        self._results.add({"kind": "plan", "cell": cell.key, "samples": samples, **planned})
-        times, of = _Times(), twins(planned["wire"], planned["auto"])
-        chosen = {of[split] for split in planned["choices"].values()}
-        for split in sorted(set(of), key=lambda s: planned["auto"][s]):
-            self._run(cell, split, samples, times, planned["wire"][split])
-        auto = of[planned["choices"]["auto"]]
-        for turn in range(self._grid.repeats - 1 if times.found else 0):
-            again = times.near(NEAR[min(turn, len(NEAR) - 1)])
-            again |= times.near(CHOSEN) & chosen | times.found.keys() & {auto}
-            self._turn(cell, again, times)
-        self._until_sure(cell, auto, times)
-        if not times.found:
+        epochs, of = Epochs.of(begun), twins(plans[0]["wire"], plans[0]["auto"])
+        if not begun:
+            for split in sorted(set(of), key=lambda s: plans[0]["auto"][s]):
+                self._run(cell, split, epochs, plans[0]["wire"][split])
+        while len(plans) < self._grid.profile_parts:
+            if not self._plan(cell, plans):
+                return
+        choices = {name: of[split] for name, split in plans[-1]["choices"].items()}
+        self._compare(cell, choices, epochs)
+        if not epochs.found:
             self._tell(f"{cell.key}: no split fitted the client's memory")
             return
-        for twin, measured in enumerate(of):
-            if twin != measured:
-                self._results.add({"kind": "twin", "cell": cell.key, "split": twin, "of": measured})
-        self._tensors(cell, samples, TENSORS * times.best())
-        best = times.best_split()
-        told = ", ".join(
-            f"{name} {split} ({times.median(of[split]) / times.best() - 1:+.0%})"
-            if times.known(of[split])
-            else f"{name} {split} (>)"
-            for name, split in planned["choices"].items()
-        )
-        self._tell(
-            f"{cell.key} at {format_bandwidth(cell.bandwidth)}: best {best} {times.best():.2f} s; {told}"
-        )
+        if not begun:
+            for twin, measured in enumerate(of):
+                if twin != measured:
+                    self._results.add({"kind": "twin", "cell": cell.key, "split": twin, "of": measured})
+            self._tensors(cell, self._grid.samples(cell.bs), TENSORS * epochs.best())
+        told = ", ".join(f"{name} {split} ({epochs.slower(split)})" for name, split in choices.items())
+        best = f"best {epochs.best_split()} {epochs.best():.2f} s"
+        self._tell(f"{cell.key} at {format_bandwidth(cell.bandwidth)}: {best}; {told}")
 
-    def _until_sure(self, cell: Cell, auto: int, times: _Times) -> None:
-        for _ in range(MOST if self._grid.repeats > 1 else 0):
-            if again := times.unsure(auto):
-                self._turn(cell, again, times)
+    def _plan(self, cell: Cell, plans: list[dict[str, Any]]) -> bool:
+        """Profile the cell once more, and choose from the mean of all its profiles; whether anything fits."""
+        samples, profiled = self._grid.samples(cell.bs), self._grid.profile_samples(cell.bs)
+        before = {"before": plans[-1]["profile"], "parts": len(plans)} if plans else {}
+        planned = self._client.ask("plan", samples=samples, profiled=profiled, epoch=0, **before)
+        if not planned["ok"]:
+            self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
+            return False
+        part = len(plans) + 1
+        self._results.add({"kind": "plan", "cell": cell.key, "samples": samples, "part": part, **planned})
+        plans.append(planned)
+        return True
 
-    def _turn(self, cell: Cell, again: set[int], times: _Times) -> None:
-        """These splits once more, and those that turn out to have been broken off too early."""
-        samples = self._grid.samples(cell.bs)
-        for split in sorted(again):
-            self._run(cell, split, samples, times)
-        for split in times.doubtful(SURELY_BEYOND):
-            self._run(cell, split, samples, times)
+    def _compare(self, cell: Cell, choices: Mapping[str, int], epochs: Epochs) -> None:
+        """Measure again what decides, until it is known well enough."""
+        if not epochs.found or self._grid.repeats < 2:
+            return
+        for turn in range(self._grid.repeats - 1):
+            again = epochs.near(NEAR[min(turn, len(NEAR) - 1)])
+            again |= epochs.near(CHOSEN) & set(choices.values()) | epochs.found.keys() & {choices["auto"]}
+            self._turn(cell, {split for split in again if len(epochs.found[split]) < turn + 2}, epochs)
+        while again := epochs.unsure(choices["auto"], self._grid.enough):
+            if not self._turn(cell, again, epochs):
+                return  # they do not fit any more
+
+    def _turn(self, cell: Cell, again: set[int], epochs: Epochs) -> bool:
+        """These splits once more, and those that turn out to have been broken off too early; whether one was whole."""
+        whole = [self._run(cell, split, epochs) for split in sorted(again)]
+        whole += [self._run(cell, split, epochs) for split in epochs.doubtful(SURELY_BEYOND)]
+        return any(whole)
 
     def _tensors(self, cell: Cell, samples: int, limit: float) -> None:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
@@ -186,28 +211,30 @@ class _Bench:
         self._open, self._splits, self._warm = (cell.model, cell.bs, form), opened["splits"], set()
         self._bed.set_bandwidth(cell.bandwidth)
 
-    def _run(
-        self, cell: Cell, split: int, samples: int, times: _Times, wire_bytes: int | None = None
-    ) -> None:
-        """One epoch at ``split``; with ``wire_bytes`` (an epoch's) only as much of it as shows that it is beyond."""
-        bound = BEYOND * times.best() if times.found and wire_bytes is not None else None
+    def _run(self, cell: Cell, split: int, epochs: Epochs, wire_bytes: int | None = None) -> bool:
+        """One epoch at ``split``; with ``wire_bytes`` (an epoch's) only as much of it as shows that it is beyond.
+
+        Whether it was whole.
+        """
+        bound = BEYOND * epochs.best() if epochs.found and wire_bytes is not None else None
         least = 0.0 if wire_bytes is None else wire_bytes * 8 / cell.bandwidth
+        run: dict[str, Any] = {"kind": "run", "cell": cell.key, "split": split}
         if bound is not None and least > bound:
-            times.bounds[split] = least
-            record = {"split": split, "over": True, "seconds": least, "bytes": wire_bytes}
-            self._results.add({"kind": "run", "cell": cell.key, "by": "bytes at the link's rate", **record})
-            return
+            run |= {"by": "bytes at the link's rate", "over": True, "seconds": least, "bytes": wire_bytes}
+        else:
+            self._warmed(cell, split)
+            samples = self._grid.samples(cell.bs)
+            run |= self._client.ask("epoch", split=split, samples=samples, epoch=1, limit=bound)
+        self._results.add(run)
+        epochs.note(run)
+        return bool(run.get("ok") and not run["over"])
+
+    def _warmed(self, cell: Cell, split: int) -> None:
         if split not in self._warm:
             self._bed.set_bandwidth(None)
             self._client.ask("warm", split=split, samples=WARM * cell.bs)
             self._bed.set_bandwidth(cell.bandwidth)
             self._warm.add(split)
-        found = self._client.ask("epoch", split=split, samples=samples, epoch=1, limit=bound)
-        self._results.add({"kind": "run", "cell": cell.key, "split": split, **found})
-        if found["ok"] and found["over"]:
-            times.bounds[split] = found["seconds"]
-        elif found["ok"]:
-            times.add(split, found["seconds"])
 
 
 def twins(wire: Sequence[int], seconds: Sequence[float]) -> list[int]:
@@ -218,60 +245,6 @@ def twins(wire: Sequence[int], seconds: Sequence[float]) -> list[int]:
         alike = wire[split] == wire[first] and abs(seconds[split] - seconds[first]) <= TWIN * seconds[first]
         of.append(first if alike else split)
     return of
-
-
-class _Times:
-    """Whole epochs by split."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, list[float]] = {}
-        self.bounds: dict[int, float] = {}
-        """Of splits that were broken off."""
-
-    def add(self, split: int, seconds: float) -> None:
-        self.found.setdefault(split, []).append(seconds)
-        self.bounds.pop(split, None)
-
-    def doubtful(self, factor: float) -> list[int]:
-        """Splits that were broken off too early, as seen from the best that is known now."""
-        limit = factor * self.best()
-        return sorted(split for split, bound in self.bounds.items() if bound < limit)
-
-    def unsure(self, auto: int) -> set[int]:
-        """The splits that decide, if the median of one of them is not known well enough and can still be."""
-        if not self.found:
-            return set()
-        deciding = self.near(NEAR[-1]) | self.found.keys() & {auto}
-        if len(deciding) < 2 or all(_standard_error(self.found[split]) <= UNSURE for split in deciding):
-            return set()
-        return {s for s in deciding if len(self.found[s]) < MOST and sum(self.found[s]) < ENOUGH}
-
-    def known(self, split: int) -> bool:
-        return split in self.found
-
-    def median(self, split: int) -> float:
-        return statistics.median(self.found[split])
-
-    def best(self) -> float:
-        return min(self.median(split) for split in self.found)
-
-    def best_split(self) -> int:
-        return min(self.found, key=self.median)
-
-    def slower(self, split: int) -> str:
-        """How much slower than the best, for a person."""
-        return f"{self.median(split) / self.best() - 1:+.0%}" if self.known(split) else "beyond"
-
-    def near(self, factor: float) -> set[int]:
-        limit = factor * self.best()
-        return {split for split in self.found if self.median(split) <= limit}
-
-
-def _standard_error(times: Sequence[float]) -> float:
-    """Of the median of such times (of normal ones), as a share of it."""
-    if len(times) < 2:
-        return math.inf
-    return math.sqrt(math.pi / 2 / len(times)) * statistics.stdev(times) / statistics.median(times)
 
 
 def sweep_conditions(grid: Grid) -> dict[str, Any]:

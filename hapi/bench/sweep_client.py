@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from hapi.allocator import keep_freed_memory
-from hapi.bench.replay import priced
+from hapi.bench.replay import mean_profile, priced
 from hapi.client.buffers import BufferPool
 from hapi.client.limited import LimitedTransport, RateLimit
 from hapi.client.memory import warm_up_libraries
@@ -32,6 +32,7 @@ from hapi.client.trainer import make_optimizer
 from hapi.client.transport import HttpTransport
 from hapi.client.window import Window
 from hapi.errors import DeviceMemoryError, HapiError
+from hapi.profiler.profile import Profile
 
 
 class SweepClient:
@@ -155,8 +156,18 @@ class SweepClient:
             window.close()
         return {"seconds": seconds, "samples": received, "bytes": window.traffic.bytes_received}
 
-    def do_plan(self, samples: int, epoch: int, profiled: int | None = None) -> dict[str, Any]:
-        """Profile an epoch of ``profiled`` samples as ``hapi-train`` does; what strategies choose for ``samples``."""
+    def do_plan(
+        self,
+        samples: int,
+        epoch: int,
+        profiled: int | None = None,
+        before: dict[str, Any] | None = None,
+        parts: int = 0,
+    ) -> dict[str, Any]:
+        """Profile an epoch of ``profiled`` samples as ``hapi-train`` does; what strategies choose for ``samples``.
+
+        They choose from the mean of that profile and of ``before``, itself the mean of ``parts`` profiles.
+        """
         session = self._opened(profiled or samples)
         planning = planning_of(session.settings, session.prepared, session.meter, session.budget)
         if planning is None:
@@ -171,6 +182,8 @@ class SweepClient:
         profile, job = planning.profile, replace(planning.job, samples=samples)
         if profile is None:
             raise HapiError("there is a plan without a profile; this is a defect of hapi")
+        if before is not None:
+            profile = mean_profile([*[Profile.from_json(before)] * parts, profile])
         return {
             "seconds": time.monotonic() - started,
             **priced(profile, job),

@@ -41,6 +41,17 @@ def configure_studies(benchmarks: Any) -> None:
     sweep.add_argument("--seconds", metavar="TIME", help="stop after the cell that is under way then")
     sweep.add_argument("--results", default=RESULTS, metavar="FILE", help=f"JSON lines (default {RESULTS})")
     sweep.add_argument(
+        "--enough",
+        metavar="TIME",
+        help="of epochs at each split that decides, unless they tell before (default 20 s; more goes on with cells "
+        "that are done)",
+    )
+    sweep.add_argument(
+        "--profiles",
+        metavar="N",
+        help="of each cell, of which the mean counts (default 2; more goes on with cells that are done)",
+    )
+    sweep.add_argument(
         "--memory", metavar="SIZE", help="bytes that the client may use (default: what is free)"
     )
     add_no_bed(sweep)
@@ -85,12 +96,16 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.model:
         grid = replace(grid, models=known_models(args.model))
     if args.bs:
-        grid = replace(grid, batches=tuple(_batch(text) for text in args.bs))
+        grid = replace(grid, batches=tuple(_between(1, 1 << 20, text, "--bs") for text in args.bs))
     if args.bandwidth:
         grid = replace(grid, bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth))
     seconds = None if args.seconds is None else parse_duration(args.seconds, "--seconds")
     if args.memory:
         grid = replace(grid, memory=parse_bytes(args.memory, "--memory"))
+    if args.enough:
+        grid = replace(grid, enough=parse_duration(args.enough, "--enough"))
+    if args.profiles:
+        grid = replace(grid, profile_parts=_between(1, 100, args.profiles, "--profiles"))
     bed = choose_bed(args.no_bed)
     limited = isinstance(bed, LooseBed)
     found = {**conditions(), **sweep_conditions(grid), "test_bed": bed.describe(), "limited": limited}
@@ -100,10 +115,10 @@ def _sweep(args: argparse.Namespace) -> int:
     return 0
 
 
-def _batch(text: str) -> int:
-    count = parse_count(text, "--bs")
-    if not 1 <= count <= 1 << 20:
-        raise UsageError("--bs: expected 1 to 1048576")
+def _between(least: int, most: int, text: str, flag: str) -> int:
+    count = parse_count(text, flag)
+    if not least <= count <= most:
+        raise UsageError(f"{flag}: expected {least} to {most}")
     return count
 
 

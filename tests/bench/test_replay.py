@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import pytest
 from profiler_tools import crafted, free_server
 
 from hapi.bench.cells import Cell, Grid, Results, done_record
-from hapi.bench.replay import priced, replayed
+from hapi.bench.replay import mean_profile, priced, replayed
 from hapi.bench.study import measured_cells
 from hapi.cli.main import main
 from hapi.errors import ConfigError
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, plan
-from hapi.profiler.profile import Job, LinkProfile
+from hapi.profiler.profile import Job, LinkProfile, Profile
 
 CELL = Cell(model="alexnet", bs=8, bandwidth=1e7)
 PROFILE = crafted(
@@ -99,3 +99,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path.write_text(path.read_text().replace('"version":4', '"version":3'))
     assert main(["bench", "optimality", "--results", str(path), "--replay"]) == 2
     assert "measure anew" in capsys.readouterr().err
+
+
+def test_the_mean_of_profiles_is_of_what_was_measured() -> None:
+    slow = replace(
+        PROFILE,
+        layers=tuple(replace(layer, server_seconds=3 * layer.server_seconds) for layer in PROFILE.layers),
+        link=replace(PROFILE.link, bits_per_second=4e6),
+        server=replace(PROFILE.server, cos_batch=4),
+        notes=("slow",),
+    )
+    mean = mean_profile([PROFILE, PROFILE, slow])
+    assert mean.link.bits_per_second == pytest.approx(20e6 / 3) and mean.server.cos_batch == 4
+    for layer, first in zip(mean.layers, PROFILE.layers, strict=True):
+        assert layer.server_seconds == pytest.approx(first.server_seconds * 5 / 3)
+        assert (layer.client_seconds, layer.output_bytes) == (first.client_seconds, first.output_bytes)
+    assert mean.notes == ("slow", "the mean of 3 profiles")
+    assert Profile.from_json(mean.to_json()) == mean
+    assert mean_profile([mean, mean]) == replace(mean, notes=(*mean.notes, "the mean of 2 profiles"))

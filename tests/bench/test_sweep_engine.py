@@ -12,6 +12,7 @@ import pytest
 
 from hapi.bench import sweep as engine
 from hapi.bench.cells import Grid, Results
+from hapi.bench.study import measured_cells
 from hapi.bench.sweep_client import spread
 from hapi.errors import TransportError, UsageError
 
@@ -36,6 +37,10 @@ class Tiers:
         self.seconds: dict[int, list[float]] = {0: [4.0], 1: [1.0], 2: [1.1], 3: [1.3]}
         self.wire = [10, 10, 10, 10]
         self.estimates = [4.0, 1.0, 1.1, 1.3]
+        self.autos = [1]
+        """The choice of ``auto`` after one profile, after two and so on."""
+        self.plans: list[int] = []
+        """Epochs before each profile."""
         self.unfit: set[int] = set()
         self.plan_fits = True
         self.fail_at: tuple[int, BaseException] | None = None
@@ -62,14 +67,25 @@ class Tiers:
         self.form = settings["dataset"]
         return {"ok": True, "splits": list(self.seconds)}
 
-    def do_plan(self, samples: int, epoch: int, profiled: int) -> dict[str, Any]:
+    def do_plan(
+        self, samples: int, epoch: int, profiled: int, before: Any = None, parts: int = 0
+    ) -> dict[str, Any]:
+        assert before == ([len(self.plans)] if parts else None), "that of the plans before"
+        self.plans.append(len(self.epochs))
         assert profiled == 12 * 16
         assert self.bandwidth is not None, "a profile without the link's rate is of another link"
         if not self.plan_fits:
             return {"ok": False, "memory": True, "error": "does not fit"}
-        choices = {"auto": 1, "none": 0}
+        choices = {"auto": self.autos[min(parts, len(self.autos) - 1)], "none": 0}
         forms = dict.fromkeys(("auto", "paper", "sum"), self.estimates)
-        return {"ok": True, "choices": choices, "wire": self.wire, **forms}
+        return {
+            "ok": True,
+            "choices": choices,
+            "wire": self.wire,
+            "seconds": 2.0,
+            "profile": [len(self.plans)],
+            **forms,
+        }
 
     def do_warm(self, split: int, samples: int) -> dict[str, Any]:
         return {"ok": split not in self.unfit, "memory": True, "error": "out of memory"}
@@ -133,16 +149,16 @@ def test_the_choice_of_auto_is_measured_again_however_bad_it_was(tiers: Tiers, t
 
 
 def test_what_decides_is_measured_until_it_is_known(tiers: Tiers, tmp_path: Path) -> None:
-    tiers.seconds[1], tiers.seconds[2] = [1.0, 1.2, 1.0, 1.0, 1.05, 1.0], [1.02]
+    tiers.seconds[1], tiers.seconds[2] = [1.0, 1.1, 1.0], [1.02]
     results, _ = measure(tiers, tmp_path)
-    assert len(runs(results, 1)) == len(runs(results, 2)) == 7, "also the one that is known: in turns"
+    assert 3 < len(runs(results, 1)) == len(runs(results, 2)) < 17, "also the one that is known: in turns"
     assert len(runs(results, 3)) == 1
 
 
 def test_what_never_settles_ends(tiers: Tiers, tmp_path: Path) -> None:
     tiers.seconds[1], tiers.seconds[2] = [1.0, 1.4] * 20, [1.0, 1.4] * 20
     results, _ = measure(tiers, tmp_path)
-    assert len(runs(results, 1)) == len(runs(results, 2)) == engine.MOST
+    assert len(runs(results, 1)) == len(runs(results, 2)) == 17, "20 s of either"
 
 
 def test_long_epochs_are_measured_less_often(tiers: Tiers, tmp_path: Path) -> None:
@@ -229,7 +245,7 @@ def test_a_cell_that_does_not_fit_at_all_ends_and_is_not_tried_again(
 def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
     tiers: Tiers, tmp_path: Path, error: BaseException
 ) -> None:
-    tiers.fail_at = (10, error)  # the first cell takes 8
+    tiers.fail_at = (11, error)  # the first cell takes 6, the second is profiled again after 10
     with pytest.raises(type(error)):
         measure(tiers, tmp_path, TWO)
     tiers.fail_at = None
@@ -237,7 +253,60 @@ def test_an_interrupted_cell_is_measured_anew_and_a_whole_one_is_kept(
     results, told = measure(tiers, tmp_path, TWO)
     assert told[0].startswith("2 cells, 1 to measure")
     assert [len(results.of(cell, "done")) for cell in (first, second)] == [1, 1]
-    assert [len(results.of(cell, "plan")) for cell in (first, second)] == [1, 2]
+    assert [len(results.of(cell, "plan")) for cell in (first, second)] == [2, 4]
+    (one, other) = measured_cells(results.records)
+    assert one.times == other.times, "nothing of the one that was interrupted counts"
+
+
+def test_a_cell_is_profiled_again_after_its_first_epochs_and_the_last_choice_counts(
+    tiers: Tiers, tmp_path: Path
+) -> None:
+    tiers.autos = [1, 3]
+    results, told = measure(tiers, tmp_path)
+    assert tiers.plans == [0, 4] and [r["part"] for r in results.of(ONE.cells()[0], "plan")] == [1, 2]
+    assert len(runs(results, 3)) == 3 and "auto 3 (+30%)" in told[-2]
+    (one,) = measured_cells(results.records)
+    assert one.choices["auto"] == 3 and len(one.times[1]) == 3 and one.times[3] == [1.3] * 3
+
+
+def test_more_profiles_and_seconds_go_on_with_cells_that_are_done(tiers: Tiers, tmp_path: Path) -> None:
+    noisy = [1.0, 1.4] * 40
+    tiers.seconds[1], tiers.seconds[2], tiers.autos = list(noisy), list(noisy), [1, 1, 2]
+    _, told = measure(tiers, tmp_path)
+    assert told[0].startswith("1 cells, 1 to measure;")
+    results, told = measure(tiers, tmp_path, replace(ONE, profile_parts=3, enough=40.0))
+    assert told[0] == "1 cells, 0 to measure, 1 to go on with, about 41.60 s left" and told[-1] == "1/1"
+    assert [r["part"] for r in results.of(ONE.cells()[0], "plan")] == [1, 2, 3]
+    (one,) = measured_cells(results.records)
+    assert one.choices["auto"] == 2 and all(40 <= sum(one.times[split]) < 42 for split in (1, 2))
+    assert len(runs(results, 3)) == 1
+    assert len(results.of(ONE.cells()[0], "none")) == 2, "not measured again"
+    _, told = measure(tiers, tmp_path, replace(ONE, profile_parts=3, enough=40.0))
+    assert told == ["1 cells, 0 to measure"]
+
+
+def test_going_on_with_a_cell_can_be_interrupted_and_loses_nothing(tiers: Tiers, tmp_path: Path) -> None:
+    noisy = [1.0, 1.4] * 40
+    tiers.seconds[1], tiers.seconds[2] = list(noisy), list(noisy)
+    measure(tiers, tmp_path)
+    had = len(tiers.epochs)
+    tiers.fail_at = (had + 10, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        measure(tiers, tmp_path, replace(ONE, enough=40.0))
+    tiers.fail_at = None
+    results, _ = measure(tiers, tmp_path, replace(ONE, enough=40.0))
+    (one,) = measured_cells(results.records)
+    assert sum(len(times) for times in one.times.values()) + 1 == len(tiers.epochs)
+    assert all(40 <= sum(one.times[split]) < 42 for split in (1, 2))
+
+
+def test_what_fails_again_and_again_ends(tiers: Tiers, tmp_path: Path) -> None:
+    noisy = [1.0, 1.4] * 40
+    tiers.seconds[1], tiers.seconds[2] = list(noisy), list(noisy)
+    measure(tiers, tmp_path)
+    tiers.unfit = {1, 2}
+    results, _ = measure(tiers, tmp_path, replace(ONE, enough=40.0))
+    assert [r["ok"] for r in runs(results, 1)][-2:] == [True, False]
 
 
 def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> None:
