@@ -7,6 +7,9 @@ index is the sample's id, so that places of a whole batch are one gather. An ent
     word 0   bits 0..47 offset in the shard, bits 48..63 flags
     word 1   bits 0..31 number of the shard, bits 32..63 length
 
+Where all samples have one length and lie side by side, as many in each shard (packed tensors, tokens, features), their
+places are computed: the entries, a cache miss for each sample of a shuffled batch, are not looked at.
+
 Bounds: shards below 256 TiB, samples of 1 byte to 4 GiB - 1, 2**32 shards (a shard may hold a single sample).
 No flag has a meaning yet. All must be zero, so that a reader of today refuses what it would misunderstand.
 """
@@ -53,12 +56,47 @@ class Located:
         return Located(self.shard[low:high], self.offset[low:high], self.length[low:high])
 
 
+@dataclass(frozen=True)
+class Regular:
+    """Samples of ``length`` bytes, side by side from ``offset`` on, ``samples`` in each shard but the last."""
+
+    samples: int
+    offset: int
+    length: int
+
+    def locate(self, ids: IntArray) -> Located:
+        """As :meth:`SampleDirectory.locate`, by arithmetic."""
+        shard = ids // self.samples
+        offset = ids - shard * self.samples
+        offset *= self.length
+        if self.offset:
+            offset += self.offset
+        return Located(shard.astype(np.uint32), offset, np.full(len(ids), self.length, dtype=np.int64))
+
+    @classmethod
+    def guess(cls, entries: npt.NDArray[np.void], firsts: IntArray) -> Regular | None:
+        """The only one there can be by the first sample and the shards' first ones; whether it holds is not said."""
+        counts = np.diff(firsts)
+        if (counts[:-1] != counts[0]).any() or counts[-1] > counts[0]:
+            return None
+        return cls(int(counts[0]), int(entries["offset"][0]), int(entries["length"][0]))
+
+    def holds(self, low: int, entries: npt.NDArray[np.void]) -> bool:
+        """Whether ``entries``, those of samples from ``low`` on whose shards are right, lie in that way."""
+        if (entries["length"] != self.length).any():
+            return False
+        expected = self.locate(np.arange(low, low + len(entries), dtype=np.int64))
+        return bool((entries["offset"] == expected.offset.view(np.uint64)).all())
+
+
 class SampleDirectory:
     """Entries of samples 0..count-1; a view of a memory map where the store is local."""
 
     def __init__(self, entries: npt.NDArray[np.void]) -> None:
         self.entries = entries
         """``ENTRY`` [count]."""
+        self.regular: Regular | None = None
+        """Found by :meth:`check`."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -83,6 +121,8 @@ class SampleDirectory:
 
     def locate(self, ids: IntArray) -> Located:
         """Shard, offset and length of these samples, which must be there (``Dataset.locate`` checks that)."""
+        if self.regular is not None:
+            return self.regular.locate(ids)
         found = self.entries.take(ids)  # a third faster than an index
         return Located(
             shard=np.ascontiguousarray(found["shard"]),
@@ -118,6 +158,7 @@ class SampleDirectory:
                     f"sample {first + int(wrong[0])}: its {name} is {values[wrong[0]]}, "
                     f"the directory holds {low} to {high}"
                 )
+        self.regular = None
         entries = self.entries[first:stop]
         entries["shard"], entries["offset"], entries["length"] = shards, offsets, lengths
 
@@ -132,6 +173,7 @@ class SampleDirectory:
             raise DataError(
                 f"{where}: it has places of {len(self)} samples, the shards have {firsts[-1]}; {remedy}"
             )
+        regular = Regular.guess(self.entries, firsts) if len(self) else None
         for low in range(0, len(self), _CHUNK):
             high = min(low + _CHUNK, len(self))
             owner = _owners(firsts, low, high)
@@ -148,6 +190,9 @@ class SampleDirectory:
                     f"{where}: sample {low + at} in shard {shards.key(number)} "
                     f"{_problem(entries[at], number, int(sizes[number]))}; {remedy}"
                 )
+            if regular is not None and not regular.holds(low, entries):
+                regular = None
+        self.regular = regular
 
 
 def _owners(firsts: IntArray, low: int, high: int) -> IntArray:

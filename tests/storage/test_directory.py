@@ -153,6 +153,42 @@ def test_counts_that_do_not_match() -> None:
         directory.check(ShardTable.of([shard(0, 7, 1), shard(1, 5, 2)]), "index", "")
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 9), st.data())
+def test_places_that_are_computed_are_those_of_the_entries(
+    counts: list[int], begin: int, length: int, data: st.DataObject
+) -> None:
+    """Whether all shards have as many samples or not, and whether one of the samples lies elsewhere or not."""
+    if data.draw(st.booleans()):
+        counts = [max(counts)] * (len(counts) - 1) + [min(counts)]
+    table = ShardTable.of([shard(i, begin + 9 * length + 9, count) for i, count in enumerate(counts)])
+    directory = SampleDirectory.empty(sum(counts))
+    for number, count in enumerate(counts):
+        offsets = begin + length * np.arange(count)
+        directory.write(int(table.firsts[number]), number, offsets, np.full(count, length))
+    odd = data.draw(st.none() | st.integers(0, len(directory) - 1))
+    if odd is not None:
+        directory.entries[data.draw(st.sampled_from(["offset", "length"]))][odd] += 1
+    ids = np.array(data.draw(st.lists(st.integers(0, len(directory) - 1), max_size=20)), dtype=np.int64)
+    read = directory.locate(ids)
+    directory.check(table, "index", "again")
+    computed = directory.locate(ids)
+    alike = len(set(counts[:-1])) < 2 and counts[-1] <= counts[0]
+    # A single sample lies at its place and has its length, whatever these are.
+    assert (directory.regular is not None) == (alike and (odd is None or len(directory) == 1))
+    for field in ("shard", "offset", "length"):
+        mine, theirs = getattr(computed, field), getattr(read, field)
+        assert mine.dtype == theirs.dtype and mine.tolist() == theirs.tolist()
+    assert computed.shard.flags.c_contiguous
+
+
+def test_what_is_written_later_is_not_computed() -> None:
+    directory, table = laid_out([[4, 4], [4, 4]])
+    directory.check(table, "index", "again")
+    assert directory.regular is not None
+    directory.write(3, 1, [5], [3])
+    assert directory.regular is None and directory.locate(np.array([3])).offset.tolist() == [5]
+
+
 def test_samples_may_lie_over_one_another_and_apart() -> None:
     directory = SampleDirectory.empty(4)
     directory.write(0, [0, 0, 0, 1], [50, 0, 10, 0], [50, 90, 1, 1])
