@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ from http_tools import (
     until,
 )
 
+from hapi.server.run import HEALTH_SECONDS, IDLE_SECONDS
 from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20
@@ -115,20 +117,25 @@ def test_hundreds_that_left_leave_nothing(running: ServerProcess, known: Known) 
             sock.recv(1000)
         sock.close()
 
-    def crowd(count: int) -> tuple[int, int, int]:
-        with ThreadPoolExecutor(10) as clients:
-            list(clients.map(leave, range(count)))
-        until(lambda: metric(running.port, "hapi_requests_running") == 0, 60, "the end of all")
+    def crowds() -> tuple[int, int, int]:
+        for _ in range(3):
+            with ThreadPoolExecutor(10) as clients:
+                list(clients.map(leave, range(60)))
+            until(lambda: metric(running.port, "hapi_requests_running") == 0, 60, "the end of all")
+        # What a busy server keeps for the next request differs by 150 MB; an idle one gives it back.
+        deadline = time.monotonic() + IDLE_SECONDS + 2 * HEALTH_SECONDS
+        memory = resident_bytes(pid)
+        while time.monotonic() < deadline:
+            memory = min(memory, resident_bytes(pid))
+            time.sleep(0.1)
         tasks, descriptors = (len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("task", "fd"))
-        return tasks, descriptors, resident_bytes(pid)
+        return tasks, descriptors, memory
 
-    # How much a crowd needs at once differs by 150 MB from one to the next, and allocators keep it.
-    threads, descriptors, memory = (max(found) for found in zip(*(crowd(60) for _ in range(3)), strict=True))
-    for _ in range(3):
-        now = crowd(60)
+    threads, descriptors, memory = crowds()
+    now = crowds()
     assert now[0] <= threads
-    assert now[1] <= descriptors + 2  # the connection of this very question may still be closing
-    assert now[2] - memory < 100 * MIB
+    assert now[1] <= descriptors + 2  # the connection of the last question may still be closing
+    assert now[2] - memory < 4 * MIB
 
 
 def test_models_that_cannot_be_loaded_are_not_remembered(running: ServerProcess, known: Known) -> None:
