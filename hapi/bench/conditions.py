@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -54,8 +54,32 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def recorded_conditions(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of all runs that measured something of ``records``, by name; where runs differ all values, in their order.
+
+    A file that was gone on with, perhaps on another machine, has several heads; the first alone would tell of one.
+    """
+    heads: list[Mapping[str, Any]] = []
+    head: Mapping[str, Any] | None = None
+    for record in records:
+        if record["kind"] == "conditions":
+            head = record
+        elif head is not None:
+            heads.append(head)
+            head = None
+    found: dict[str, list[Any]] = {}
+    for name, value in (item for one in heads for item in one.items()):
+        if name not in ("kind", "grid") and value not in found.setdefault(name, []):
+            found[name].append(value)
+    return {
+        name: values[0] if len(values) == 1 else "; ".join(map(str, values)) for name, values in found.items()
+    }
+
+
 def condition_lines(found: dict[str, Any]) -> list[str]:
     """:func:`conditions` and what was added to them, as lines for a person."""
+    if not found:
+        return ["conditions were not recorded"]
     width = max(len(name) for name in found)
     return [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in found.items()]
 

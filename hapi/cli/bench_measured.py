@@ -88,6 +88,7 @@ def _layers(args: argparse.Namespace) -> int:
 
 
 def _reuse(args: argparse.Namespace) -> int:
+    from hapi.bench.conditions import recorded_conditions
     from hapi.bench.plots_measured import draw_reuse
     from hapi.bench.reuse import ReuseSettings, measure_reuse, reuse_rows, reuse_table
 
@@ -96,7 +97,8 @@ def _reuse(args: argparse.Namespace) -> int:
     measure_reuse(bed, settings, results, _tell)
     rows = reuse_rows(results.records)
     table = [asdict(row) | {"speedup": row.speedup} for row in rows]
-    _write(args, reuse_table(rows, settings), table, {"benchmark": "reuse"}, _conditions(results))
+    found = recorded_conditions(results.records)
+    _write(args, reuse_table(rows, settings), table, {"benchmark": "reuse"}, found)
     if args.figure:
         draw_reuse(rows, args.figure)
     return 0
@@ -111,6 +113,7 @@ def _concurrency(args: argparse.Namespace) -> int:
         request_rows,
         tenant_rows,
     )
+    from hapi.bench.conditions import recorded_conditions
     from hapi.bench.plots_measured import draw_concurrency
 
     settings = _with(ConcurrencySettings(**_common(args)), args)
@@ -123,7 +126,8 @@ def _concurrency(args: argparse.Namespace) -> int:
         for r in rows
     ]
     document = {"benchmark": "concurrency", "tenants": [asdict(row) for row in tenants]}
-    _write(args, concurrency_table(rows, tenants, settings), table, document, _conditions(results))
+    found = recorded_conditions(results.records)
+    _write(args, concurrency_table(rows, tenants, settings), table, document, found)
     if args.figure:
         draw_concurrency(rows, tenants, args.figure)
     return 0
@@ -132,7 +136,7 @@ def _concurrency(args: argparse.Namespace) -> int:
 def _batching(args: argparse.Namespace) -> int:
     from hapi.bench.batching import BatchingSettings, batching_rows, batching_table, measure_batching
     from hapi.bench.cells import Results
-    from hapi.bench.conditions import conditions
+    from hapi.bench.conditions import conditions, recorded_conditions
     from hapi.bench.plots_measured import draw_batching
 
     settings = BatchingSettings(
@@ -155,7 +159,7 @@ def _batching(args: argparse.Namespace) -> int:
         for row in rows
     ]
     head = {"benchmark": "batching", "settings": asdict(settings)}
-    _write(args, batching_table(rows, settings), table, head, _conditions(results))
+    _write(args, batching_table(rows, settings), table, head, recorded_conditions(results.records))
     if args.figure:
         draw_batching(rows, args.figure)
     return 0
@@ -188,12 +192,6 @@ def _prepared(args: argparse.Namespace, settings: Any) -> tuple[Any, Any]:
     limited = isinstance(bed, LooseBed)
     found = {**conditions(), "grid": asdict(settings), "test_bed": bed.describe(), "limited": limited}
     return bed, Results(Path(args.results), found)
-
-
-def _conditions(results: Any) -> dict[str, Any]:
-    """Of the first run that measured into ``results``."""
-    head = next(r for r in results.records if r["kind"] == "conditions")
-    return {k: v for k, v in head.items() if k not in ("kind", "grid")}
 
 
 def _write(

@@ -124,7 +124,7 @@ def _between(least: int, most: int, text: str, flag: str) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     from hapi.bench.cells import read
-    from hapi.bench.conditions import condition_lines, write_json
+    from hapi.bench.conditions import condition_lines, recorded_conditions, write_json
     from hapi.bench.export import write_csv
     from hapi.bench.plots import draw
     from hapi.bench.replay import replayed
@@ -136,14 +136,12 @@ def _view(args: argparse.Namespace) -> int:
         records = list(replayed(records))
     cells = measured_cells(records)
     table = VIEWS[args.benchmark](cells)
-    heads = [r for r in records if r["kind"] == "conditions"]
-    found = {k: v for k, v in heads[0].items() if k not in ("kind", "grid")} if heads else {}
     counted = f"{len(cells)} cells, {unfit_cells(records)} that fitted no memory"
     if args.replay:
         counted += "; choices and estimates made anew from their profiles"
-    print("\n".join([*table, "", counted]))
-    print("\n".join(condition_lines(found)) if found else "conditions were not recorded")
+    print("\n".join([*table, "", counted, *condition_lines(recorded_conditions(records))]))
     if args.json:
+        heads = [r for r in records if r["kind"] == "conditions"]
         document = {"benchmark": args.benchmark, "table": table, "rows": rows(cells), "conditions": heads}
         write_json(args.json, document)
     if args.csv:

@@ -59,7 +59,7 @@ def configure_tenants(benchmarks: Any) -> None:
 def run_tenants(args: argparse.Namespace) -> int:
     """Measure what is missing, and print it with its conditions."""
     from hapi.bench.cells import Results
-    from hapi.bench.conditions import condition_lines, conditions, write_json
+    from hapi.bench.conditions import condition_lines, conditions, recorded_conditions, write_json
     from hapi.bench.export import write_csv
     from hapi.bench.loose import LooseBed, choose_bed
     from hapi.bench.tenants import measure_tenants
@@ -75,8 +75,7 @@ def run_tenants(args: argparse.Namespace) -> int:
     measure_tenants(bed, settings, results, lambda line: print(line, file=sys.stderr, flush=True))
     rows = tenants_rows(results.records, settings.samples)
     table = tenants_table(rows, results.records)
-    first = next(r for r in results.records if r["kind"] == "conditions")
-    found = {k: v for k, v in first.items() if k not in ("kind", "grid")}
+    found = recorded_conditions(results.records)
     print("\n".join([*table, "", *condition_lines(found)]))
     if args.json:
         document = {"benchmark": NAME, "settings": asdict(settings), "table": table}

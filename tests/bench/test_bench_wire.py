@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hapi.bench.conditions import Spread, condition_lines, conditions, write_json
+from hapi.bench.conditions import Spread, condition_lines, conditions, recorded_conditions, write_json
 from hapi.bench.wire import AIOHTTP, AIOHTTP_READ, HAPI, SOCKET, WireResult, measure_wire
 from hapi.bench.wire_server import FEATURE_SHAPE, ResidentFeatures
 from hapi.cli.main import main
@@ -45,6 +46,34 @@ def test_conditions_name_what_matters() -> None:
     text = "\n".join(condition_lines(conditions()))
     for word in ("date", "processor", "cores", "load", "python", "torch", "aiohttp"):
         assert word in text
+
+
+def test_a_file_that_two_machines_measured_names_both() -> None:
+    def head(date: str, processor: str, cores: int = 2, **more: str) -> dict[str, Any]:
+        return {
+            "kind": "conditions",
+            "date": date,
+            "processor": processor,
+            "cores": cores,
+            "grid": {},
+            **more,
+        }
+
+    done = {"kind": "done"}
+    records = [
+        head("1", "A"),
+        done,
+        head("2", "B"),
+        head("3", "C", hapi="9"),
+        done,
+        done,
+        head("4", "A"),
+        done,
+        head("5", "D"),
+    ]
+    assert recorded_conditions(records) == {"date": "1; 3; 4", "processor": "A; C", "cores": 2, "hapi": "9"}
+    assert recorded_conditions(records[:2]) == {"date": "1", "processor": "A", "cores": 2}
+    assert recorded_conditions([]) == recorded_conditions([done, head("1", "A")]) == {}
 
 
 def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
