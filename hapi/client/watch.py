@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hapi.client.measuring import Meter, Snapshot, observed_between
@@ -99,7 +100,7 @@ class Watch:
             return None
         self._drifts.update({stage: Drift() for stage in changed})
         why = ", ".join(_in_words(stage, ratio, self._profile) for stage, ratio in changed.items())
-        self._profile = _scaled(self._profile, split, changed)
+        self._profile = _scaled(self._profile, split, changed, self._estimated(split))
         return self._profile, why
 
     def _network(self, split: int, rates: Arrivals, bounds: Arrivals) -> float | None:
@@ -165,10 +166,14 @@ def _server_parts(observed: Observed) -> dict[str, float]:
     return parts
 
 
-def _scaled(profile: Profile, split: int, ratios: dict[str, float]) -> Profile:
+def _scaled(
+    profile: Profile, split: int, ratios: Mapping[str, float], estimated: Mapping[str, float]
+) -> Profile:
     """``profile`` with the stages that have changed, as measured at ``split``.
 
-    Layers that a tier did not run at that split change as the rest of its work did: nothing else is known of them.
+    Layers that a tier did not run at that split change as the rest of its work did, if that was a good part beside
+    them: nothing else is known of them. Of a few microseconds nothing follows for them, and what a plan wrongly holds
+    dear it never tries, so that it would stay wrong; what it wrongly holds cheap it tries and measures.
     """
     if "network" in ratios:
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
@@ -177,15 +182,23 @@ def _scaled(profile: Profile, split: int, ratios: dict[str, float]) -> Profile:
         share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
         profile = replace(profile, server=replace(profile.server, share=share))
     beside, step = ratios.get("beside", 1.0), ratios.get("step", 1.0)
-    there = ratios.get("forward", beside if split == 0 else 1.0)
-    here = ratios.get("rest", step if split == profile.last_split else 1.0)
+    there, here = ratios.get("forward", 1.0), ratios.get("rest", 1.0)
+    decode = beside
+    if split == 0:  # where a server reads and sends
+        unmeasured = profile.server_tier.decode_seconds + sum(
+            x.server_seconds for x in profile.layers[: profile.last_split]
+        )
+        decode = there = beside if estimated["beside"] >= Watch.SIGNIFICANT * unmeasured else 1.0
+    if split == profile.last_split:
+        unmeasured = sum(x.client_seconds for x in profile.layers[: profile.last_split])
+        here = step if estimated["step"] >= Watch.SIGNIFICANT * unmeasured else 1.0
     layers = tuple(
         replace(x, server_seconds=x.server_seconds * there, client_seconds=x.client_seconds * here)
         for x in profile.layers
     )
     tier = replace(
         profile.server_tier,
-        decode_seconds=profile.server_tier.decode_seconds * beside,
+        decode_seconds=profile.server_tier.decode_seconds * decode,
         codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * beside,
         overhead_seconds=profile.server_tier.overhead_seconds * beside,
     )

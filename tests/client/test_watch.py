@@ -122,12 +122,39 @@ def test_layers_that_did_not_change_are_left_alone() -> None:
 
 
 def test_layers_that_were_not_run_change_with_the_rest_of_their_tier() -> None:
-    watched = Watched()
+    profile = truth(step_seconds=0.005)
+    watched = Watched(profile)
     watched.batches(3, split=4)
     watched.change(client=3.0)
     (found,) = [f for f in watched.batches(4, split=4) if f is not None]
-    assert found[0].layers[0].client_seconds == pytest.approx(3 * truth().layers[0].client_seconds)
-    assert found[0].layers[0].server_seconds == truth().layers[0].server_seconds
+    assert found[0].layers[0].client_seconds == pytest.approx(3 * profile.layers[0].client_seconds)
+    assert found[0].layers[0].server_seconds == profile.layers[0].server_seconds
+
+    profile = truth(there=5e-5)
+    watched = Watched(replace(profile, server_tier=replace(profile.server_tier, decode_seconds=1e-4)))
+    watched.batches(3, split=0)
+    watched.change(server=3.0)
+    (found,) = [f for f in watched.batches(4, split=0) if f is not None]
+    assert found[0].layers[0].server_seconds == pytest.approx(3 * profile.layers[0].server_seconds)
+    assert found[0].server_tier.decode_seconds == pytest.approx(3e-4)
+
+
+def test_of_a_small_part_nothing_follows_for_layers_that_were_not_run() -> None:
+    """A server that only reads for a slow link takes three times as long for 0.1 ms: its layers take 16."""
+    watched = Watched()
+    watched.batches(3, split=0)
+    watched.change(server=3.0)
+    (found,) = [f for f in watched.batches(4, split=0) if f is not None]
+    assert [x.server_seconds for x in found[0].layers] == [x.server_seconds for x in truth().layers]
+    assert found[0].server_tier.decode_seconds == truth().server_tier.decode_seconds
+    assert found[0].server_tier.overhead_seconds == pytest.approx(3 * truth().server_tier.overhead_seconds)
+
+    watched = Watched(truth(here=0.004, step_seconds=0.001))
+    watched.batches(3, split=4)
+    watched.change(client=3.0)
+    (found,) = [f for f in watched.batches(4, split=4) if f is not None]
+    assert [x.client_seconds for x in found[0].layers] == [x.client_seconds for x in truth().layers]
+    assert found[0].step_seconds == pytest.approx(0.003)
 
 
 def test_another_tenant_is_told() -> None:
