@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hapi.client.choices import allowed
-from hapi.client.watch import Watch
+from hapi.client.watch import Drift, Watch
 from hapi.profiler.decide import plan
 from hapi.profiler.observe import ENOUGH_BYTES, Arrivals, link_rate
 from hapi.profiler.profile import Job, Profile
@@ -15,6 +15,7 @@ class Look:
     """When to leave, for a batch or two, a split that sends too little to show what the link is like.
 
     Without it a link that recovered would never be noticed at a split that was chosen since it was slow.
+    Looks come ever more rarely, but at once when what little is sent comes much faster than before.
     """
 
     FIRST, LONGEST = 8, 64
@@ -24,22 +25,51 @@ class Look:
     """Times the link's rate that a look hopes for."""
     SHOWN_BYTES = 2 * ENOUGH_BYTES
     """Of a request's answer that shows a link: what of it was there before anybody looked does not count."""
+    HINT, HINT_BYTES = 2.0, 16 << 10
+    """Short stretches that come so many times as fast as any since the link was last seen are a reason to look now;
+    they tell no rate, as a buffer on the way may have held them. What is shorter still comes in one piece always."""
 
     def __init__(self) -> None:
         self._after = self.FIRST
         self._unseen = 0
+        self._bits, self._fastest, self._hints = 0.0, 0.0, 0
 
     def restart(self, after: int = FIRST) -> None:
         """The split has changed; the first look comes after so many batches."""
         self._after, self._unseen = max(self.FIRST, after), 0
+        self._bits = 0.0
 
-    def due(self, rates: Arrivals) -> bool:
-        """Whether too many batches have shown nothing, of which the last one's arrivals are ``rates``."""
-        self._unseen = 0 if link_rate(rates, sound=True) else self._unseen + 1
-        if self._unseen < self._after:
+    def due(self, rates: Arrivals, bits: float) -> bool:
+        """Whether it is time to look: too many batches have shown nothing, or the last ones hint at a faster link.
+
+        ``rates``: the last batch's arrivals; ``bits``: the link's rate by the plan, in bits per second.
+        """
+        if link_rate(rates, sound=True):
+            self._unseen = self._hints = 0
+            return False
+        self._unseen += 1
+        if not self._hinted(rates, bits) and self._unseen < self._after:
             return False
         self._unseen = 0
         return True
+
+    def _hinted(self, rates: Arrivals, bits: float) -> bool:
+        """Each hint must be so many times as fast as what the one before turned out to be nothing at."""
+        if bits != self._bits:
+            self._bits, self._fastest, self._hints = bits, 0.0, 0
+        counted = [
+            (nbytes, seconds) for nbytes, seconds in rates if nbytes >= self.HINT_BYTES and seconds > 0
+        ]
+        if not counted:
+            return False
+        pace = sum(nbytes for nbytes, _ in counted) / sum(seconds for _, seconds in counted)
+        faster = 0 < self.HINT * self._fastest < pace
+        self._hints = self._hints + 1 if faster else 0
+        if faster and self._hints < Drift.EVIDENCE:
+            return False  # one alone may be a chance, and is not what the others are compared with
+        self._fastest = max(self._fastest, pace)
+        self._hints = 0
+        return faster
 
     def split(self, strategy: str, profile: Profile, job: Job, splits: range, split: int) -> int | None:
         """Which of ``splits`` to look from; None when a faster link would make no other better than ``split``.

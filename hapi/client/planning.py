@@ -285,7 +285,7 @@ class Planning:
 
     def _look_at_link(self, rates: Arrivals) -> None:
         """Have the next batches show the link if it was not seen for long and a faster one would be of use."""
-        if self.profile is not None and self._look.due(rates):
+        if self.profile is not None and self._look.due(rates, self.profile.link.bits_per_second):
             splits = range(self._earliest, self._latest + 1)
             split = self._look.split(self.strategy, self.profile, self.job, splits, self._split)
             if split is not None:

@@ -510,6 +510,67 @@ def test_a_link_that_recovered_is_noticed_where_nothing_shows_it() -> None:
     assert planning.to_json()["looks"] == 2
 
 
+def test_short_arrivals_that_come_much_faster_are_a_reason_to_look_at_once() -> None:
+    """After a hundred batches on a slow link the next look is up to 64 batches away."""
+    planning, world = unseen_at_the_freeze()
+    slower_link(world, 0.1)
+    run_epoch(planning, world, 1, batches=100)
+    slower_link(world, 10)
+    splits = run_epoch(planning, world, 2, batches=10)
+    assert splits[-1] == BEST, "two that hint, one that was open, two looks and one that was open"
+    assert splits.index(BEST) <= 6
+
+
+LINK = 10e6
+
+
+def short(megabits: float) -> list[tuple[int, float]]:
+    """A batch's arrivals that are too short to tell a rate."""
+    return [(27_000, 27_000 * 8 / (megabits * 1e6))] * 3 + [(1_000, 1e-6)]
+
+
+def looks(look: Look, paces: list[float], bits: float = LINK) -> list[bool]:
+    return [look.due(short(pace), bits) for pace in paces]
+
+
+def test_a_hint_takes_two_batches_that_agree() -> None:
+    assert looks(Look(), [11, 13, 10, 100, 11, 100]) == [False] * 6
+    assert looks(Look(), [11, 10, 100, 100]) == [False] * 3 + [True]
+    assert looks(Look(), [11, 15, 21, 26]) == [False] * 4, "not twice the fastest so far"
+
+
+def test_what_was_a_false_hint_is_none_any_more() -> None:
+    look = Look()
+    assert looks(look, [10, 100, 100]) == [False, False, True]
+    assert looks(look, [10, 100, 100, 190, 190, 10, 100]) == [False] * 7
+    look.restart()
+    assert looks(look, [10, 250, 250]) == [False, False, True]
+
+
+def test_a_link_of_which_the_plan_has_another_rate_is_known_anew() -> None:
+    look = Look()
+    assert looks(look, [10, 10]) == [False, False]
+    assert looks(look, [100, 100, 100], 10 * LINK) == [False] * 3
+    assert looks(look, [10, 30, 30], LINK / 2) == [False, False, True]
+
+
+def test_arrivals_of_one_piece_hint_at_nothing() -> None:
+    look, tiny = Look(), [(8_000, 0.01)]
+    assert not any(
+        look.due(arrivals, LINK) for arrivals in (tiny, tiny, [(8_000, 1e-5)], [(8_000, 1e-5)], [])
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0.5, 5000), min_size=1, max_size=200))
+def test_false_hints_are_few(paces: list[float]) -> None:
+    """Whatever comes, looks without a change of the plan are those by number of batches and one for each doubling."""
+    look, made = Look(), 0
+    for pace in paces:
+        made += look.due(short(pace), LINK)
+    assert made <= len(paces) // Look.FIRST + math.log2(5000 / 0.5)
+
+
 def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
     """On a fast link a part of it is there before anybody looks, and a rest that is too small shows nothing."""
     _, world = unseen_at_the_freeze()
