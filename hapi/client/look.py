@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hapi.client.choices import allowed
 from hapi.client.watch import Drift, Watch
+from hapi.profiler.cost import estimate
 from hapi.profiler.decide import plan
 from hapi.profiler.observe import ENOUGH_BYTES, Arrivals, link_rate
 from hapi.profiler.profile import Job, Profile
@@ -15,12 +16,15 @@ class Look:
     """When to leave, for a batch or two, a split that sends too little to show what the link is like.
 
     Without it a link that recovered would never be noticed at a split that was chosen since it was slow.
-    Looks come ever more rarely, but at once when what little is sent comes much faster than before.
+    Looks come ever more rarely, but at once when what little is sent comes much faster than before; where that can be
+    told, only rarely from the beginning.
     """
 
     FIRST, LONGEST = 8, 64
     """Batches that show nothing after which a look is due: doubled each time, so that a link that stays slow costs
-    little."""
+    little, up to the longest or to where a look takes its share."""
+    SHARE = 0.02
+    """Of all seconds that looks should take in the long run."""
     FASTER = 16.0
     """Times the link's rate that a look hopes for."""
     SHOWN_BYTES = 2 * ENOUGH_BYTES
@@ -48,7 +52,8 @@ class Look:
             self._unseen = self._hints = 0
             return False
         self._unseen += 1
-        if not self._hinted(rates, bits) and self._unseen < self._after:
+        hinted = self._hinted(rates, bits)
+        if not hinted and self._unseen < (max(self._after, self.LONGEST) if self._fastest else self._after):
             return False
         self._unseen = 0
         return True
@@ -81,8 +86,11 @@ class Look:
         best, now = (found.candidates[s].estimate for s in (allowed(found, splits[0], splits[-1]), split))
         if best.epoch_seconds >= now.epoch_seconds * (1 - Watch.HYSTERESIS):
             return None
-        self._after = min(self.LONGEST, 2 * self._after)
         samples = min(job.request_size, profile.server.cos_batch)
         sent = {s: samples * profile.sent_bytes(s) for s in splits}
         enough = [s for s in sent if sent[s] >= self.SHOWN_BYTES]
-        return min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])
+        looks = min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])
+        there, here = (estimate(profile, job, s).epoch_seconds for s in (looks, split))
+        longest = max(self.LONGEST, int((there / here - 1) / self.SHARE)) if here > 0 else self.LONGEST
+        self._after = min(longest, 2 * self._after)
+        return looks

@@ -40,7 +40,7 @@ from hapi.client.profiling import Profiling
 from hapi.client.watch import Drift, Watch
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, Plan, choices, plan
-from hapi.profiler.observe import Arrivals, Sizes
+from hapi.profiler.observe import Arrivals, Sizes, link_rate
 from hapi.profiler.profile import Job, Profile
 
 ORACLE = "oracle"
@@ -114,6 +114,8 @@ class Planning:
         self._look = Look()
         self._looks: list[int] = []
         """Splits of batches to come that show the link."""
+        self._looking: int | None = None
+        """The split of such a batch, until what it showed is known."""
         self.looks = 0
         """Batches that were run to see the link."""
         if profile is not None:
@@ -201,7 +203,7 @@ class Planning:
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
             self._follow_plan((epoch, batch + 1))
-            self._look_at_link(rates)
+            self._look_at_link(split, rates)
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
@@ -283,14 +285,27 @@ class Planning:
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
 
-    def _look_at_link(self, rates: Arrivals) -> None:
-        """Have the next batches show the link if it was not seen for long and a faster one would be of use."""
-        if self.profile is not None and self._look.due(rates, self.profile.link.bits_per_second):
+    def _look_at_link(self, split: int, rates: Arrivals) -> None:
+        """Have the next batch show the link if it was not seen for long and a faster one would be of use.
+
+        A second one follows if the first, whose arrivals are known at the latest when it is done, shows such a link.
+        """
+        if self.profile is None:
+            return
+        seen, bits = link_rate(rates, sound=True), self.profile.link.bits_per_second
+        again = None
+        if seen is not None and seen[0] > (1 + Drift.MARGIN) * bits:
+            again, self._looking = self._looking, None
+        elif split == self._looking:
+            self._looking = None
+        if again is None and self._look.due(rates, bits):
             splits = range(self._earliest, self._latest + 1)
-            split = self._look.split(self.strategy, self.profile, self.job, splits, self._split)
-            if split is not None:
-                with self._lock:
-                    self._looks = [split] * Drift.EVIDENCE
+            again = self._looking = self._look.split(
+                self.strategy, self.profile, self.job, splits, self._split
+            )
+        if again is not None:
+            with self._lock:
+                self._looks = [again]
 
     def _change(self, at: tuple[int, int], split: int, why: str) -> None:
         with self._lock:
@@ -299,6 +314,7 @@ class Planning:
                 self.changes.append(change)
                 self._unopened_change = True
                 self._looks.clear()
+                self._looking = None
             self._split = split
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
