@@ -55,9 +55,10 @@ class Planning:
     :meth:`open` may be called from any thread; all else is the training loop's.
     """
 
-    FIRST_HOLD, LONGEST_HOLD = 4, 64
-    """Batches that a split stays after the watch chose it: doubled when the next change comes soon after, so that
-    a link or a neighbour that goes to and fro does not make the split go to and fro with it."""
+    FIRST_HOLD, LONGEST_HOLD = 4, 1024
+    """Batches that a split stays after the watch chose it, unless it turns out to be slower than by the plan: doubled
+    when the next change comes soon after, so that a link or a neighbour that goes to and fro does not make the split
+    go to and fro with it, and what looks better elsewhere and is not is tried ever more rarely."""
 
     def __init__(
         self,
@@ -111,6 +112,8 @@ class Planning:
         self._hold = 0
         self._held = 0
         """Batches since the watch changed the split."""
+        self._worse = False
+        """Whether the split has turned out to be slower than by the plan."""
         self._look = Look()
         self._looks: list[int] = []
         """Splits of batches to come that show the link."""
@@ -200,8 +203,10 @@ class Planning:
         elif self._watch is not None and self._replan:
             found = self._watch.batch_done(split, rates, bounds)
             if found is not None:
+                before = self._seconds()
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
+                self._worse = self._seconds() > (1 + Watch.HYSTERESIS) * before
             self._follow_plan((epoch, batch + 1))
             self._look_at_link(split, rates)
 
@@ -277,13 +282,18 @@ class Planning:
         gain = 1 - seconds[after] / seconds[self._split] if seconds[self._split] > 0 else 0.0
         if after == self._split or gain <= Watch.HYSTERESIS:
             self._why = None
-        elif self._held >= self._hold:
+        elif self._worse or self._held >= self._hold:
             soon = self._hold > 0 and self._held < 4 * self._hold
             self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
             self._held = 0
-            self._look.restart(self._hold)
+            self._worse = False
+            self._look.restart(min(self._hold, Look.LONGEST))
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
+
+    def _seconds(self) -> float:
+        """Of an epoch at the present split, by the plan."""
+        return 0.0 if self.plan is None else self.plan.candidates[self._split].estimate.epoch_seconds
 
     def _look_at_link(self, split: int, rates: Arrivals) -> None:
         """Have the next batch show the link if it was not seen for long and a faster one would be of use.
