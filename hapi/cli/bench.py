@@ -17,6 +17,7 @@ from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
 from hapi.errors import UsageError
+from hapi.paths import check_outputs
 from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
 
 
@@ -143,7 +144,12 @@ def _add_overload(benchmarks: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen benchmark and print its table and conditions; returns the exit code."""
+    """Run the chosen benchmark and print its table and conditions; returns the exit code.
+
+    What it is to write can be written, or it is told before anything is measured.
+    """
+    outputs = [(f"--{name}", getattr(args, name, None)) for name in ("json", "csv", "figure")]
+    check_outputs(outputs, [("--results", getattr(args, "results", None))])
     if args.benchmark in STUDIES:
         return run_study(args)
     if args.benchmark in MEASURED:

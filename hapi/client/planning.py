@@ -203,10 +203,10 @@ class Planning:
         elif self._watch is not None and self._replan:
             found = self._watch.batch_done(split, rates, bounds)
             if found is not None:
-                before = self._seconds()
+                before = self._seconds(self._split)
                 self.profile, self._why = found
                 self.plan = plan(self.strategy, self.profile, self.job)
-                self._worse = self._seconds() > (1 + Watch.HYSTERESIS) * before
+                self._worse = self._seconds(self._split) > (1 + Watch.HYSTERESIS) * before
             self._follow_plan((epoch, batch + 1))
             self._look_at_link(split, rates)
 
@@ -274,14 +274,17 @@ class Planning:
         self._why = None
 
     def _follow_plan(self, at: tuple[int, int]) -> None:
-        """Change to what the watch made the plan, for a gain beyond the hysteresis and when the hold is over."""
+        """Change to what the watch made the plan, for a gain beyond the hysteresis.
+
+        That is when the hold is over, or at once where the split turned out slower than by its plan.
+        """
         if self.plan is None or self._why is None:
             return
         after = self._allowed(self.plan)
-        seconds = [c.estimate.epoch_seconds for c in self.plan.candidates]
-        gain = 1 - seconds[after] / seconds[self._split] if seconds[self._split] > 0 else 0.0
+        now = self._seconds(self._split)
+        gain = 1 - self._seconds(after) / now if now > 0 else 0.0
         if after == self._split or gain <= Watch.HYSTERESIS:
-            self._why = None
+            self._why, self._worse = None, False
         elif self._worse or self._held >= self._hold:
             soon = self._hold > 0 and self._held < 4 * self._hold
             self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
@@ -291,9 +294,9 @@ class Planning:
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
 
-    def _seconds(self) -> float:
-        """Of an epoch at the present split, by the plan."""
-        return 0.0 if self.plan is None else self.plan.candidates[self._split].estimate.epoch_seconds
+    def _seconds(self, split: int) -> float:
+        """Of an epoch at ``split``, by the plan."""
+        return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
 
     def _look_at_link(self, split: int, rates: Arrivals) -> None:
         """Have the next batch show the link if it was not seen for long and a faster one would be of use.

@@ -76,6 +76,18 @@ def test_a_file_that_two_machines_measured_names_both() -> None:
     assert recorded_conditions([]) == recorded_conditions([done, head("1", "A")]) == {}
 
 
+@pytest.mark.parametrize("benchmark", ["wire", "optimality", "directory"])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told before hours of measuring, not after them."""
+    (tmp_path / "file").write_text("")
+    there = str(tmp_path / "file" / "figures.json")
+    assert main(["bench", benchmark, "--json", there]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and f"--json {there}: cannot be written there" in told.err
+
+
 def test_figures_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_json(tmp_path / "figures.json", {"a": 1})
     assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}

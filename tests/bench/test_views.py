@@ -93,9 +93,9 @@ def test_the_papers_figures_stand_beside_ours(results: Path, capsys: pytest.Capt
 def test_files_that_cannot_be_written(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flag, name, said in (
         ("--figure", "x.gif", "must end in"),
-        ("--figure", "absent/x.png", "cannot be written"),
-        ("--csv", "absent/x.csv", "cannot be written"),
-        ("--json", "absent/x.json", "cannot be written"),
+        ("--figure", "sweep.jsonl/x.png", "cannot be written"),
+        ("--csv", "sweep.jsonl/x.csv", "cannot be written"),
+        ("--json", "sweep.jsonl/x.json", "cannot be written"),
     ):
         code = main(["bench", "splits", "--results", str(results), flag, str(results.parent / name)])
         assert code == 2 and said in capsys.readouterr().err
