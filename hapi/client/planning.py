@@ -37,10 +37,10 @@ from hapi.client.choices import (
 from hapi.client.look import Look
 from hapi.client.measuring import Meter
 from hapi.client.profiling import Profiling
-from hapi.client.watch import Drift, Watch
+from hapi.client.watch import Drift, Watch, shown_rate
 from hapi.profiler.cost import estimate
 from hapi.profiler.decide import PLANNERS, Plan, choices, plan
-from hapi.profiler.observe import Arrivals, Sizes, link_rate
+from hapi.profiler.observe import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
 
 ORACLE = "oracle"
@@ -208,7 +208,7 @@ class Planning:
                 self.plan = plan(self.strategy, self.profile, self.job)
                 self._worse = self._seconds(self._split) > (1 + Watch.HYSTERESIS) * before
             self._follow_plan((epoch, batch + 1))
-            self._look_at_link(split, rates)
+            self._look_at_link(split, rates, bounds)
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
@@ -298,16 +298,16 @@ class Planning:
         """Of an epoch at ``split``, by the plan."""
         return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
 
-    def _look_at_link(self, split: int, rates: Arrivals) -> None:
+    def _look_at_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Have the next batch show the link if it was not seen for long and a faster one would be of use.
 
         A second one follows if the first, whose arrivals are known at the latest when it is done, shows such a link.
         """
         if self.profile is None:
             return
-        seen, bits = link_rate(rates, sound=True), self.profile.link.bits_per_second
-        again = None
-        if seen is not None and seen[0] > (1 + Drift.MARGIN) * bits:
+        bits, again = self.profile.link.bits_per_second, None
+        seen, _ = shown_rate(rates, bounds, bits)
+        if seen is not None and seen > (1 + Drift.MARGIN) * bits:
             again, self._looking = self._looking, None
         elif split == self._looking:
             self._looking = None

@@ -105,12 +105,11 @@ class Watch:
 
     def _network(self, split: int, rates: Arrivals, bounds: Arrivals) -> float | None:
         """The change of the link that its arrivals tell, of which several batches' may have come at once."""
-        link, expected = link_rate(rates, sound=True), self._profile.link.bits_per_second
-        faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]
-        bits = max([rate for _, rate in faster] + ([] if link is None else [link[0]]), default=None)
+        expected = self._profile.link.bits_per_second
+        bits, faster = shown_rate(rates, bounds, expected)
         if bits is None:
             return None
-        nbytes = max(sum(n for n, _ in rates), sum(n for n, _ in faster))
+        nbytes = max(sum(n for n, _ in rates), faster)
         batches = nbytes / (self._batch_size * self._profile.sent_bytes(split))
         return self._drifts["network"].add(bits / expected, batches)
 
@@ -144,6 +143,17 @@ class Watch:
             "rest": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
             "step": profile.step_seconds + profile.update_seconds / self._batch_size,
         }
+
+
+def shown_rate(rates: Arrivals, bounds: Arrivals, expected: float) -> tuple[float | None, int]:
+    """(bits per second that arrivals show, None if they show nothing; bytes that came faster than ``expected``).
+
+    ``bounds`` can only tell that a link is faster.
+    """
+    link = link_rate(rates, sound=True)
+    faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]
+    found = [rate for _, rate in faster] + ([] if link is None else [link[0]])
+    return max(found, default=None), sum(n for n, _ in faster)
 
 
 def _share_of(part: float, whole: float) -> float:

@@ -552,6 +552,21 @@ def test_short_arrivals_that_come_much_faster_are_a_reason_to_look_at_once() -> 
     assert splits.index(BEST) <= 7
 
 
+def test_a_look_whose_answers_are_there_before_anybody_looks_is_followed_by_another() -> None:
+    """A link that is faster than its readers shows in bounds only."""
+    planning, world = unseen_at_the_freeze(sent=1_000)
+    slower_link(world, 0.1)
+    run_epoch(planning, world, 1, batches=12)
+    slower_link(world, 10)
+    planning.begin_pass(2, 60)
+    splits = []
+    for batch in range(60):
+        splits.append(planning.open(2, batch)[0])
+        arrivals = world.batch(splits[-1])
+        planning.batch_done(2, batch, splits[-1], [(n // 10, s / 10) for n, s in arrivals], arrivals)
+    assert splits[-1] == BEST and planning.looks == 2
+
+
 LINK = 10e6
 
 
