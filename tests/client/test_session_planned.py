@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -391,6 +392,7 @@ def test_a_budget_that_nothing_fits(service: Service) -> None:
 @pytest.mark.slow
 def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]) -> None:
     """ResNet18's weights do not fit beside a training batch, its last layers' do."""
+    gc.collect()
     give_back_freed_memory()  # of tests before: with that, training might take nothing that could be observed
     with open_session(service, split="auto", memory=70 << 20, prefetch_bytes=0) as session:
         planning, model = session.planning, session.prepared.model
