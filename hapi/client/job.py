@@ -45,10 +45,13 @@ class ExtractionJob:
         return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
 
     def at(self, seed: int, epoch: int) -> ExtractionJob:
-        """The job as it is in one epoch: a random transform differs from epoch to epoch."""
-        if self.transform is None or not self.transform.random:
-            return self
-        return replace(self, transform=self.transform.at(seed, epoch))
+        """The job as it is in one epoch: chunk windows and a random transform differ from epoch to epoch."""
+        windows, transform = self.windows, self.transform
+        return replace(
+            self,
+            windows=None if windows is None else replace(windows, epoch=epoch),
+            transform=transform.at(seed, epoch) if transform is not None and transform.random else transform,
+        )
 
     def request(self, ids: messages.IdArray, *, first: bool = False) -> dict[str, Any]:
         """The document that asks for ``ids``; ``first``: it is the first of its batch."""

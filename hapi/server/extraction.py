@@ -29,6 +29,7 @@ from hapi.server.sizing import FrontSizes
 from hapi.server.status import Progress
 from hapi.server.worker import Workers
 from hapi.storage.dataset import Dataset, Samples
+from hapi.storage.reader import Near
 from hapi.storage.transform import input_shape
 from hapi.wire import messages
 from hapi.wire.frames import (
@@ -72,7 +73,7 @@ class Extraction:
         self,
         dataset: Dataset,
         request: messages.ExtractRequest,
-        near: int,
+        near: Near | None,
         clock: RequestClock,
         cancelled: threading.Event,
         tenant: Tenant,

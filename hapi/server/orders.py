@@ -20,6 +20,7 @@ from hapi.errors import NotFoundError
 from hapi.server.device import NOBODY
 from hapi.server.fair_queue import Tenant
 from hapi.storage.dataset import Dataset
+from hapi.storage.reader import Near
 from hapi.storage.sequence import IntArray, Shuffle
 from hapi.wire.sequences import ChunkWindows, SequenceRange
 
@@ -33,8 +34,8 @@ JOBS_KEPT = 64
 """Jobs of one tenant that are remembered."""
 
 _Key = tuple[int, int, int, int, int]
-_Job = tuple[str, ChunkWindows]
-"""A data set's version and the windows: trainers of one job have the same, in all epochs."""
+_Job = tuple[str, int, int, int]
+"""A data set's version and the windows' numbers: trainers of one job have the same, in all epochs."""
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,19 @@ class Orders:
         counts = Counter(kept.tenant for kept in self._kept.values())
         return max((key for key in self._kept if key != newest), key=lambda k: counts[self._kept[k].tenant])
 
-    def near(self, dataset: Dataset, windows: ChunkWindows | None, tenant: Tenant = NOBODY) -> int:
+    def near(self, dataset: Dataset, windows: ChunkWindows | None, tenant: Tenant = NOBODY) -> Near | None:
         """How :meth:`hapi.storage.dataset.Dataset.read` is to read for a request from these windows, if any.
 
         The jobs that read just now share the cache: the tenant's own, and a few of each other one.
         """
         if windows is None:
-            return 0
+            return None
+        job = dataset.version, windows.seed, windows.group, windows.window
         now = self._clock()
         with self._lock:
             own = self._reading.setdefault(tenant, OrderedDict())
-            own[dataset.version, windows] = now
-            own.move_to_end((dataset.version, windows))
+            own[job] = now
+            own.move_to_end(job)
             if len(own) > JOBS_KEPT:
                 own.popitem(last=False)
             self._forget(now - READ_SECONDS)
@@ -121,7 +123,8 @@ class Orders:
                 min(JOBS_FOR_OTHERS, len(jobs)) for jobs in self._reading.values() if jobs is not own
             )
             sharers = len(own) + others
-        return dataset.reader.near(Shuffle(windows.group, windows.window), sharers)
+        shuffle = Shuffle(windows.group, windows.window)
+        return dataset.reader.near(shuffle, windows.seed, windows.epoch, sharers)
 
     def _forget(self, until: float) -> None:
         """Jobs that have not asked since ``until`` do not read any more."""

@@ -8,6 +8,8 @@ A slot's life:
     free --claim--> loading --publish(ok)--> ready --claim of another chunk, when nobody uses it--> loading
                     loading --publish(failed)--> free (its chunk is forgotten; who waits for it reads for himself)
 
+What an epoch comes back to much later is kept (:meth:`ChunkCache.keep`), for as long as others can be taken.
+
 A claim holds its slots until it is released, so what is being copied from is never replaced. Who claims a chunk that
 another is loading waits for it: nobody waits before his own loads are published, so there is no circle of waiting.
 """
@@ -25,6 +27,7 @@ Flags = npt.NDArray[np.bool_]
 
 _FREE, _LOADING, _READY = 0, 1, 2
 ABSENT = -1
+_KEPT_PART = 3
 
 
 class Area:
@@ -55,6 +58,9 @@ class ChunkCache:
         self._state = np.zeros(self.slots, dtype=np.int8)
         self._users = np.zeros(self.slots, dtype=np.int32)
         self._used = np.zeros(self.slots, dtype=np.int64)
+        self._until = np.zeros(self.slots, dtype=np.int64)
+        """Of ``_loads``: while there are fewer, other slots are taken first."""
+        self._loads = 0
         self._chunk = np.zeros(self.slots, dtype=np.int64)
         self._area: list[Area | None] = [None] * self.slots
         self._clock = 0
@@ -67,7 +73,8 @@ class ChunkCache:
     def claim(self, area: Area, chunks: Ints, wanted: Flags) -> Claim:
         """Hold the slots of ``chunks`` (distinct), and take slots for the ``wanted`` ones that have none.
 
-        The least recently used slots that nobody holds are taken; without any, chunks stay ``ABSENT``.
+        The least recently used slots that nobody holds are taken, those of :meth:`keep` last; without any, chunks stay
+        ``ABSENT``.
         """
         with self._changed:
             slots = area.slot_of[chunks].astype(np.int64)
@@ -88,7 +95,8 @@ class ChunkCache:
         """At most ``count`` slots that nobody holds, the least recently used ones."""
         idle = np.flatnonzero(self._users == 0)
         if count < len(idle):
-            idle = idle[np.argpartition(self._used[idle], count)[:count]] if count else idle[:0]
+            used = np.where(self._until > self._loads, self._used + self._clock, self._used)[idle]
+            idle = idle[np.argpartition(used, count)[:count]] if count else idle[:0]
         return idle
 
     def _assign(self, area: Area, chunks: Ints, slots: Ints) -> None:
@@ -98,6 +106,8 @@ class ChunkCache:
         self._chunk[slots] = chunks
         self._state[slots] = _LOADING
         self._users[slots] = 1
+        self._until[slots] = 0
+        self._loads += len(slots)
         area.slot_of[chunks] = slots
 
     def _forget(self, slot: int) -> None:
@@ -106,6 +116,18 @@ class ChunkCache:
             area.slot_of[self._chunk[slot]] = ABSENT
         self._area[slot] = None
         self._state[slot] = _FREE
+
+    def keep(self, slots: Ints, loads: int) -> None:
+        """These, which the caller holds, are wanted again before so many more chunks are loaded.
+
+        At most a third of the cache is kept for later; beyond that what was used least recently is not.
+        """
+        with self._changed:
+            self._until[slots] = self._loads + loads
+            kept = np.flatnonzero(self._until > self._loads)
+            excess = len(kept) - self.slots // _KEPT_PART
+            if excess > 0:
+                self._until[kept[np.argsort(self._used[kept], kind="stable")[:excess]]] = 0
 
     def publish(self, slots: Ints, sound: Flags) -> None:
         """The loads of these slots have ended, and whether each is good. They stay held until the release."""

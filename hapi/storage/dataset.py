@@ -23,7 +23,7 @@ from hapi.storage.directory import Located, offsets_of
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
 from hapi.storage.objects import ObjectStore
-from hapi.storage.reader import Reader, chunk_cache
+from hapi.storage.reader import Near, Reader, chunk_cache
 from hapi.storage.runs import Sums, runs_of
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import ShardTable
@@ -119,7 +119,7 @@ class Dataset:
     def read(
         self,
         ids: npt.ArrayLike,
-        near: int = 0,
+        near: Near | None = None,
         out: npt.NDArray[np.uint8] | None = None,
         places: Located | None = None,
     ) -> Samples:

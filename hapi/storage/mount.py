@@ -29,7 +29,7 @@ from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.storage.dataset import Dataset, Samples, open_dataset
 from hapi.storage.directory import Located, offsets_of
 from hapi.storage.objects import open_store, split_address
-from hapi.storage.reader import chunk_cache
+from hapi.storage.reader import Near, chunk_cache
 from hapi.storage.sample_cache import SampleCache
 from hapi.storage.sequence import FULL, IntArray, Shuffle
 
@@ -111,7 +111,7 @@ class Mounted:
         threads = _STRETCHES - 1 if waits or large else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
-        self._near = 0
+        self._near: Near | None = None
         self._position = self._planned = 0
         self._reach = self._stretch_bytes
         """Bytes of the stretch that is planned next."""
@@ -125,7 +125,7 @@ class Mounted:
     def read(
         self,
         ids: IntArray,
-        near: int = 0,
+        near: Near | None = None,
         out: npt.NDArray[np.uint8] | None = None,
         places: Located | None = None,
     ) -> Samples:
@@ -172,7 +172,7 @@ class Mounted:
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
-        self._near = reader.near(shuffle) if shuffle.group else reader.near_order(found[start:])
+        self._near = reader.near(shuffle, seed, epoch) if shuffle.group else reader.near_order(found[start:])
         return found
 
     def bread(self, count: int) -> Samples:
@@ -276,7 +276,7 @@ def mount(
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
-    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 256 MiB), and
+    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 300 MiB), and
     ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
     ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
     cannot be used.

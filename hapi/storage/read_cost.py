@@ -26,8 +26,8 @@ class ReadCost:
     cache_bytes: int
     """Default bound of a chunk cache."""
     window: int
-    """Chunks open at a time when the user names none: of twice as many, and of parts of some, the default cache has
-    room."""
+    """Chunks open at a time when the user names none: the default cache has room for twice as many, and for those that
+    are open over the end of an epoch."""
 
     @property
     def slot_bytes(self) -> int:
@@ -62,7 +62,7 @@ REMOTE_COST = ReadCost(
     chunk_bytes=8 << 20,
     small_bytes=2 << 20,
     piece_samples=32768,
-    cache_bytes=256 << 20,
+    cache_bytes=300 << 20,
     window=10,
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it

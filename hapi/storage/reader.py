@@ -36,7 +36,7 @@ from hapi.storage.grid import Grid, Places, Span
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.read_cost import read_cost
 from hapi.storage.runs import Runs, Sums, digests
-from hapi.storage.sequence import IntArray, Shuffle
+from hapi.storage.sequence import IntArray, Shuffle, opened_twice
 from hapi.storage.shards import ShardTable
 
 _FORGOTTEN_AFTER = 4
@@ -45,6 +45,19 @@ _GRIDS = 4
 """Ways of cutting a data set that are remembered, beside the usual one."""
 _SMALLEST, _FULLEST = 16, 1.1
 """Chunks of a group's own size are at least 1/16 of the usual ones; larger than 1.1 times these, a group is several."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """What :class:`Reader` is told of the reads to come: they use few chunks at a time, each often enough."""
+
+    group: int
+    """Chunks of such groups are read whole at once."""
+    again: frozenset[int] = frozenset()
+    """Groups that the epoch comes back to at its end: their chunks are kept where there is room."""
+    sharers: int = 1
+    """Such orders that load chunks meanwhile, this one included."""
+
 
 Check = Callable[[IntArray, Sums], None]
 """``check(ids, found)``; see :class:`Reader`."""
@@ -120,7 +133,9 @@ class Reader:
         self._grids: OrderedDict[int, Grid] = OrderedDict()
         self._guard = threading.Lock()
 
-    def read(self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: int = 0) -> None:
+    def read(
+        self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: Near | None = None
+    ) -> None:
         """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
         ``near`` is what :meth:`near` or :meth:`near_order` say of the reads to come. Raises what the store raises, and
@@ -133,34 +148,41 @@ class Reader:
             for piece in pieces:
                 self._direct(piece, out)
             return
-        grid = self._grid_of(near) if near else self._grid
+        grid = self._grid_of(near.group) if near else self._grid
         # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
-        ahead = deque(self._wanted(grid, piece, near > 0) for piece in pieces[:1])
+        ahead = deque(self._wanted(grid, piece, near is not None) for piece in pieces[:1])
         for at, piece in enumerate(pieces):
             if at + 1 < len(pieces):
-                ahead.append(self._wanted(grid, pieces[at + 1], near > 0))
-            self._direct(self._from_chunks(grid, piece, ahead.popleft(), out), out)
+                ahead.append(self._wanted(grid, pieces[at + 1], near is not None))
+            self._direct(self._from_chunks(grid, piece, ahead.popleft(), near, out), out)
 
-    def near(self, shuffle: Shuffle, sharers: int = 1) -> int:
-        """The group of ``shuffle`` when chunks of its groups are to be read whole at once, else 0.
+    def near(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> Near | None:
+        """For an epoch by ``shuffle``: whether chunks of its groups are to be read whole at once.
 
         That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
-        of which ``sharers`` such orders at a time have a part each.
+        of which ``sharers`` such orders at a time have a part each. In what is left of a part the chunks are kept
+        that are open over the end of the epoch, so that they are not read at its beginning and at its end.
         """
-        group = min(shuffle.group, self._places.count)
+        count = self._places.count
+        group = min(shuffle.group, count)
         if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
-            return 0
-        return group if 2 * shuffle.window * self._parts(group) <= self._cache.slots // sharers else 0
+            return None
+        parts = self._parts(group)
+        room = self._cache.slots // sharers - 2 * shuffle.window * parts
+        if room < 0:
+            return None
+        again = opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), room // parts)
+        return Near(group, again, sharers)
 
-    def near_order(self, order: npt.NDArray[Any]) -> int:
+    def near_order(self, order: npt.NDArray[Any]) -> Near | None:
         """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
         group, slots = self.suits.group, self._cache.slots
         if not self.chunked or len(order) == 0:
-            return 0
+            return None
         span = order[: slots * group // 2].astype(np.int64)
         chunks = np.unique(self._grid.chunks_of(span, self._places.shards_of(span)))
         rent = self.cost.rent(self._mean, self.cost.chunk_bytes)
-        return group if len(chunks) <= slots and len(span) >= rent * len(chunks) else 0
+        return Near(group) if len(chunks) <= slots and len(span) >= rent * len(chunks) else None
 
     def _parts(self, group: int) -> int:
         return math.ceil(group * self._mean / (_FULLEST * self.cost.chunk_bytes))
@@ -188,12 +210,14 @@ class Reader:
         self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans])
         return _Wanted(chunks, which, worth)
 
-    def _from_chunks(self, grid: Grid, piece: _Piece, wanted: _Wanted, out: Bytes) -> _Piece:
+    def _from_chunks(
+        self, grid: Grid, piece: _Piece, wanted: _Wanted, near: Near | None, out: Bytes
+    ) -> _Piece:
         """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
         chunks, which = wanted.chunks, wanted.which
         claim = self._cache.claim(grid.area, chunks, wanted.worth)
         try:
-            self._load(grid, chunks[claim.mine], claim.slots[claim.mine])
+            self._load(grid, chunks[claim.mine], claim.slots[claim.mine], near)
             slots = self._cache.wait(claim)
             begins = slots * self._cache.slot_bytes - grid.begins[chunks]
             held = (slots != ABSENT)[which]
@@ -222,7 +246,7 @@ class Reader:
         worth: Flags = sound & (spent >= self.cost.rent(self._mean, self.cost.chunk_bytes))
         return worth
 
-    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray) -> None:
+    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray, near: Near | None) -> None:
         """Fill and publish ``slots``. A chunk that is too long or damaged is refused from now on."""
         sound = np.zeros(len(chunks), dtype=np.bool_)
         try:
@@ -245,6 +269,10 @@ class Reader:
             grid.refused[chunks] = ~sound
         finally:
             self._cache.publish(slots, sound)
+        if near is not None and near.again:
+            again = np.array([span.first // near.group in near.again for span in spans], dtype=np.bool_)
+            if again.any():
+                self._cache.keep(slots[again & sound], near.sharers * grid.total)
 
     def _is_sound(self, span: Span, view: memoryview) -> bool:
         low, high = span.edges

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +33,9 @@ HashArray = npt.NDArray[np.uint64]
 
 MOST = (1 << 31) - 1
 """Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
+
+_KEPT = 64
+"""Answers of :func:`opened_twice` that are remembered."""
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 17.
 _GAMMA = 0x9E3779B97F4A7C15
@@ -116,7 +120,7 @@ def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -
         raise UsageError(f"group {group}: {count} samples would be {chunks} chunks, at most {MOST}")
     # The epoch has 2**64 moments, and uint64 wraps at its end as the circle of chunks does.
     step = (1 << 64) // chunks if chunks > 1 else 0
-    ranked = sorted_places(_hashes(_mix_one(~key), chunks))
+    ranked = _ranked(key, chunks)
     opens = np.empty(chunks, dtype=np.uint64)
     opens[ranked] = np.arange(chunks, dtype=np.uint64) * np.uint64(step)
     moments = _hashes(key, count)
@@ -125,6 +129,23 @@ def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -
         moments *= np.uint64(step * window >> 32)
     moments += np.repeat(opens, group)[:count]
     return sorted_places(moments)
+
+
+def _ranked(key: int, chunks: int) -> IntArray:
+    return sorted_places(_hashes(_mix_one(~key), chunks))
+
+
+@lru_cache(_KEPT)
+def opened_twice(seed: int, epoch: int, count: int, shuffle: Shuffle, most: int) -> frozenset[int]:
+    """Chunks of :func:`chunk_sequence` that are open over the end of the epoch, so at its beginning, too.
+
+    At most ``most`` of them: those that open last. None when all are open all the time.
+    """
+    chunks = -(-count // shuffle.group)
+    twice = min(shuffle.window - 1, most)
+    if twice <= 0 or shuffle.window >= chunks:
+        return frozenset()
+    return frozenset(_ranked(_key(seed, epoch, count), chunks)[-twice:].tolist())
 
 
 def batches(sequence: IntArray, batch_size: int, drop_last: bool = False) -> Iterator[IntArray]:
@@ -243,11 +264,11 @@ class Order:
         sequence = self.sequence(epoch, ids, count)
         return trainer_batches(sequence, batch_size, self.trainer, self.trainers, drop_last=drop_last)
 
-    def windows(self) -> ChunkWindows | None:
+    def windows(self, epoch: int = 0) -> ChunkWindows | None:
         """What requests for its samples tell a server; None for the full permutation."""
         if not self.shuffle.group:
             return None
-        return ChunkWindows(seed=self.seed, group=self.shuffle.group, window=self.shuffle.window)
+        return ChunkWindows(seed=self.seed, epoch=epoch, group=self.shuffle.group, window=self.shuffle.window)
 
     def identity(self) -> dict[str, Any]:
         """What makes it another order of the same seed, for checkpoints and reports."""

@@ -36,7 +36,7 @@ from hapi.errors import HapiError, WireError
 
 Buffer = bytes | bytearray | memoryview
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MEDIA_TYPE = "application/vnd.hapi.frames"
 ALIGNMENT = 64
 SLICE_BYTES = 1 << 20

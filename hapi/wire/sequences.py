@@ -38,7 +38,9 @@ class SequenceRange:
     @property
     def windows(self) -> ChunkWindows | None:
         """None for the full permutation."""
-        return ChunkWindows(seed=self.seed, group=self.group, window=self.window) if self.group else None
+        if not self.group:
+            return None
+        return ChunkWindows(seed=self.seed, epoch=self.epoch, group=self.group, window=self.window)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], most: int) -> Self:
@@ -88,6 +90,7 @@ class ChunkWindows:
 
     seed: int
     """One of the requests of all trainers that share an epoch, other than those of other jobs."""
+    epoch: int
     group: int
     window: int
 
@@ -95,14 +98,15 @@ class ChunkWindows:
     def from_json(cls, value: Any) -> Self:
         """Checked strictly; :class:`BadRequestError` for anything else."""
         if not isinstance(value, dict):
-            raise BadRequestError("windows: expected an object of seed, group and window")
-        d = strict_fields(value, dict.fromkeys(("seed", "group", "window"), True), "windows")
+            raise BadRequestError("windows: expected an object of seed, epoch, group and window")
+        d = strict_fields(value, dict.fromkeys(("seed", "epoch", "group", "window"), True), "windows")
         return cls(
             seed=check_int(d["seed"], 0, _MOST_NUMBER, "windows.seed"),
+            epoch=check_int(d["epoch"], 0, _MOST_NUMBER, "windows.epoch"),
             group=check_int(d["group"], 1, MOST_GROUP, "windows.group"),
             window=check_int(d["window"], 1, MOST_GROUP, "windows.window"),
         )
 
     def to_json(self) -> dict[str, Any]:
         """The field of a request."""
-        return {"seed": self.seed, "group": self.group, "window": self.window}
+        return {"seed": self.seed, "epoch": self.epoch, "group": self.group, "window": self.window}

@@ -113,10 +113,10 @@ def test_windows_that_suit_the_servers_store_are_told_to_it(service: Service) ->
         prepared = session.prepared
         description = prepared.description
         assert prepared.order.shuffle == Shuffle(description.group, description.window)
-        asked = {"seed": 7, "group": description.group, "window": description.window}
+        asked = {"seed": 7, "epoch": 3, "group": description.group, "window": description.window}
         ids = prepared.training_ids
-        assert prepared.job(5).request(ids)["windows"] == asked
-        assert "windows" not in prepared.job(5, validation=True).request(ids)
+        assert prepared.job(5).at(7, 3).request(ids)["windows"] == asked
+        assert "windows" not in prepared.job(5, validation=True).at(7, 3).request(ids)
     with open_session(service, shuffle="full", split=0) as session:
         assert "windows" not in session.prepared.job(0).request(session.prepared.training_ids)
 

@@ -25,6 +25,7 @@ from http_tools import (
 from hapi.errors import BadRequestError, NotFoundError
 from hapi.server.fair_queue import Tenant
 from hapi.server.orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
+from hapi.storage.reader import Near
 from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.wire.sequences import SequenceRange
 
@@ -129,9 +130,8 @@ def test_a_tenant_with_many_sequences_pushes_out_its_own() -> None:
 def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> None:
     now, asked_with = [0.0], []
 
-    def near(shuffle: Shuffle, sharers: int) -> int:
+    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> None:
         asked_with.append(sharers)
-        return 0
 
     orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
     loud, quiet = Tenant(name="loud"), Tenant(name="quiet")
@@ -163,16 +163,18 @@ def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
 def test_jobs_with_windows_share_the_chunk_cache() -> None:
     now, asked_with = [0.0], []
 
-    def near(shuffle: Shuffle, sharers: int) -> int:
+    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> Near | None:
         asked_with.append(sharers)
-        return shuffle.group if sharers < 3 else 0
+        return Near(shuffle.group, sharers=sharers) if sharers < 3 else None
 
     orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
-    for seed, expected in ((0, 10), (0, 10), (1, 10), (2, 0), (0, 0)):
+    for seed, expected in ((0, Near(10)), (0, Near(10)), (1, Near(10, sharers=2)), (2, None), (0, None)):
         assert orders.near(one, wanted(seed, shuffle=windows).windows) == expected
     assert asked_with == [1, 1, 2, 3, 3]
-    assert orders.near(one, wanted(9).windows) == 0, "a full permutation"
+    assert orders.near(one, wanted(9).windows) is None, "a full permutation"
     now[0] += READ_SECONDS
-    assert orders.near(one, wanted(2, shuffle=windows).windows) == 10, "the others do not read any more"
+    assert orders.near(one, wanted(2, shuffle=windows).windows) == Near(10), "the others do not read any more"
     following = replace(wanted(2, shuffle=windows), epoch=1).windows
-    assert orders.near(one, following) == 10 and asked_with[-1] == 1, "a job's next epoch is the same job"
+    assert orders.near(one, following) == Near(10) and asked_with[-1] == 1, (
+        "a job's next epoch is the same job"
+    )

@@ -19,7 +19,8 @@ from hapi.storage.manifest import SampleLayout
 from hapi.storage.objects import ReadPart, Then, nothing
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
-from hapi.storage.read_cost import LOCAL_COST
+from hapi.storage.read_cost import LOCAL_COST, REMOTE_COST
+from hapi.storage.reader import Near
 from hapi.storage.sequence import Order, Shuffle
 from hapi.storage.sources import Source
 
@@ -93,15 +94,17 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixedSource, Counti
 @given(
     ids=st.lists(st.integers(0, 1999), max_size=300),
     slots=st.sampled_from([0, 1, 3, 100]),
-    near=st.sampled_from([0, 7, 100, 1000]),
+    group=st.sampled_from([0, 7, 100, 1000]),
 )
 def test_same_bytes_by_every_way(
-    mixed: tuple[MixedSource, CountingStore], ids: list[int], slots: int, near: int
+    mixed: tuple[MixedSource, CountingStore], ids: list[int], slots: int, group: int
 ) -> None:
     source, store = mixed
     dataset = opened(store, slots)
     for _ in range(2):
-        read = dataset.read(np.array(ids, dtype=np.int64), near)
+        read = dataset.read(
+            np.array(ids, dtype=np.int64), Near(group, frozenset([0, 2]), 3) if group else None
+        )
         assert read.data.tobytes() == b"".join(source.samples[i] for i in ids)
         assert [read.sample(k).tobytes() for k in range(len(ids))] == [source.samples[i] for i in ids]
 
@@ -115,8 +118,8 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
         assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
-    # Chunks that are open at the end of an epoch are open at its beginning, too.
-    assert len(set(store.ranges)) == 40 and len(store.ranges) <= 40 + 3
+    assert len(set(store.ranges)) == 40
+    assert len(store.ranges) <= 40 + 3, "nobody said which chunks are open over the end of the epoch"
     assert sum(size for _, _, size in set(store.ranges)) == 20_000 * 512
     assert max(size for _, _, size in store.ranges) <= SLOT
 
@@ -129,13 +132,12 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     source, store = packed(tmp_path, lengths.tolist())
     dataset = opened(store, slots)
     order = Shuffle(group, 4).sequence(1, 0, 12_000)
-    near = dataset.reader.near(Shuffle(group, 4))
-    assert near == group
+    near = dataset.reader.near(Shuffle(group, 4), 1, 0)
+    assert near is not None and near.group == group
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
         assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
-    wasted = sum(size for _, _, size in store.ranges) - int(lengths.sum())
-    assert wasted <= 4 * group * 1.1 * lengths.mean()  # groups that are open over the end of the epoch
+    assert sum(size for _, _, size in store.ranges) == lengths.sum()
     assert max(size for _, _, size in store.ranges) <= SLOT
 
 
@@ -145,23 +147,54 @@ def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
     dataset = opened(store, 12)
     ids = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.8)
     order = Order(seed=1, shuffle=Shuffle(512, 4))
-    near = dataset.reader.near(order.shuffle)
-    assert near
-    for batch in order.batches(0, ids, 20_000, 64):
-        dataset.read(batch, near)
-    assert len(store.ranges) <= 40 + 3
+    for epoch in range(3):
+        near = dataset.reader.near(order.shuffle, 1, epoch)
+        for batch in order.batches(epoch, ids, 20_000, 64):
+            dataset.read(batch, near)
+    assert len(store.ranges) <= 3 * 40
+
+
+def test_chunks_open_over_the_end_of_an_epoch_are_read_once(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 12)  # of 40 chunks
+    for epoch in range(2):
+        order = Shuffle(512, 4).sequence(1, epoch, 20_000)
+        near = dataset.reader.near(Shuffle(512, 4), 1, epoch)
+        store.ranges.clear()
+        for first in range(0, len(order), 256):
+            dataset.read(order[first : first + 256], near)
+        assert len(store.ranges) <= 40
+        assert len(set(store.ranges)) == len(store.ranges)
+
+
+def test_two_jobs_keep_what_each_needs_again(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 24)
+    orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
+    nears = [dataset.reader.near(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
+    for first in range(0, 20_000, 256):
+        for order, near in zip(orders, nears, strict=True):
+            dataset.read(order[first : first + 256], near)
+    assert len(store.ranges) <= 2 * 40
 
 
 def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 20_000)
     reader = opened(store, 12).reader
-    assert not reader.near(Shuffle(4, 2)), "2 KB: not worth a range"
-    assert reader.near(Shuffle(512, 6)) == 512
-    assert not reader.near(Shuffle(512, 7)), "more may be open than there is room for"
-    assert not reader.near(Shuffle(512, 6), sharers=2)
-    assert not reader.near(Shuffle((1 << 31) - 1, 1))
-    assert reader.near(Shuffle(1_024, 3)) == 1_024, "two chunks to a group"
-    assert not reader.near(Shuffle(1_024, 4))
+
+    def near(group: int, window: int, sharers: int = 1) -> Near | None:
+        return reader.near(Shuffle(group, window), 0, 0, sharers)
+
+    assert not near(4, 2), "2 KB: not worth a range"
+    assert near(512, 6) == Near(512), "there is no room to keep anything"
+    assert not near(512, 7), "more may be open than there is room for"
+    assert not near(512, 6, sharers=2)
+    assert not near((1 << 31) - 1, 1)
+    whole = near(1_024, 3)
+    assert whole and whole.group == 1_024, "two chunks to a group"
+    assert not near(1_024, 4)
+    kept = near(512, 4)
+    assert kept and len(kept.again) == 3
 
 
 def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
@@ -214,11 +247,11 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
     dataset = opened(store, 60)
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
-    dataset.read(np.arange(20_000), near=dataset.reader.suits.group)
+    dataset.read(np.arange(20_000), near=Near(dataset.reader.suits.group))
     announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
     assert announced == store.ranges and len(announced) == 40
     assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
-    dataset.read(np.arange(20_000), near=dataset.reader.suits.group)
+    dataset.read(np.arange(20_000), near=Near(dataset.reader.suits.group))
     assert not any(ranges for _, ranges in told[5:]), "what is cached is not announced"
 
 
@@ -237,7 +270,7 @@ def test_a_load_that_fails_half_way_keeps_what_was_read(tmp_path: Path) -> None:
     """Right bytes from the chunks that came before the failure, also where these are not their shard's first."""
     source, store = packed(tmp_path, [512] * 2_000)
     dataset = opened(store, 8)  # of 4 chunks
-    near = dataset.reader.suits.group
+    near = Near(dataset.reader.suits.group)
     store.fails_after = 3
     with pytest.raises(StoreError, match="went down"):
         dataset.read(np.arange(2_000), near)
@@ -265,14 +298,14 @@ def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 2_000)
     dataset = opened(store, 1)  # of 4 chunks
     every = np.arange(2_000)
-    dataset.read(every, near=dataset.reader.suits.group)
+    dataset.read(every, near=Near(dataset.reader.suits.group))
     key = dataset.shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 700] ^= 1
     store.put(key, data)
     with pytest.raises(HapiError, match="sample 700 in shard"):
         for first in range(0, 2_000, 500):
-            dataset.read(every[first : first + 500], near=dataset.reader.suits.group)
+            dataset.read(every[first : first + 500], near=Near(dataset.reader.suits.group))
 
 
 def test_slots_in_use_are_never_taken() -> None:
@@ -290,3 +323,42 @@ def test_slots_in_use_are_never_taken() -> None:
     cache.release(third)
     cache.release(second)
     assert cache.claim(area, np.array([3, 4]), wanted).mine.all()
+
+
+def loaded(cache: ChunkCache, area: Area, *chunks: int, keep: int = 0) -> None:
+    """Claim these chunks as a reader does that finds all of them sound."""
+    claim = cache.claim(area, np.array(chunks), np.ones(len(chunks), dtype=np.bool_))
+    cache.publish(claim.slots[claim.mine], np.ones(int(claim.mine.sum()), dtype=np.bool_))
+    if keep:
+        cache.keep(claim.slots, keep)
+    cache.release(claim)
+
+
+def test_what_is_kept_goes_last_and_not_for_ever() -> None:
+    cache, area = ChunkCache(6 * 16, 16), Area(100)
+    loaded(cache, area, 0, 1, keep=20)
+    for chunk in range(2, 22):
+        loaded(cache, area, chunk)
+        assert (area.slot_of[:2] != ABSENT).all()
+    loaded(cache, area, 22)
+    loaded(cache, area, 23)
+    assert (area.slot_of[:2] == ABSENT).all(), "as many were loaded as was said"
+
+
+def test_at_most_a_third_of_the_cache_is_kept() -> None:
+    cache, area = ChunkCache(6 * 16, 16), Area(100)
+    loaded(cache, area, 0, keep=1000)
+    loaded(cache, area, 1, 2, keep=1000)
+    for chunk in range(3, 30):
+        loaded(cache, area, chunk)
+    assert area.slot_of[0] == ABSENT, "used before the others"
+    assert (area.slot_of[1:3] != ABSENT).all()
+    loaded(cache, area, *range(30, 36))
+    assert (area.slot_of[30:36] != ABSENT).all(), "what is wanted now goes before what is kept"
+
+
+def test_the_default_caches_have_room_for_the_default_windows() -> None:
+    """Twice those that are open, and those that are open over the end of an epoch."""
+    for cost in (LOCAL_COST, REMOTE_COST):
+        slots = cost.cache_bytes // cost.slot_bytes
+        assert slots >= 2 * cost.window + cost.window - 1 and slots // 3 >= cost.window - 1

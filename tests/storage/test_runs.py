@@ -19,6 +19,7 @@ from hapi.storage.local import LocalStore
 from hapi.storage.manifest import MAX_SAMPLES, SampleLayout, load_manifest, manifest_key
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
+from hapi.storage.reader import Near
 from hapi.storage.runs import RUN_BYTES, Runs, run_samples, run_sums, runs_of
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import MAX_SHARD_SIZE
@@ -72,7 +73,7 @@ def test_samples_of_sound_chunks_are_not_checked_one_by_one(
 ) -> None:
     source, store = packed
     dataset = Checked(store, runs=runs)
-    assert dataset.read(np.arange(3000), near=dataset.reader.suits.group).data.tobytes() == b"".join(
+    assert dataset.read(np.arange(3000), near=Near(dataset.reader.suits.group)).data.tobytes() == b"".join(
         source.samples
     )
     # Chunks begin where groups do, runs where shards do: those at the edges of a chunk lie in it partly.
@@ -83,7 +84,7 @@ def test_runs_that_fit_the_chunks_leave_nothing_to_check(tmp_path: Path) -> None
     source, store = Noise([512] * 3000), LocalStore(tmp_path)
     pack(source, store, "d", PackOptions(shard_bytes=1 << 20))
     dataset = Checked(store)
-    assert dataset.read(np.arange(3000), near=dataset.reader.suits.group).data.tobytes() == b"".join(
+    assert dataset.read(np.arange(3000), near=Near(dataset.reader.suits.group)).data.tobytes() == b"".join(
         source.samples
     )
     assert dataset.alone == 0
@@ -98,18 +99,18 @@ def test_a_damaged_sample_is_named_and_costs_its_chunk_only(packed: tuple[Noise,
     data[int(place.offset[0])] ^= 1
     store.put(key, data)
     others = np.delete(np.arange(3000), 1234)
-    read = dataset.read(others, near=dataset.reader.suits.group)
+    read = dataset.read(others, near=Near(dataset.reader.suits.group))
     assert read.data.tobytes() == b"".join(source.samples[i] for i in others)
     assert 0 < dataset.alone < 2 * 600_000 / 400
     with pytest.raises(DataError, match=f"sample 1234 in shard {key.rpartition('/')[2]} "):
-        dataset.read(np.array([1234]), near=dataset.reader.suits.group)
+        dataset.read(np.array([1234]), near=Near(dataset.reader.suits.group))
 
 
 def test_wrong_sums_of_sound_samples_cost_time_only(packed: tuple[Noise, LocalStore]) -> None:
     source, store = packed
     rewrite(store, lambda index: replace(index, run=index.run ^ np.uint64(1)))
     dataset = Checked(store)
-    assert dataset.read(np.arange(3000), near=dataset.reader.suits.group).data.tobytes() == b"".join(
+    assert dataset.read(np.arange(3000), near=Near(dataset.reader.suits.group)).data.tobytes() == b"".join(
         source.samples
     )
     assert dataset.alone == 3000

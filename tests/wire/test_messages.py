@@ -37,7 +37,7 @@ EXTRACT = {
     "split_name": "relu",
     "ids": [5, 0, 7],
     "transform": TransformSpec().to_json(),
-    "windows": {"seed": 3, "group": 512, "window": 64},
+    "windows": {"seed": 3, "epoch": 1, "group": 512, "window": 64},
 }
 
 

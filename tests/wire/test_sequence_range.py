@@ -72,12 +72,12 @@ def test_ids_or_a_sequence_and_not_both() -> None:
     with pytest.raises(BadRequestError, match="unknown field 'ids'"):
         SamplesRequest.from_json(REQUEST | {"ids": [1]})
     with pytest.raises(BadRequestError, match="unknown field"):
-        SamplesRequest.from_json(REQUEST | {"windows": {"seed": 0, "group": 2, "window": 1}})
+        SamplesRequest.from_json(REQUEST | {"windows": {"seed": 0, "epoch": 0, "group": 2, "window": 1}})
 
 
 def test_ids_of_windows() -> None:
     dataset = DatasetReference.from_json(REQUEST["dataset"])
-    windows = ChunkWindows(seed=5, group=512, window=64)
+    windows = ChunkWindows(seed=5, epoch=9, group=512, window=64)
     request = SamplesRequest(dataset=dataset, ids=np.array([3, 1]), windows=windows)
     again = SamplesRequest.from_json(json.loads(json.dumps(request.to_json())))
     assert again.windows == windows and isinstance(again.ids, np.ndarray)
