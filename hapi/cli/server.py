@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--chunk-cache",
         type=_size,
-        help="bytes of chunks of small samples kept (default 64MiB, for a remote store 300MiB; 0: none)",
+        help="bytes of chunks of small samples kept (default 64MiB, for a remote store 360MiB; 0: none)",
     )
     p.add_argument(
         "--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does"

@@ -276,7 +276,7 @@ def mount(
 ) -> Mounted:
     """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
 
-    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 300 MiB), and
+    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 360 MiB), and
     ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
     ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
     cannot be used.

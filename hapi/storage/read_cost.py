@@ -62,7 +62,7 @@ REMOTE_COST = ReadCost(
     chunk_bytes=8 << 20,
     small_bytes=2 << 20,
     piece_samples=32768,
-    cache_bytes=300 << 20,
+    cache_bytes=360 << 20,
     window=10,
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it
