@@ -328,6 +328,34 @@ def test_coalescing_covers_every_part_and_bounds_requests(wanted: list[tuple[str
     assert waste <= COALESCE_GAP * max(0, len(wanted) - 1)
 
 
+@pytest.fixture(scope="module")
+def in_stretches(tmp_path_factory: pytest.TempPathFactory) -> tuple[RemoteStore, bytes]:
+    """A store that answers in stretches of 8 KiB, and the object ``x`` of it."""
+    data = os.urandom(100_000)
+    (tmp_path := tmp_path_factory.mktemp("stretches")).joinpath("x").write_bytes(data)
+    return RemoteStore(f"file://{tmp_path}"), data
+
+
+@given(
+    wanted=st.lists(st.tuples(st.integers(0, 99_000), st.integers(0, 30_000)), min_size=1, max_size=12),
+    piece=st.sampled_from([9_000, 40_000, PIECE_BYTES]),
+)
+def test_what_comes_in_stretches_goes_where_it_belongs(
+    in_stretches: tuple[RemoteStore, bytes], wanted: list[tuple[int, int]], piece: int
+) -> None:
+    """Also where parts overlap, hold each other, leave gaps, and end in the middle of a stretch."""
+    store, data = in_stretches
+    stops = [min(start + length, len(data)) for start, length in wanted]
+    outs = [bytearray(stop - start) for (start, _), stop in zip(wanted, stops, strict=True)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hapi.storage.remote.PIECE_BYTES", piece)
+        patch.setattr("hapi.storage.remote.RECEIVED_BYTES", 1)
+        parts = [ReadPart("x", start, memoryview(o)) for (start, _), o in zip(wanted, outs, strict=True)]
+        store.read_many(parts)
+    for out, (start, _), stop in zip(outs, wanted, stops, strict=True):
+        assert out == data[start:stop]
+
+
 def test_large_remote_read_is_split_and_whole() -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     data = os.urandom(1 << 20) * 20
