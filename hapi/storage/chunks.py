@@ -66,9 +66,9 @@ class ChunkCache:
         self._clock = 0
         self._changed = threading.Condition()
 
-    def slot(self, number: int) -> memoryview:
-        """The bytes of one slot, for its loader."""
-        return self.data.data[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+    def slot(self, number: int, head: int) -> memoryview:
+        """The bytes of one slot from place ``head`` of ``data`` on, for its loader."""
+        return self.data.data[head : (number + 1) * self.slot_bytes]
 
     def claim(self, area: Area, chunks: Ints, wanted: Flags) -> Claim:
         """Hold the slots of ``chunks`` (distinct), and take slots for the ``wanted`` ones that have none.

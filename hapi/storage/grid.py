@@ -19,8 +19,10 @@ from hapi.storage.shards import ShardTable
 
 _COUNTED = 1 << 16
 """Up to so many chunks they are counted, which takes a tenth of sorting a few thousand; more would take memory."""
-_KEPT = 4096
-"""Spans remembered: a chunk is announced before it is read, and read in every epoch."""
+_KEPT = 1 << 16
+"""Runs of the spans remembered: a chunk is announced before it is read, and read in every epoch."""
+_AS_RUNS = 12
+"""A span takes as much memory as so many runs, beside its own."""
 _UNKNOWN, _IN_ORDER, _ANYHOW = 0, 1, 2
 
 
@@ -37,9 +39,9 @@ class Span:
     """The first of the shard's runs that lie in it as a whole."""
     edges: tuple[int, int]
     """The samples of these runs; those of the chunk before and after them are in runs that lie in it partly."""
-    starts: IntArray
-    stops: IntArray
-    """Bytes of each of these runs, from the shard's start; [runs]."""
+    starts: list[int]
+    stops: list[int]
+    """Bytes of each of these runs, from the chunk's start. No arrays: a chunk of 256 KB is four runs."""
 
 
 class Places:
@@ -79,7 +81,8 @@ class Places:
             start, stop = int(offsets.min()), int(ends.max())
             starts = np.minimum.reduceat(offsets[inside], heads - edges[0]) if len(heads) else heads
             stops = np.maximum.reduceat(ends[inside], heads - edges[0]) if len(heads) else heads
-        return Span(shard, start, stop, first, end, (edges[0] - origin) // run, edges, starts, stops)
+        where = (starts - start).tolist(), (stops - start).tolist()
+        return Span(shard, start, stop, first, end, (edges[0] - origin) // run, edges, *where)
 
     def _in_order(self, shard: int) -> bool:
         if self._order[shard] == _UNKNOWN:
@@ -103,6 +106,7 @@ class Grid:
         self._begins = cells + self._extra
         self.total = int(self._cells(places.firsts[-1:] - 1)[0] + self._extra[-1]) + 1
         self._kept: dict[int, Span] = {}
+        self._runs_kept = 0
         self.area = Area(0)
         self.begins = np.empty(0, dtype=np.int64)
         """Of chunks that were read: their first byte's place in their shard."""
@@ -151,9 +155,11 @@ class Grid:
         found = self._kept.get(chunk)
         if found is None:
             found = self._places.span(*self.samples(chunk))
-            if len(self._kept) >= _KEPT:
+            if self._runs_kept >= _KEPT:
                 self._kept.clear()
+                self._runs_kept = 0
             self._kept[chunk] = found
+            self._runs_kept += _AS_RUNS + len(found.starts)
         return found
 
     def samples(self, chunk: int) -> tuple[int, int, int]:

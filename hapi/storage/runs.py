@@ -61,7 +61,7 @@ class Runs:
         self._known = lengths > 0
         self._sums = sums
 
-    def fit(self, shard: int, first: int, view: memoryview, starts: Ints, stops: Ints) -> bool:
+    def fit(self, shard: int, first: int, view: memoryview, starts: list[int], stops: list[int]) -> bool:
         """Whether runs ``first``, ``first + 1``, ... of ``shard`` are sound; False also where nothing is known.
 
         Run i of them is ``view[starts[i]:stops[i]]``: from its first byte to its last, with whatever another format
@@ -70,12 +70,15 @@ class Runs:
         if not self._known[shard]:
             return False
         at = int(self._firsts[shard]) + first
-        found = digests(view, starts.tolist(), stops.tolist())
-        return bool((found == self._sums[at : at + len(found)]).all())
+        expected: list[int] = self._sums[at : at + len(starts)].tolist()
+        return _digests(view, starts, stops) == expected
 
 
 def digests(view: memoryview, starts: list[int], stops: list[int]) -> Sums:
     """The checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
+    return np.array(_digests(view, starts, stops), dtype=np.uint64)
+
+
+def _digests(view: memoryview, starts: list[int], stops: list[int]) -> list[int]:
     digest_of = xxhash.xxh3_64_intdigest
-    found = (digest_of(view[a:b]) for a, b in zip(starts, stops, strict=True))
-    return np.fromiter(found, dtype=np.uint64, count=len(starts))
+    return [digest_of(view[a:b]) for a, b in zip(starts, stops, strict=True)]

@@ -20,9 +20,12 @@ SOURCE = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
     ),
     gap=st.sampled_from([0, 0, 3]),
     equal=st.booleans(),
+    rows=st.booleans(),
 )
-def test_as_a_loop_copies(pieces: list[tuple[int, int]], gap: int, equal: bool) -> None:
+def test_as_a_loop_copies(pieces: list[tuple[int, int]], gap: int, equal: bool, rows: bool) -> None:
     starts = np.array([start for start, _ in pieces], dtype=np.int64)
+    if rows and pieces:  # those of one array that begins anywhere
+        starts += (starts[0] - starts) % max(1, pieces[0][1])
     lengths = np.array([pieces[0][1] if equal else length for _, length in pieces], dtype=np.int64)
     places = np.cumsum(lengths + gap) - lengths
     out = np.zeros(int((lengths + gap).sum()) + 1, dtype=np.uint8)

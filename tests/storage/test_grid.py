@@ -74,6 +74,7 @@ def test_a_span_has_all_its_samples_and_whole_runs(
         assert high - low == sum(stop - head for head, stop in whole) and len(span.starts) == len(whole)
         for (head, stop), start, last in zip(whole, span.starts, span.stops, strict=True):
             those = places.directory.locate(np.arange(head, stop))
-            assert (start, last) == (those.offset.min(), (those.offset + those.length).max())
+            assert span.start + start == those.offset.min()
+            assert span.start + last == (those.offset + those.length).max()
         if whole:
             assert (low, span.run) == (whole[0][0], (whole[0][0] - origin) // run)

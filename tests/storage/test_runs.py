@@ -156,6 +156,6 @@ def test_every_flipped_byte_is_noticed(lengths: list[int], data: st.DataObject) 
     sums = run_sums(buffer, offsets)
     runs = Runs(np.array([len(buffer)]), np.array([len(lengths)]), sums)
     edges = np.append(offsets[: -1 : int(runs.samples[0])], offsets[-1])
-    assert runs.fit(0, 0, buffer.data, edges[:-1], edges[1:])
+    assert runs.fit(0, 0, buffer.data, edges[:-1].tolist(), edges[1:].tolist())
     buffer[data.draw(st.integers(0, len(buffer) - 1))] ^= 1
-    assert not runs.fit(0, 0, buffer.data, edges[:-1], edges[1:])
+    assert not runs.fit(0, 0, buffer.data, edges[:-1].tolist(), edges[1:].tolist())
