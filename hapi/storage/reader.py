@@ -45,6 +45,8 @@ _GRIDS = 4
 """Ways of cutting a data set that are remembered, beside the usual one."""
 _SMALLEST, _FULLEST = 16, 1.1
 """Chunks of a group's own size are at least 1/16 of the usual ones; larger than 1.1 times these, a group is several."""
+_TWICE_WORTH = 256
+"""Up to so many times the window's chunks, those over the end of the epoch are looked for: beyond, they are too few."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ class Reader:
         """For an epoch by ``shuffle``: whether chunks of its groups are to be read whole at once.
 
         That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
-        of which ``sharers`` such orders at a time have a part each. In what is left of a part the chunks are kept
+        of which ``sharers`` such orders at a time have a part each; several come by with one and a half times their
+        windows, as one needs little just when another needs much. In what is left of a part the chunks are kept
         that are open over the end of the epoch, so that they are not read at its beginning and at its end.
         """
         count = self._places.count
@@ -169,11 +172,12 @@ class Reader:
         if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
             return None
         parts = self._parts(group)
-        room = self._cache.slots // sharers - 2 * shuffle.window * parts
-        if room < 0:
+        part, open_chunks = self._cache.slots // sharers, shuffle.window * parts
+        if 2 * part < (4 if sharers == 1 else 3) * open_chunks:
             return None
-        again = opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), room // parts)
-        return Near(group, again, sharers)
+        few = -(-count // group) <= _TWICE_WORTH * shuffle.window
+        most = max(0, part - 2 * open_chunks) // parts if few else 0
+        return Near(group, opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), most), sharers)
 
     def near_order(self, order: npt.NDArray[Any]) -> Near | None:
         """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""

@@ -178,6 +178,19 @@ def test_two_jobs_keep_what_each_needs_again(tmp_path: Path) -> None:
     assert len(store.ranges) <= 2 * 40
 
 
+def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(tmp_path: Path) -> None:
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 13)
+    orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
+    nears = [dataset.reader.near(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
+    assert all(nears)
+    for first in range(0, 20_000, 256):
+        for order, near in zip(orders, nears, strict=True):
+            dataset.read(order[first : first + 256], near)
+    assert len(store.ranges) <= 2 * 44
+    assert len({size for _, _, size in store.ranges}) <= 2, "whole chunks"
+
+
 def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 20_000)
     reader = opened(store, 12).reader
@@ -188,7 +201,8 @@ def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     assert not near(4, 2), "2 KB: not worth a range"
     assert near(512, 6) == Near(512), "there is no room to keep anything"
     assert not near(512, 7), "more may be open than there is room for"
-    assert not near(512, 6, sharers=2)
+    assert near(512, 4, sharers=2) == Near(512, frozenset(), 2), "two come by with less than the double"
+    assert not near(512, 5, sharers=2)
     assert not near((1 << 31) - 1, 1)
     whole = near(1_024, 3)
     assert whole and whole.group == 1_024, "two chunks to a group"
