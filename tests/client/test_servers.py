@@ -235,6 +235,7 @@ def test_damaged_answers_end_after_some(monkeypatch: pytest.MonkeyPatch) -> None
 def test_damaged_answers_count_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a server that is busy for long, or drops who is slow, a store that fails now and then ends nobody's job."""
     pauses(monkeypatch, 0.01, 0.01)
+    monkeypatch.setattr(servers_module, "LONGEST_PAUSE", 0.02)
     course: list[HapiError] = [*([StoreError("failed")] * (MAX_FAULTS - 1)), BusyError("full")]
     attempts = Attempts(lambda url, n: course[(n - 1) % len(course)] if n <= 3 * len(course) else None)
     assert make_pool(1).run(attempts) == "0"
