@@ -117,6 +117,14 @@ class ChunkCache:
         self._area[slot] = None
         self._state[slot] = _FREE
 
+    def forget(self, area: Area) -> None:
+        """Nobody asks for the chunks of ``area`` any more: the slots that nobody holds are free."""
+        with self._changed:
+            for slot in np.flatnonzero(self._users == 0).tolist():
+                if self._area[slot] is area:
+                    self._forget(slot)
+                    self._used[slot] = self._until[slot] = 0
+
     def keep(self, slots: Ints, loads: int) -> None:
         """These, which the caller holds, are wanted again before so many more chunks are loaded.
 

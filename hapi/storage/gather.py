@@ -18,7 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 _ROWS_BYTES = 128 << 10
 """Bytes gathered at a time: they are copied on from the processor's cache."""
-_ROWS_LIMIT = 16 << 10
+ROWS_LIMIT = 16 << 10
+"""Pieces up to here that are rows of an array are gathered; where longer ones begin is all the same."""
 _EQUAL_LIMIT = 4 << 10
 _MIXED_LIMIT = 1 << 10
 """Up to here a gather was faster (rows of an array; pieces of one length; the mean of different ones). Measured with
@@ -38,7 +39,7 @@ def copy_pieces(source: Bytes, starts: Ints, lengths: Ints, out: Bytes, places: 
     _check(starts, lengths, len(source))
     _check(places, lengths, len(out))
     first, total = int(lengths[0]), int(lengths.sum())
-    equal = first <= _ROWS_LIMIT and bool((lengths == first).all())
+    equal = first <= ROWS_LIMIT and bool((lengths == first).all())
     if equal and (first == 0 or _take_rows(source, starts, out, places, first)):
         return
     if equal and first <= _EQUAL_LIMIT:

@@ -97,8 +97,9 @@ class Grid:
     def __init__(self, places: Places, group: int, parts: int = 1) -> None:
         """Chunks of ``group`` samples, or at most ``parts`` to a group."""
         self._places, self._group = places, group
-        self._held = -(-group // parts)
-        self._parts = -(-group // self._held)
+        self.held = -(-group // parts)
+        """Most samples of a chunk."""
+        self._parts = -(-group // self.held)
         firsts = places.firsts[:-1]
         cells = self._cells(firsts)
         # Shards that begin inside of a cell cut it in two, so that all chunks from there on have a higher number.
@@ -130,10 +131,10 @@ class Grid:
         """By number, the parts of groups as if there were no shards; int64 [n]."""
         if self._parts == 1:
             return ids // self._group
-        return ids // self._group * self._parts + ids % self._group // self._held
+        return ids // self._group * self._parts + ids % self._group // self.held
 
     def _first_of(self, cells: Any) -> Any:
-        return cells // self._parts * self._group + cells % self._parts * self._held
+        return cells // self._parts * self._group + cells % self._parts * self.held
 
     def chunks_of(self, ids: IntArray, shards: npt.NDArray[Any]) -> IntArray:
         """The chunk of each of these samples, which lie in these shards; int64 [n]."""

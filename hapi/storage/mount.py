@@ -166,13 +166,14 @@ class Mounted:
             self.dataset.locate([found.min(), found.max()])
         if not 0 <= start <= len(found):
             raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
+        near = reader.near(shuffle, seed, epoch) if shuffle.group else reader.near_order(found[start:])
         self._drop()
         if self.sample_cache is not None:
             self.sample_cache.flush()  # an epoch may be over
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
-        self._near = reader.near(shuffle, seed, epoch) if shuffle.group else reader.near_order(found[start:])
+        self._near = near
         return found
 
     def bread(self, count: int) -> Samples:

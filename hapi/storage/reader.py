@@ -16,7 +16,6 @@ never cached, so its sound samples stay readable.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -31,18 +30,22 @@ import xxhash
 from hapi.errors import DataError
 from hapi.storage.chunks import ABSENT, ChunkCache, Flags
 from hapi.storage.directory import Located, Regular, SampleDirectory
-from hapi.storage.gather import Bytes, copy_pieces
+from hapi.storage.gather import ROWS_LIMIT, Bytes, copy_pieces
 from hapi.storage.grid import Grid, Places, Span
 from hapi.storage.objects import ObjectStore, ReadPart
 from hapi.storage.read_cost import read_cost
 from hapi.storage.runs import Runs, Sums, digests
-from hapi.storage.sequence import IntArray, Shuffle, opened_twice
+from hapi.storage.sequence import MOST, IntArray, Shuffle, opened_twice
 from hapi.storage.shards import ShardTable
 
 _FORGOTTEN_AFTER = 4
 """What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
 _GRIDS = 4
-"""Ways of cutting a data set that are remembered, beside the usual one."""
+"""Chunks of all other ways of cutting a data set that are remembered, over those of the usual one."""
+_FEW_CHUNKS = 1 << 20
+"""So many are remembered anyway; each takes 25 bytes."""
+_SCATTERED = 2, 4
+"""A read that touches more than these times the open chunks, and those that its samples fill, is not of its windows."""
 _SMALLEST, _FULLEST = 16, 1.1
 """Chunks of a group's own size are at least 1/16 of the usual ones; larger than 1.1 times these, a group is several."""
 _TWICE_WORTH = 256
@@ -59,6 +62,8 @@ class Near:
     """Groups that the epoch comes back to at its end: their chunks are kept where there is room."""
     sharers: int = 1
     """Such orders that load chunks meanwhile, this one included."""
+    open_chunks: int = MOST
+    """Of these, as far as is known, a read uses no more beside those that its samples fill."""
 
 
 Check = Callable[[IntArray, Sums], None]
@@ -132,6 +137,7 @@ class Reader:
         """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
         if self.chunked:
             self._grid.prepare()
+        self._chunks_kept = max(_FEW_CHUNKS, _GRIDS * self._grid.total)
         self._heads = _heads(cache, directory.regular)
         self._grids: OrderedDict[int, Grid] = OrderedDict()
         self._guard = threading.Lock()
@@ -153,10 +159,10 @@ class Reader:
             return
         grid = self._grid_of(near.group) if near else self._grid
         # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
-        ahead = deque(self._wanted(grid, piece, near is not None) for piece in pieces[:1])
+        ahead = deque(self._wanted(grid, piece, near) for piece in pieces[:1])
         for at, piece in enumerate(pieces):
             if at + 1 < len(pieces):
-                ahead.append(self._wanted(grid, pieces[at + 1], near is not None))
+                ahead.append(self._wanted(grid, pieces[at + 1], near))
             self._direct(self._from_chunks(grid, piece, ahead.popleft(), near, out), out)
 
     def near(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> Near | None:
@@ -172,12 +178,15 @@ class Reader:
         if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
             return None
         parts = self._parts(group)
+        if -(-count // group) * parts > self._chunks_kept:
+            return None
         part, open_chunks = self._cache.slots // sharers, shuffle.window * parts
         if 2 * part < (4 if sharers == 1 else 3) * open_chunks:
             return None
         few = -(-count // group) <= _TWICE_WORTH * shuffle.window
         most = max(0, part - 2 * open_chunks) // parts if few else 0
-        return Near(group, opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), most), sharers)
+        again = opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), most)
+        return Near(group, again, sharers, open_chunks)
 
     def near_order(self, order: npt.NDArray[Any]) -> Near | None:
         """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
@@ -190,7 +199,8 @@ class Reader:
         return Near(group) if len(chunks) <= slots and len(span) >= rent * len(chunks) else None
 
     def _parts(self, group: int) -> int:
-        return math.ceil(group * self._mean / (_FULLEST * self.cost.chunk_bytes))
+        """Chunks of such a group, each of which fits a slot."""
+        return -(-group // max(self.suits.group, int(_FULLEST * self.cost.chunk_bytes / self._mean)))
 
     def _grid_of(self, group: int) -> Grid:
         """The chunks of such groups, each as large as a slot of the cache allows."""
@@ -201,12 +211,12 @@ class Reader:
             if grid is None:
                 grid = self._grids[group] = Grid(self._places, group, self._parts(group))
                 grid.prepare()
-                while len(self._grids) > _GRIDS:
-                    self._grids.popitem(last=False)
             self._grids.move_to_end(group)
+            while len(self._grids) > 1 and sum(g.total for g in self._grids.values()) > self._chunks_kept:
+                self._cache.forget(self._grids.popitem(last=False)[1].area)
             return grid
 
-    def _wanted(self, grid: Grid, piece: _Piece, near: bool) -> _Wanted:
+    def _wanted(self, grid: Grid, piece: _Piece, near: Near | None) -> _Wanted:
         """The chunks of ``piece``; the store is told of those that will be read."""
         chunks, which, counts = grid.distinct(grid.chunks_of(piece.ids, piece.shards))
         worth = self._worth(grid, chunks, counts, near)
@@ -237,10 +247,10 @@ class Reader:
             self._cache.release(claim)
         return rest
 
-    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, near: bool) -> Flags:
+    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, near: Near | None) -> Flags:
         """Which of these chunks, asked for ``counts`` samples each, are to be read whole if they are not cached."""
         sound = ~grid.refused[chunks]
-        if near or grid.total <= self._cache.slots:
+        if grid.total <= self._cache.slots or (near is not None and _is_near(grid, near, counts)):
             return sound
         with self._guard:
             grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
@@ -326,10 +336,19 @@ class Reader:
 def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
     """Where in the cache's bytes the chunk of each slot begins; int64 [slots].
 
-    Samples of one length, side by side, are rows of one array there, which are gathered faster than bytes anywhere.
+    Small samples of one length, side by side, are rows of one array there, which are gathered faster than bytes
+    anywhere. A chunk finds room all the same: slots are larger by more than that than chunks of one length.
     """
     firsts = np.arange(cache.slots, dtype=np.int64) * cache.slot_bytes
-    return firsts if regular is None else -(-firsts // regular.length) * regular.length
+    if regular is None or regular.length > ROWS_LIMIT:
+        return firsts
+    return -(-firsts // regular.length) * regular.length
+
+
+def _is_near(grid: Grid, near: Near, counts: IntArray) -> bool:
+    """Whether what is read uses as few chunks as was said: who says more than he does must not have them all read."""
+    of_open, of_filled = _SCATTERED
+    return len(counts) <= of_open * near.open_chunks + of_filled * (1 + int(counts.sum()) // grid.held)
 
 
 def _first_of_neighbours(piece: _Piece) -> IntArray:

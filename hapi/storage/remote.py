@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 
 import obstore
 from obstore import exceptions
@@ -94,14 +93,16 @@ class RemoteStore(ObjectStore):
             self._fetch(fetches[0])
             self._tell(fetches[0], then)
         else:
-            running = [self._workers.submit(self._fetch, fetch) for fetch in fetches]
+            running: list[Future[None]] = []
             try:
+                for fetch in fetches:
+                    running.append(self._workers.submit(self._fetch, fetch))
                 for fetch, done in zip(fetches, running, strict=True):
                     done.result()
                     self._tell(fetch, then)
             finally:
                 # After a failure the caller's memory is given back: nobody may write there any more.
-                wait([fetching for fetching in running if not fetching.cancel()])
+                _until_ended([fetching for fetching in running if not fetching.cancel()])
         for number, part in enumerate(parts):
             if not part.out.nbytes:
                 then(number)
@@ -139,12 +140,12 @@ class RemoteStore(ObjectStore):
             stop = at + len(stretch)
             while first < len(parts) and parts[first].stop <= at:
                 first += 1
-            for piece in islice(parts, first, None):
-                if piece.start >= stop:
-                    break
+            number = first
+            while number < len(parts) and (piece := parts[number]).start < stop:
                 low, high = max(at, piece.start), min(stop, piece.stop)
                 if low < high:
                     piece.out[low - piece.start : high - piece.start] = stretch[low - at : high - at]
+                number += 1
             at = stop
         return at - fetch.start
 
@@ -286,3 +287,16 @@ def _split(parts: Sequence[ReadPart]) -> Iterator[_Piece]:
         for first in range(0, len(out), PIECE_BYTES):
             piece = out[first : first + PIECE_BYTES]
             yield _Piece(part.key, part.start + first, piece, number, first + PIECE_BYTES >= len(out))
+
+
+def _until_ended(running: Sequence[Future[None]]) -> None:
+    """Wait, also when Ctrl-C is pressed meanwhile: that is heard afterwards, and the store's time limits bound it."""
+    interrupted: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait(running)
+            break
+        except KeyboardInterrupt as interrupt:
+            interrupted = interrupt
+    if interrupted is not None:
+        raise interrupted

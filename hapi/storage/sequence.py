@@ -61,9 +61,10 @@ def _mix_one(value: int) -> int:
 
 def _key(seed: int, epoch: int, count: int) -> int:
     for name, value in (("seed", seed), ("epoch", epoch), ("count", count)):
-        if isinstance(value, bool) or not 0 <= value < 1 << 63:
-            raise UsageError(f"{name}: expected an integer from 0 to 2**63 - 1, got {value!r}")
-    return _mix_one(_mix_one(seed + _GAMMA) + epoch + _GAMMA)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not 0 <= value < 1 << 63:
+            raise UsageError(f"{name}: expected an integer from 0 to 2**63 - 1, got {value!r:.80}")
+    return _mix_one(_mix_one(int(seed) + _GAMMA) + int(epoch) + _GAMMA)
 
 
 def _hashes(key: int, count: int) -> HashArray:

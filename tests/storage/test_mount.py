@@ -130,6 +130,13 @@ def test_wrong_use_is_told(mounted: Mounted) -> None:
         mounted.sequence(0, 0, start=3_001)
     with pytest.raises(UsageError, match="at least 1, got 0"):
         mounted.bread(0)
+    expected = mounted.sequence(1, 2)
+    for seed, epoch in ((-1, 0), (0, None), (1 << 63, 0), (0, 0.5), ("x", 0)):
+        for order in (None, np.arange(2_000)):
+            with pytest.raises(UsageError, match=r"(seed|epoch): expected an integer from 0 to 2\*\*63 - 1"):
+                mounted.sequence(seed, epoch, order, shuffle="chunks:100:4")  # type: ignore[arg-type]
+    assert (mounted.bread(100).ids == expected[:100]).all(), "it goes on as if nothing had been asked"
+    assert (mounted.sequence(np.int64(1), np.uint32(2)) == expected).all()  # type: ignore[arg-type]
 
 
 def test_damage_stops_where_it_is_and_stays(tmp_path: Path) -> None:

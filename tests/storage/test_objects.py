@@ -6,6 +6,7 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import time
@@ -119,6 +120,37 @@ def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pyte
     before = bytes(out)
     time.sleep(0.1)
     assert bytes(out) == before and len(began) == 1 + len(ended)
+
+
+def test_whoever_presses_ctrl_c_twice_has_no_late_writers_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots of a cache go to others afterwards, who do not check them again."""
+    monkeypatch.setattr("hapi.storage.remote.PIECE_BYTES", 10)
+    store, whole, ended = memory(), RemoteStore._fetch, []
+    store.put("x", bytes(80))
+
+    began, pressed = threading.Event(), threading.Event()
+
+    def fetch(self: RemoteStore, one: _Fetch) -> None:
+        began.set()
+        assert pressed.wait(10)
+        time.sleep(0.3)
+        whole(self, one)
+        ended.append(one.start)
+
+    def press() -> None:
+        assert began.wait(10)
+        for _ in range(3):
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+        pressed.set()
+
+    monkeypatch.setattr(RemoteStore, "_fetch", fetch)
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.read_into("x", 0, memoryview(bytearray(80)))
+    assert len(ended) == 8
+    pressing.join()
 
 
 @pytest.mark.parametrize("flag", [None, 1 << 20])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +194,72 @@ def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(tmp_path: P
     assert len({size for _, _, size in store.ranges}) <= 2, "whole chunks"
 
 
+@pytest.mark.parametrize(("length", "slots"), [(1_728, 36), (1_758, 36), (1_812, 40)])
+def test_chunks_of_every_length_find_room_in_every_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, slots: int
+) -> None:
+    """An object store at 1/1024 of its size: five float32 of 3 x 384 x 384 are a chunk of 8 MiB."""
+    cost = replace(REMOTE_COST, chunk_bytes=8 << 10, small_bytes=2 << 10)
+    monkeypatch.setattr("hapi.storage.reader.read_cost", lambda store: cost)
+    monkeypatch.setattr("hapi.storage.reader.ROWS_LIMIT", 16)
+    _, store = packed(tmp_path, [length] * 1_200)
+    dataset = open_dataset(store, "d", cache=ChunkCache(slots * cost.slot_bytes, cost.slot_bytes))
+    shuffle = dataset.reader.suits
+    assert shuffle == Shuffle(5, 10)
+    for epoch in range(4):
+        near = dataset.reader.near(shuffle, 1, epoch)
+        assert near is not None
+        store.ranges.clear()
+        for first in range(0, 1_200, 40):
+            dataset.read(shuffle.sequence(1, epoch, 1_200)[first : first + 40], near)
+        assert len(store.ranges) <= 245
+    for group in range(1, 100):
+        assert -(-group // dataset.reader._parts(group)) * length <= cost.slot_bytes
+
+
+def test_what_is_in_no_windows_is_not_read_whole(tmp_path: Path) -> None:
+    """Ids from everywhere, said to be of one chunk: no client has a server read a thousand times what it sends."""
+    _, store = packed(tmp_path, [512] * 40_000)
+    dataset = opened(store, 12)  # of 80 chunks
+    near = dataset.reader.near(Shuffle(512, 1), 0, 0)
+    scattered = np.random.default_rng(0).permutation(80)[:40] * 500
+    dataset.read(scattered, near)
+    assert sum(size for _, _, size in store.ranges) < 10 * 40 * 512
+    store.ranges.clear()
+    dataset.read(np.arange(1_600, 1_700), near)
+    assert [size for _, _, size in store.ranges] == [512 * 512], "what is in them is"
+
+
+def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
+    """Jobs with groups of their own share the cache, and none has its chunks forgotten for another's sake."""
+    _, store = packed(tmp_path, [512] * 20_000)
+    dataset = opened(store, 96)
+    shuffles = [Shuffle(group, 4) for group in range(500, 508)]
+    orders = [shuffle.sequence(1, 0, 20_000) for shuffle in shuffles]
+    nears = [dataset.reader.near(shuffle, 1, 0, sharers=8) for shuffle in shuffles]
+    for first in range(0, 20_000, 512):
+        for order, near in zip(orders, nears, strict=True):
+            assert near is not None
+            dataset.read(order[first : first + 512], near)
+    assert sum(size for _, _, size in store.ranges) < 1.3 * 8 * 20_000 * 512
+
+
+def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.storage.reader._FEW_CHUNKS", 1)
+    source, store = packed(tmp_path, [512] * 20_000)
+    cache = ChunkCache(24 * SLOT, SLOT)
+    dataset = open_dataset(store, "d", cache=cache)
+    areas = []
+    for group in range(400, 420):
+        assert dataset.read(np.arange(900), Near(group)).data.tobytes() == b"".join(source.samples[:900])
+        areas.append(weakref.ref(dataset.reader._grids[group].area))
+    gc.collect()
+    assert sum(area() is not None for area in areas) <= 4
+    assert not dataset.reader.near(Shuffle(60, 1), 0, 0), "more chunks than are remembered at all"
+
+
 def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 20_000)
     reader = opened(store, 12).reader
@@ -199,9 +268,9 @@ def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
         return reader.near(Shuffle(group, window), 0, 0, sharers)
 
     assert not near(4, 2), "2 KB: not worth a range"
-    assert near(512, 6) == Near(512), "there is no room to keep anything"
+    assert near(512, 6) == Near(512, open_chunks=6), "there is no room to keep anything"
     assert not near(512, 7), "more may be open than there is room for"
-    assert near(512, 4, sharers=2) == Near(512, frozenset(), 2), "two come by with less than the double"
+    assert near(512, 4, sharers=2) == Near(512, frozenset(), 2, 4), "two come by with less than the double"
     assert not near(512, 5, sharers=2)
     assert not near((1 << 31) - 1, 1)
     whole = near(1_024, 3)
