@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ def run_command(program: str, body: Callable[[], int]) -> int:
     Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. An error that is not
     a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be of bytes that are no text
     try:
         return body()
     except HapiError as error:

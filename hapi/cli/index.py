@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     )
     url, name = split_address(args.address)
     store = open_store(url)
+    if not args.folder.strip():
+        raise UsageError("FOLDER is empty; give the key prefix of the shards, or '.' for the whole store")
     folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)
     _tell(f"{folder.title} is {folder.module.NAME}: {len(folder.shards)} shards, "
           f"{sum(info.size for info in folder.shards) / 1e6:.1f} MB")  # fmt: skip

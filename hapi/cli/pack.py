@@ -64,7 +64,11 @@ def _configure_source(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--labels", type=Path, metavar="FILE", help="labels of an array without them (.npy or text)"
     )
-    group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
+    group.add_argument(
+        "--classes",
+        metavar="A,B,...",
+        help="all classes in the order of their labels, or @FILE with one a line",
+    )
     group.add_argument("--download", action="store_true", help="let torchvision fetch what is missing")
     group.add_argument("--limit", type=int, metavar="N", help="only N samples, spread evenly over the source")
     group.add_argument("--part", choices=("all", "train", "validation"), default="all",
@@ -89,9 +93,15 @@ def run(args: argparse.Namespace) -> int:
     """Pack, and say what is there now."""
     url, name = split_address(args.address)
     store = open_store(url)
+    objects = store.local_path("datasets")
     source = open_source(
         args.source,
-        SourceOptions(labels=args.labels, classes=class_names(args.classes), download=args.download),
+        SourceOptions(
+            labels=args.labels,
+            classes=class_names(args.classes),
+            download=args.download,
+            store=None if objects is None else objects.parent,
+        ),
     )
     options = PackOptions(
         shard_bytes=args.shard_size,
@@ -153,7 +163,7 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
         return None
     if text.startswith("@"):
         try:
-            names = Path(text[1:]).read_text().splitlines()
+            names = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"--classes {text}: cannot be read: {reason}") from None

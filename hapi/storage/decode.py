@@ -42,6 +42,7 @@ def check_image(data: bytes | memoryview) -> None:
     except Exception as error:
         raise _undecodable(error) from error
     _check_size(image.width, image.height)
+    _check_depth(image.mode)
 
 
 def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
@@ -57,6 +58,7 @@ def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _check_size(image.width, image.height)
+        _check_depth(image.mode)
         rgb = image.convert("RGB")
     except DataError:
         raise
@@ -108,3 +110,9 @@ def _undecodable(error: Exception) -> DataError:
 def _check_size(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise DataError(f"an image of {width} x {height} is too large (limit {MAX_PIXELS} pixels)")
+
+
+def _check_depth(mode: str) -> None:
+    """Pillow would make everything above 255 white: grey of 16 or 32 bits, and of floats."""
+    if mode[0] in "IF":
+        raise DataError(f"its pixels are numbers beyond 255 (Pillow's mode {mode}); scale it to 8 bits")

@@ -11,11 +11,11 @@ from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.storage.formats.registry import FORMATS, Format, choose
 from hapi.storage.formats.shard import shown
 from hapi.storage.objects import ObjectInfo, ObjectStore, check_key, check_prefix
+from hapi.storage.parts import training_and_other
 
 _OWN = ("datasets", "models")
 """Folders of a store that Hapi writes."""
 _WORDS = re.compile(r"[^A-Za-z]+")
-_TRAINING, _HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing", "eval")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> F
     ]
     if not listed:
         store.ping()
+        if prefix and pattern is None and store.exists(prefix):
+            parent = prefix.rpartition("/")[0] or "."
+            raise UsageError(
+                f"{where} is an object, no folder; give its folder ({parent}), or {prefix}* for this one alone"
+            )
         raise NotFoundError(
             f"there is nothing below {where}; give the key prefix of the shards inside the store, as FOLDER"
         )
@@ -77,20 +82,17 @@ def _split_pattern(folder: str) -> tuple[str, str | None]:
 
 
 def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
-    """UsageError when shards of training and of validation lie together: a model trained on both looks like a success.
+    """UsageError when shards of training and of validation lie together.
 
     By the words in the shards' names. Of single objects only the first folder counts, which would be their class.
     """
-    seen: dict[str, str] = {}
-    for path in paths:
-        words = [path.partition("/")[0]] if module.NAME == "objects" else _WORDS.split(path)
-        for word in words:
-            seen.setdefault(word.lower(), path)
-    training = next((seen[word] for word in _TRAINING if word in seen), None)
-    held_out = next((seen[word] for word in _HELD_OUT if word in seen), None)
-    if training is not None and held_out is not None:
+    objects = module.NAME == "objects"
+    mixed = training_and_other(
+        ([path.partition("/")[0]] if objects else _WORDS.split(path), path) for path in paths
+    )
+    if mixed:
         raise UsageError(
-            f"{where} holds training data ({shown(training)}) and other data ({shown(held_out)}), which are not mixed: "
+            f"{where} holds training data ({shown(mixed[0])}) and other data ({shown(mixed[1])}), which are not mixed: "
             "give the folder of one, or a pattern of the names, as in 'wds/train-*'"
         )
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import xxhash
 
-from hapi.errors import DataError, UsageError
+from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.storage.dataset import Samples
 from hapi.storage.decode import check_image, decode_image
 from hapi.storage.directory import MAX_SAMPLE_BYTES, SampleDirectory, offsets_of
@@ -26,7 +26,7 @@ from hapi.storage.sequence import IntArray
 from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.skipped import Skipped
 from hapi.storage.sources import Source
-from hapi.storage.transform import input_batch, input_shape, resize_and_crop
+from hapi.storage.transform import check_resize, input_batch, input_shape, resize_and_crop
 from hapi.wire.references import TransformSpec
 
 Progress = Callable[[int, int], None]
@@ -35,7 +35,7 @@ Start = Callable[[int, int, int], None]
 """Called before the first sample: how many there are, and samples and bytes that an earlier run completed."""
 
 
-_REMEDY = "repair or remove it, or pass --skip-bad to leave out what is bad"
+_REMEDY = "repair or remove it and begin anew (--restart), or pass --skip-bad to leave out what is bad"
 
 
 @dataclass
@@ -108,8 +108,14 @@ class _Packer:
         self.layout, self.transform = _stored_form(source.layout, transform, options.preprocess)
         self._input_transform = transform
         self.skipped = Skipped()
-        # Here, and not in the middle of a training: does this transform fit these samples?
+        # Here, and not in the middle of a training: does this transform fit these samples, and can both be noted down?
         input_shape(self.layout, self.transform)
+        try:
+            SampleLayout.from_json(self.layout.to_json())
+            if self.transform is not None:
+                TransformSpec.from_json(self.transform.to_json())
+        except BadRequestError as error:
+            raise UsageError(f"{source.description} cannot be packed: {error}") from None
 
     def fingerprint(self) -> str:
         """Of all that decides what is stored: an unfinished packing with another one is begun anew."""
@@ -221,7 +227,12 @@ class _Packer:
             if self.options.preprocess != "none":
                 data = self._preprocessed(data)
             elif self.layout.kind == "encoded":
-                (decode_image if self.options.decode else check_image)(bytes(data))
+                if self.options.decode:
+                    image = decode_image(bytes(data))
+                    if self.transform is not None:
+                        check_resize(image, self.transform)
+                else:
+                    check_image(bytes(data))
         except DataError as error:
             raise DataError(f"{self.source.describe(number)}: {error}") from error
         if not len(data):
@@ -241,7 +252,11 @@ class _Packer:
             offsets=np.array([0, len(data)], dtype=np.int64),
             labels=np.zeros(1, dtype=np.int64),
         )
-        return input_batch(one, self.source.layout, transform).numpy().reshape(-1).view(np.uint8).data
+        try:
+            batch = input_batch(one, self.source.layout, transform)
+        except DataError as error:
+            raise DataError(str(error.__cause__)) from error  # without a number that is not the source's
+        return batch.numpy().reshape(-1).view(np.uint8).data
 
 
 def _stored_form(

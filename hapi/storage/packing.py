@@ -260,8 +260,8 @@ def _begin(
         packing, finished = None, False
     if packing is not None and packing.fingerprint != asked.fingerprint:
         raise ConflictError(
-            f"{where} is half packed from another source or with other options ({packing.source}, begun "
-            f"{packing.created}); run that command again, or pass --restart to begin anew"
+            f"{where} is half packed from another source, from one that has changed since, or with other options "
+            f"({packing.source}, begun {packing.created}); run that command again, or pass --restart to begin anew"
         )
     if store.exists(manifest_key(name)) and not replace and not finished:
         raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")

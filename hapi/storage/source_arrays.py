@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,15 @@ from hapi.wire.references import TransformSpec
 
 SAMPLE_NAMES = ("images", "features", "x", "data", "X")
 LABEL_NAMES = ("labels", "y", "targets", "Y")
-_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
 """What numpy raises on files that are no arrays."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import xxhash
 
 from hapi.errors import UsageError
 from hapi.storage.files_below import GONE
+from hapi.storage.parts import training_and_other
 from hapi.storage.sources import Source
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -21,8 +22,11 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 class FolderSource(Source):
     """Scanned once, in ImageFolder's order; file names are kept as one block of bytes, not as objects."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store: Path | None = None) -> None:
+        """``store``: the folder of a store, which is no part of it, wherever it lies."""
         self.root = root
+        apart = [root] if store is None else [root, store, store / "datasets", store / "models"]
+        self._apart = {_identity(folder) for folder in apart if folder.is_dir()}
         self.description = f"folder {root.name or root}"
         self._names = bytearray()
         self._ends: np.ndarray = np.empty(0, dtype=np.int64)
@@ -32,19 +36,29 @@ class FolderSource(Source):
         self._scan()
         if self._left_out:
             self.note = (
-                f"{self._left_out} files were left out: no images by their names, or links that lead nowhere"
+                f"{self._left_out} files were left out: no images by their names, in no class's folder, or links "
+                "that lead nowhere"
             )
 
     def _class_names(self) -> tuple[str, ...]:
         try:
             with os.scandir(self.root) as entries:
-                found = sorted((e.name, e.is_dir()) for e in entries if not e.name.startswith("."))
+                found = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+            folders = [e for e in found if _is_folder(e)]
+            classes = tuple(e.name for e in folders if _identity(e.path) not in self._apart)
         except OSError as error:
             raise UsageError(f"{self.root}: {error.strerror}") from error
-        classes = tuple(name for name, is_folder in found if is_folder)
+        others = [e for e in found if e not in folders]
+        self._left_out += sum(e.name.lower().endswith(EXTENSIONS) or _state(e) is None for e in others)
         if not classes:
             raise UsageError(
                 f"{self.root} has no folders in it; put the images of each class into a folder of its name"
+            )
+        mixed = training_and_other([([name], name) for name in classes])
+        if mixed:
+            raise UsageError(
+                f"{self.root} holds training data ({mixed[0]}) and other data ({mixed[1]}), which are not mixed: "
+                f"pack {self.root / mixed[0]} and {self.root / mixed[1]}, each as a data set of its own"
             )
         return classes
 
@@ -64,7 +78,7 @@ class FolderSource(Source):
 
     def _class_files(self, name: str) -> Iterator[int]:
         """Append every image of a class to the block of names; yields where each name ends."""
-        for folder in sorted(_folders(self.root / name)):
+        for folder in sorted(_folders(self.root / name, self._apart)):
             with os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda e: e.name)
             for entry in found:
@@ -112,17 +126,22 @@ def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
         raise UsageError(f"{entry.path}: {error.strerror}; it cannot be read") from error
 
 
-def _folders(top: Path) -> Iterator[str]:
-    """``top`` and all folders below; links are followed, each folder once (a link may point upwards)."""
-    seen: set[tuple[int, int]] = set()
+def _identity(folder: str | Path) -> tuple[int, int]:
+    state = Path(folder).stat()
+    return state.st_dev, state.st_ino
+
+
+def _folders(top: Path, apart: Set[tuple[int, int]]) -> Iterator[str]:
+    """``top`` and all folders below but those ``apart``; links are followed, each folder once (also a link upwards)."""
+    seen = set(apart)
     waiting = [str(top)]
     while waiting:
         folder = waiting.pop()
         try:
-            state = Path(folder).stat()
-            if (state.st_dev, state.st_ino) in seen:
+            identity = _identity(folder)
+            if identity in seen:
                 continue
-            seen.add((state.st_dev, state.st_ino))
+            seen.add(identity)
             with os.scandir(folder) as entries:
                 waiting += [entry.path for entry in entries if _is_folder(entry)]
         except OSError as error:

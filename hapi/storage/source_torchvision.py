@@ -34,7 +34,12 @@ class TorchvisionSource(Source):
         self.description = f"torchvision:{name}{shown}"
         # Some read from one open file (HDF5, LMDB): one thread at a time for all that are not plain files.
         self.thread_safe = False
-        count = len(self._dataset)
+        try:
+            count = len(self._dataset)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{self.description} has no number of samples: {error}; check its options"
+            ) from error
         if count == 0:
             raise UsageError(f"{self.description} has no samples")
         self._probes = self._sound_samples(count)

@@ -131,7 +131,10 @@ def _one(
             image = resize_and_crop(image, transform)
         _normalised(image, transform, out)
     except DataError as error:
-        raise DataError(f"sample {samples.ids[position]}: {error}") from error
+        raise DataError(
+            f"sample {samples.ids[position]}: {error}; "
+            "'hapi pack' or 'hapi index' with --decode --skip-bad leaves such out"
+        ) from error
 
 
 def _as_stored(data: _Bytes, layout: SampleLayout, out: _Floats) -> None:
@@ -203,10 +206,15 @@ def resize_and_crop(image: torch.Tensor, transform: TransformSpec) -> torch.Tens
     return cropped
 
 
-def _resized(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
+def check_resize(image: torch.Tensor, transform: TransformSpec) -> None:
+    """:class:`DataError` for an ``image`` [3, H, W] whose long side would be too long."""
     height, width = int(image.shape[-2]), int(image.shape[-1])
     if transform.resize**2 * max(height, width) // min(height, width) > MAX_PIXELS:
         raise DataError(f"an image of {width} x {height} is too long to be resized to {transform.resize}")
+
+
+def _resized(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
+    check_resize(image, transform)
     resized: torch.Tensor = F.resize(
         image, [transform.resize], interpolation=F.InterpolationMode.BILINEAR, antialias=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import ForkedProcess, environment
+from PIL import Image
 
 from hapi.cli.main import main
 from hapi.storage.dataset import open_dataset
@@ -220,3 +222,22 @@ def test_wrong_input_is_one_line(
     assert main(filled) == code
     error = capsys.readouterr().err
     assert word in error and error.count("\n") == 1 and error.startswith(f"hapi {arguments[0]}: error: ")
+
+
+@pytest.mark.slow
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """Where a terminal takes UTF-8 only; a folder's name may be any bytes."""
+    folder = tmp_path / os.fsdecode(b"r\xe9t")
+    (folder / os.fsdecode(b"caf\xe9")).mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(folder / os.fsdecode(b"caf\xe9") / "x.png")
+    for arguments in (
+        ["pack", str(folder), f"{tmp_path}/store/d", "--quiet"],
+        ["ls", f"{tmp_path}/store/d"],
+    ):
+        done = subprocess.run(
+            command(*arguments),
+            env=environment(PYTHONIOENCODING="utf-8:strict"),
+            capture_output=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 and b"\\udce9t" in done.stdout, done.stderr

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from hapi.errors import DataError
+from hapi.errors import DataError, UsageError
 from hapi.storage.dataset import open_dataset
 from hapi.storage.listing import describe
 from hapi.storage.manifest import Manifest
@@ -88,7 +88,9 @@ def test_bad_samples_are_left_out_and_counted(
 
 def test_the_first_ends_the_packing_and_the_users_word_goes_on(folder: Path, store: ObjectStore) -> None:
     source = open_source(str(folder))
-    with pytest.raises(DataError, match=r"\.jpg.*repair or remove it, or pass --skip-bad"):
+    with pytest.raises(
+        DataError, match=r"\.jpg.*repair or remove it and begin anew \(--restart\), or pass --skip-bad"
+    ):
         packed(source, store, replace(SKIP, skip_bad=False))
     manifest, skipped = packed(source, store, SKIP)
     assert manifest.count == 27 and skipped.count == 3
@@ -181,3 +183,30 @@ def test_many_are_counted_and_some_named() -> None:
     told = skipped.told()
     assert len(told) == LISTED_BAD + 1 and told[-1] == "left out: 30 more"
     assert Skipped(*skipped.to_json()) == skipped  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_noted_down_is_refused_before_anything_is_replaced(
+    tmp_path: Path, store: ObjectStore
+) -> None:
+    def arrays(x: np.ndarray[Any, Any]) -> Source:
+        np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)))
+        return open_source(str(tmp_path / "a.npz"))
+
+    pack(arrays(np.zeros((2, 6, 6), dtype=np.uint8)), store, "d")
+    with pytest.raises(UsageError, match=r"a\.npz cannot be packed: transform\.crop: .* got 5000"):
+        pack(arrays(np.zeros((1, 5000, 5000), dtype=np.uint8)), store, "d", replace=True)
+    assert verify_dataset(store, "d").sound
+    with pytest.raises(UsageError, match=r"a\.npz cannot be packed: layout\.sample_shape"):
+        pack(arrays(np.zeros((1, (1 << 24) + 1), dtype=np.float16)), store, "d", replace=True)
+    assert verify_dataset(store, "d").sound
+
+
+def test_decoding_finds_what_cannot_be_resized(tmp_path: Path, store: ObjectStore) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (2_500, 1)).save(tmp_path / "a" / "strip.png")
+    Image.new("RGB", (25, 25)).save(tmp_path / "a" / "x.png")
+    source = open_source(str(tmp_path))
+    for preprocess in ("none", "uint8", "float32"):
+        options = PackOptions(decode=True, preprocess=preprocess)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"strip\.png: an image of 2500 x 1 is too long .*--skip-bad"):
+            pack(source, store, preprocess, options)

@@ -149,6 +149,19 @@ def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             decode_image(encode(11, 10, "RGB", form))
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "float32"])
+def test_what_would_become_white_is_refused(kind: str, dtype: str) -> None:
+    """Pillow cuts at 255 what has more than 8 bits."""
+    if (kind, dtype) in (("PNG", "int32"), ("PNG", "float32"), ("PPM", "int32"), ("PPM", "float32")):
+        pytest.skip("the format has none of these")
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(0, 60_000, 1_000).reshape(6, 10).astype(dtype)).save(buffer, kind)
+    for look in (check_image, decode_image):
+        with pytest.raises(DataError, match="scale it to 8 bits"):
+            look(buffer.getvalue())
+
+
 def test_without_torchvisions_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: Any, **options: Any) -> None:
         raise RuntimeError("decode_jpeg: torchvision not compiled with libjpeg support")

@@ -165,6 +165,12 @@ def test_training_and_validation_are_not_mixed(store: ObjectStore) -> None:
         index(store)
     with pytest.raises(UsageError, match=r"training data \(train/cat/1.png\) and other data"):
         index(store, "p")
+    with pytest.raises(
+        UsageError, match=r"net-train-000.tar is an object, no folder; give its folder \(wds\)"
+    ):
+        index(store, "wds/net-train-000.tar")
+    store.put("both/train-test-000.tar", tar(samples(range(10))))
+    assert index(store, "both", "b").manifest.count == 10, "made of both on purpose"
     manifest = index(store, "wds/net-train-*").manifest
     assert manifest.count == 20 and manifest.in_place is not None and manifest.in_place.folder == "wds"
     assert open_dataset(store, "d").read([19]).data.tobytes() == image(19)
@@ -405,7 +411,7 @@ def test_what_was_kept_of_shards_that_changed_is_not_used(monkeypatch: pytest.Mo
         index(store, workers=1)
     summary = describe(store, "d")
     assert summary is not None and summary.state == "incomplete"
-    with pytest.raises(ConflictError, match="half packed from another source or with other options"):
+    with pytest.raises(ConflictError, match="half packed from another source, from one that has changed"):
         index(store, fields=Fields(label="json"))
     skipping = index(store, "wds", "skipping", skip_bad=True)
     assert skipping.skipped.count == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ def test_folder_notices_changes(tmp_path: Path) -> None:
 def test_folder_with_a_link_upwards(tmp_path: Path) -> None:
     root = image_folder(tmp_path)
     (root / "cat" / "loop").symlink_to(root / "cat")
+    (root / "cat" / "up").symlink_to(root)
     assert open_source(str(root)).count == 8
 
 
@@ -75,7 +77,52 @@ def test_links_that_lead_nowhere_are_counted(tmp_path: Path) -> None:
     (root / "cat" / "b-again.jpg").symlink_to(root / "cat" / "b.jpg")
     source = open_source(str(root))
     assert source.count == 9
-    assert source.note == ("3 files were left out: no images by their names, or links that lead nowhere")
+    assert source.note == (
+        "3 files were left out: no images by their names, in no class's folder, or links that lead nowhere"
+    )
+
+
+def test_what_lies_in_no_class_is_counted(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    image_file(root / "loose.png", 3)
+    (root / "unmounted").symlink_to("/nowhere/at/all")
+    source = open_source(str(root))
+    assert source.count == 8 and source.note.startswith("3 files were left out")
+
+
+def test_training_and_validation_are_no_classes(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        image_folder(tmp_path / "data" / part)
+    with pytest.raises(
+        UsageError, match=r"training data \(train\) and other data \(val\), which are not mixed"
+    ):
+        open_source(str(tmp_path / "data"))
+    (tmp_path / "data" / "val").rename(tmp_path / "data" / "bus")
+    assert open_source(str(tmp_path / "data")).classes == ("bus", "train")
+
+
+def test_the_store_is_no_part_of_the_folder(tmp_path: Path) -> None:
+    root = image_folder(tmp_path)
+    for store in (root / "store", root / "cat" / "store", root):
+        image_file(store / "datasets" / "raw" / "x.png", 3)
+        source = open_source(str(root), SourceOptions(store=store))
+        assert (source.count, len(source.classes)) == (8, 3)
+        shutil.rmtree(store / "datasets" if store == root else store)
+
+
+def test_classes_by_name(tmp_path: Path) -> None:
+    """A part of the classes, with the names of all: the labels are those of the whole."""
+    root = image_folder(tmp_path)
+    own = open_source(str(root))
+    names = ("owl", "äñ", "dog", "cat")
+    source = open_source(str(root), SourceOptions(classes=names))
+    assert source.classes == names and source.fingerprint() != own.fingerprint()
+    assert [names[n] for n in source.labels] == [own.classes[n] for n in own.labels]
+    others = open_source(str(root), SourceOptions(classes=("Katze", "Hund", "Eule")))
+    assert others.classes == ("Katze", "Hund", "Eule") and (others.labels == own.labels).all()
+    for wrong, word in ((("cat", "dog"), "class 'äñ'"), (("a", "b"), "none of these 2")):
+        with pytest.raises(UsageError, match=word):
+            open_source(str(root), SourceOptions(classes=wrong))
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
@@ -164,7 +211,13 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "b.npy").write_bytes(b"junk")
     (tmp_path / "b.csv").write_bytes(b"junk")
     (tmp_path / "b.safetensors").write_bytes(b"junk")
-    for name in ("b.npy", "b.csv", "b.safetensors"):
+    np.savez_compressed(tmp_path / "c.npz", x=np.arange(9000.0).reshape(3, 3000), y=y)
+    damaged = bytearray((tmp_path / "c.npz").read_bytes())
+    damaged[300:400] = bytes(100)
+    (tmp_path / "c.npz").write_bytes(damaged)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, \n"
+    (tmp_path / "d.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    for name in ("b.npy", "b.csv", "b.safetensors", "c.npz", "d.npy"):
         with pytest.raises(UsageError, match=name):
             open_source(str(tmp_path / name))
 
@@ -200,7 +253,11 @@ def test_torchvision_image_files_are_kept(tmp_path: Path) -> None:
         ("torchvision:FakeData:size", "no option"),
         ("torchvision:FakeData:size=0", "no samples"),
         ("sklearn:faces", "sklearn:digits"),
+        ("torchvision:FakeData:size=abc", "check its options"),
+        ("torchvision:FakeData:size=-1", "check its options"),
         ("nowhere/at/all", "no such"),
+        ("a" * 300, "no such"),
+        (" ", "is empty"),
     ],
 )
 def test_wrong_names(text: str, word: str) -> None:
