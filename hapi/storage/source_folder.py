@@ -26,7 +26,7 @@ class FolderSource(Source):
         """``store``: the folder of a store, which is no part of it, wherever it lies."""
         self.root = root
         apart = [root] if store is None else [root, store, store / "datasets", store / "models"]
-        self._apart = {_identity(folder) for folder in apart if folder.is_dir()}
+        self._apart = {_identity(folder) for folder in apart} - {None}
         self.description = f"folder {root.name or root}"
         self._names = bytearray()
         self._ends: np.ndarray = np.empty(0, dtype=np.int64)
@@ -37,19 +37,25 @@ class FolderSource(Source):
         if self._left_out:
             self.note = (
                 f"{self._left_out} files were left out: no images by their names, in no class's folder, or links "
-                "that lead nowhere"
+                f"that lead nowhere{'; ' if self.note else ''}{self.note}"
             )
 
     def _class_names(self) -> tuple[str, ...]:
         try:
             with os.scandir(self.root) as entries:
                 found = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
-            folders = [e for e in found if _is_folder(e)]
-            classes = tuple(e.name for e in folders if _identity(e.path) not in self._apart)
         except OSError as error:
             raise UsageError(f"{self.root}: {error.strerror}") from error
-        others = [e for e in found if e not in folders]
-        self._left_out += sum(e.name.lower().endswith(EXTENSIONS) or _state(e) is None for e in others)
+        names: list[str] = []
+        stores: list[str] = []
+        for entry in found:
+            if _is_folder(entry):
+                (stores if _identity(entry.path) in self._apart else names).append(entry.name)
+            elif entry.name.lower().endswith(EXTENSIONS) or _state(entry) is None:
+                self._left_out += 1
+        if stores:
+            self.note = f"no class, as the data set goes there: {', '.join(stores)}"
+        classes = tuple(names)
         if not classes:
             raise UsageError(
                 f"{self.root} has no folders in it; put the images of each class into a folder of its name"
@@ -126,22 +132,26 @@ def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
         raise UsageError(f"{entry.path}: {error.strerror}; it cannot be read") from error
 
 
-def _identity(folder: str | Path) -> tuple[int, int]:
-    state = Path(folder).stat()
+def _identity(folder: str | Path) -> tuple[int, int] | None:
+    """None for what cannot be looked at."""
+    try:
+        state = Path(folder).stat()
+    except OSError:
+        return None
     return state.st_dev, state.st_ino
 
 
-def _folders(top: Path, apart: Set[tuple[int, int]]) -> Iterator[str]:
+def _folders(top: Path, apart: Set[tuple[int, int] | None]) -> Iterator[str]:
     """``top`` and all folders below but those ``apart``; links are followed, each folder once (also a link upwards)."""
     seen = set(apart)
     waiting = [str(top)]
     while waiting:
         folder = waiting.pop()
         try:
-            identity = _identity(folder)
-            if identity in seen:
+            state = Path(folder).stat()
+            if (state.st_dev, state.st_ino) in seen:
                 continue
-            seen.add(identity)
+            seen.add((state.st_dev, state.st_ino))
             with os.scandir(folder) as entries:
                 waiting += [entry.path for entry in entries if _is_folder(entry)]
         except OSError as error:
