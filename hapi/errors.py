@@ -1,12 +1,15 @@
 """The one exception tree of Hapi, and its form on the wire (problem details, RFC 9457).
 
 Foreign errors (sockets, the object store, torch) are mapped to these at the border of the room that
-meets them. A message names what was wrong, where, and what to do about it, on one line.
+meets them. A message names what was wrong, where, and what to do about it, on one line of printable text
+(:func:`hapi.text.printable`), so that names from a store or a server cannot steer a terminal.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
+
+from hapi.text import MESSAGE_CHARACTERS, printable
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _URN = "urn:hapi:problem:"
@@ -29,7 +32,7 @@ class HapiError(Exception):
     def __init__(
         self, message: str, *, retry_after: float | None = None, expected_wait: float | None = None
     ) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split()), MESSAGE_CHARACTERS))
         self.retry_after = retry_after
         """Seconds to wait before trying again, when the sender knows them."""
         self.expected_wait = expected_wait
@@ -40,7 +43,7 @@ class HapiError(Exception):
         """Name the request in the message, once: the other tier's log has the same id."""
         if self.request_id is None:
             self.request_id = request_id
-            self.args = (f"{self} (request {request_id})",)
+            self.args = (printable(f"{self} (request {printable(request_id)})", MESSAGE_CHARACTERS),)
 
     def to_problem(self) -> dict[str, Any]:
         """The problem-details document (RFC 9457, section 3) of this error."""

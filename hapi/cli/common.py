@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hapi.errors import HapiError, ModelChoiceError, UsageError
+from hapi.text import MESSAGE_CHARACTERS, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -41,7 +42,7 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line on stderr, exit code 2."""
         line = f"{self.prog}: error: {message} ({self.prog} --help lists everything)"
-        self.exit(EXIT_USAGE, " ".join(line.split()) + "\n")
+        self.exit(EXIT_USAGE, printable(" ".join(line.split()), MESSAGE_CHARACTERS) + "\n")
 
 
 def run_command(program: str, body: Callable[[], int]) -> int:
@@ -57,7 +58,7 @@ def run_command(program: str, body: Callable[[], int]) -> int:
     except HapiError as error:
         if os.environ.get("HAPI_DEBUG"):
             raise
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {printable(error, MESSAGE_CHARACTERS)}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
@@ -66,6 +67,16 @@ def run_command(program: str, body: Callable[[], int]) -> int:
         # Whoever read our output is gone. Python would complain once more when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def say(line: str) -> None:
+    """Print one line of a result on stdout; names in it are from stores and may be anything."""
+    print(printable(line, MESSAGE_CHARACTERS))
+
+
+def tell(program: str, line: str) -> None:
+    """Print one line about the work of ``program`` on stderr, as :func:`say` does."""
+    print(f"{program}: {printable(line, MESSAGE_CHARACTERS)}", file=sys.stderr)
 
 
 def read_token(token_file: str | None) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from hapi.cli.common import say, tell
 from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
 from hapi.cli.progress import TransferBar
 from hapi.errors import UsageError
@@ -91,7 +91,7 @@ def _print(address: str, folder: Folder, indexed: Indexed) -> None:
     manifest = indexed.manifest
     for line in indexed.skipped.told():
         _tell(line)
-    print(
+    say(
         f"indexed {manifest.source} as {address}: {manifest.count} samples, {len(manifest.classes)} classes, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
         f"{f'{manifest.skipped} bad left out, ' if manifest.skipped else ''}version {manifest.version}"
@@ -99,4 +99,4 @@ def _print(address: str, folder: Folder, indexed: Indexed) -> None:
 
 
 def _tell(line: str) -> None:
-    print(f"hapi index: {line}", file=sys.stderr)
+    tell("hapi index", line)

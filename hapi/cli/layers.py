@@ -13,6 +13,7 @@ from hapi.models.layers import LayeredModel
 from hapi.models.repository import open_model
 from hapi.models.zoo import structure
 from hapi.storage.objects import open_store, split_address
+from hapi.text import printable
 
 _STORE = "store:"
 
@@ -77,14 +78,14 @@ def _print(model: LayeredModel, title: str) -> None:
     rows = _rows(model)
     whole = model.output_bytes()[0]
     shape = "x".join(str(side) for side in model.input_shape)
-    print(f"{title}: {len(rows)} layers, input {shape} = {whole / 1e3:.1f} kB a sample (float32)")
+    print(f"{printable(title)}: {len(rows)} layers, input {shape} = {whole / 1e3:.1f} kB a sample (float32)")
     header = ["LAYER", "NAME", "OUTPUT", "KB/SAMPLE", "OF INPUT", "PARAMETERS", ""]
     table = [header]
     for row in rows:
         table.append(
             [
                 str(row["index"]),
-                row["name"],
+                printable(row["name"]),
                 "x".join(str(side) for side in row["shape"]),
                 f"{row['bytes'] / 1e3:.1f}",
                 f"{row['bytes'] / whole:.2f}",

@@ -11,6 +11,7 @@ from typing import Any
 from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.storage.listing import DatasetSummary, describe, list_datasets
 from hapi.storage.objects import ObjectStore, open_store, split_address
+from hapi.text import MESSAGE_CHARACTERS, printable
 
 _MODEL_FIELDS = ("architecture", "digest", "bytes")
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"datasets": datasets, "models": models}, indent=1))
         return 0
     if not datasets and not models:
-        print(f"{store.url} holds no data sets and no models")
+        print(f"{printable(store.url)} holds no data sets and no models")
     _print_datasets(datasets)
     _print_models(models)
     return 0
@@ -122,8 +123,9 @@ def _print_models(models: Sequence[dict[str, Any]]) -> None:
 def _table(header: list[str], rows: list[list[str]]) -> None:
     if not rows:
         return
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
+    shown = [header, *([printable(cell, MESSAGE_CHARACTERS) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
+    for row in shown:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
@@ -143,5 +145,9 @@ def _lines(detail: dict[str, Any]) -> str:
         shown["in_place"] = _in_place(shown["in_place"]).removeprefix("in place: ")
     if isinstance(shown.get("classes"), list):
         names = shown["classes"]
-        shown["classes"] = f"{len(names)}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
-    return "\n".join(f"{key.ljust(width)}  {value}" for key, value in shown.items())
+        shown["classes"] = (
+            f"{len(names)}: {', '.join(map(printable, names[:10]))}{', ...' if len(names) > 10 else ''}"
+        )
+    return "\n".join(
+        f"{key.ljust(width)}  {printable(value, MESSAGE_CHARACTERS)}" for key, value in shown.items()
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hapi.cli.common import say, tell
 from hapi.cli.progress import TransferBar
 from hapi.errors import BadRequestError, UsageError
 from hapi.storage.objects import open_store, split_address
@@ -115,13 +115,13 @@ def run(args: argparse.Namespace) -> int:
         skip_bad=args.skip_bad,
     )
     if source.note:
-        print(f"hapi pack: {source.note}", file=sys.stderr)
+        tell("hapi pack", source.note)
     skipped = Skipped()
     with TransferBar(f"packing {name}", args.quiet) as bar:
 
         def start(total: int, samples: int, size: int) -> None:
             if samples:
-                print(f"hapi pack: going on after {samples} samples ({size / 1e6:.1f} MB)", file=sys.stderr)
+                tell("hapi pack", f"going on after {samples} samples ({size / 1e6:.1f} MB)")
             bar.start(total, samples)
 
         manifest = pack(
@@ -130,8 +130,8 @@ def run(args: argparse.Namespace) -> int:
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
     for line in skipped.told():
-        print(f"hapi pack: {line}", file=sys.stderr)
-    print(
+        tell("hapi pack", line)
+    say(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
         f"{len(manifest.classes)} classes, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "

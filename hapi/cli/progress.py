@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from hapi.text import MESSAGE_CHARACTERS, printable
+
 
 class TransferBar:
     """Counts samples and bytes. A context manager; :meth:`start` may be called once inside."""
@@ -43,7 +45,7 @@ class TransferBar:
 
     def print(self, line: str) -> None:
         """A line on stdout that does not tear the bar."""
-        tqdm.write(line, file=sys.stdout)
+        tqdm.write(printable(line, MESSAGE_CHARACTERS), file=sys.stdout)
 
     @property
     def seconds(self) -> float:

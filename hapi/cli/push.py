@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from hapi.cli.common import say
 from hapi.errors import UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.repository import push
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)
     size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"
     classes = f", {pushed.manifest.classes} classes" if pushed.manifest.classes else ""
-    print(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")
+    say(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")
     allowed = f" --allow-model {args.model}" if own else ""
-    print(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
+    say(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hapi.cli.common import EXIT_FAILED, EXIT_OK
+from hapi.cli.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.progress import TransferBar
 from hapi.storage.manifest import Manifest
 from hapi.storage.objects import open_store, split_address
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         seconds = bar.seconds
     rate = report.size / max(seconds, 1e-9) / 1e6
     verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.again}"
-    print(
+    say(
         f"{args.address}: {report.samples} samples, {report.size / 1e6:.1f} MB read "
         f"({rate:.0f} MB/s), version {report.version or 'unknown'}: {verdict}"
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hapi.errors import HapiError, TransportError, UsageError
 from hapi.storage.objects import open_store
+from hapi.text import printable
 
 START_SECONDS = 120.0
 """Longest time until an embedded server listens; importing torch from a cold disk takes most of it."""
@@ -99,7 +100,7 @@ class EmbeddedServer:
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
         last = text.splitlines()[-1][:500] if text else "it said nothing"
-        return "".join(c if c.isprintable() else "?" for c in last)
+        return printable(last, 500)
 
     def close(self) -> None:
         """End the server and wait for it."""

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 
 from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.storage.formats.registry import FORMATS, Format, choose
-from hapi.storage.formats.shard import shown
 from hapi.storage.objects import ObjectInfo, ObjectStore, check_key, check_prefix
 from hapi.storage.parts import training_and_other
+from hapi.text import printable
 
 _OWN = ("datasets", "models")
 """Folders of a store that Hapi writes."""
@@ -92,8 +92,8 @@ def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
     )
     if mixed:
         raise UsageError(
-            f"{where} holds training data ({shown(mixed[0])}) and other data ({shown(mixed[1])}), which are not mixed: "
-            "give the folder of one, or a pattern of the names, as in 'wds/train-*'"
+            f"{where} holds training data ({printable(mixed[0])}) and other data ({printable(mixed[1])}), "
+            "which are not mixed: give the folder of one, or a pattern of the names, as in 'wds/train-*'"
         )
 
 
@@ -124,7 +124,7 @@ def left_out_note(folder: Folder) -> str | None:
     """A line about the objects in the folder that are not indexed; None when there are none."""
     if not folder.left_out:
         return None
-    some = ", ".join(shown(key) for key in folder.left_out[:3])
+    some = ", ".join(printable(key) for key in folder.left_out[:3])
     count, name = len(folder.left_out), folder.module.NAME
     what = (
         f"object is no {name} shard by its name"

@@ -8,10 +8,11 @@ from typing import Literal
 import numpy as np
 
 from hapi.errors import BadRequestError, UsageError
-from hapi.storage.formats.shard import Label, shown
+from hapi.storage.formats.shard import Label
 from hapi.storage.manifest import check_classes
 from hapi.storage.sequence import IntArray
 from hapi.storage.sources import numbered_classes
+from hapi.text import printable
 
 MAX_NAMES = 100_000
 """More different names are no classes but, say, captions."""
@@ -53,11 +54,11 @@ class LabelBook:
 
     def _place(self, label: str) -> int:
         if not label or len(label) > 1000 or not label.isprintable():
-            raise LabelError(f"its label {shown(label)!r} is no name of a class")
+            raise LabelError(f"its label {printable(label)!r} is no name of a class")
         if label not in self._places:
             if len(self.names) >= MAX_NAMES:
                 raise UsageError(
-                    f"there are more than {MAX_NAMES} different labels, the last is {shown(label)!r}: "
+                    f"there are more than {MAX_NAMES} different labels, the last is {printable(label)!r}: "
                     "these are no classes; name the label's field with --label"
                 )
             self._places[label] = len(self.names)
@@ -81,7 +82,7 @@ def merged(
         )[0]
         name = names[list(kinds).index("names")][0]
         raise UsageError(
-            f"some labels are numbers (like {number}) and some are names (like {shown(name)!r}); "
+            f"some labels are numbers (like {number}) and some are names (like {printable(name)!r}); "
             "name the label's field with --label, or give --labels FILE"
         )
     if "names" not in kinds:
@@ -93,11 +94,11 @@ def merged(
     missing = sorted(known - set(classes))
     if missing:
         raise UsageError(
-            f"the label {shown(missing[0])!r} is not among --classes; add it, or leave --classes out"
+            f"the label {printable(missing[0])!r} is not among --classes; add it, or leave --classes out"
         )
     if len(known) > MAX_NAMES:
         raise UsageError(
-            f"there are {len(known)} different labels, for example {shown(min(known))!r}: these are no classes; "
+            f"there are {len(known)} different labels, for example {printable(min(known))!r}: these are no classes; "
             "name the label's field with --label"
         )
     place = {name: number for number, name in enumerate(classes)}

@@ -14,13 +14,14 @@ from hapi.errors import DataError
 from hapi.storage.decode import check_image, decode_image
 from hapi.storage.directory import MAX_SAMPLE_BYTES, SampleDirectory
 from hapi.storage.formats.registry import Format
-from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes, shown
+from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.storage.index import SampleIndex
 from hapi.storage.index_labels import Kind, LabelBook, LabelError
 from hapi.storage.objects import ObjectInfo, ObjectStore
 from hapi.storage.packing import PackFolder
 from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.skipped import Skipped
+from hapi.text import printable
 
 RUN_BYTES = 64 << 20
 RUN_SHARDS = 1000
@@ -129,7 +130,7 @@ class RunScanner:
                 if problem is None:
                     self._alive(1, 0)
                 else:
-                    yield f"shard {shard.name}, sample {shown(item.name)}: {problem}"
+                    yield f"shard {shard.name}, sample {printable(item.name)}: {problem}"
         except DataError as error:
             yield f"{error} (samples before that place are kept)" if self._skip_bad else str(error)
 

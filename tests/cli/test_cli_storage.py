@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +242,24 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
             timeout=120,
         )
         assert done.returncode == 0 and b"\\udce9t" in done.stdout, done.stderr
+
+
+def test_names_in_a_store_do_not_steer_the_terminal(
+    arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    hostile = "cat\x1b]0;owned\x07 \u202e \udc80"
+    source = open_source(str(arrays))
+    packed = pack(source, open_store(str(store)), "xy", PackOptions(limit=10))
+    manifest = replace(packed, classes=(hostile, *packed.classes[1:]), source=hostile)
+    (store / "datasets/xy/manifest.json").write_bytes(manifest.to_bytes())
+    folder = store / "models" / "m"
+    folder.mkdir(parents=True)
+    (folder / "model.json").write_text(json.dumps({"architecture": hostile, "digest": hostile, "bytes": 3}))
+    (store / "models" / os.fsdecode(b"\x1b[2J\xff")).mkdir()
+    (store / "models" / os.fsdecode(b"\x1b[2J\xff") / "model.json").write_text("{")
+    for address in (store, store / "xy", store / "m"):
+        assert main(["ls", str(address)]) == 0
+        shown = capsys.readouterr().out
+        assert shown and all(line.isprintable() for line in shown.splitlines())
+        assert r"\x1b]0;owned\x07" in shown

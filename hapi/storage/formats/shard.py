@@ -25,6 +25,7 @@ import xxhash
 
 from hapi.errors import DataError, StoreError
 from hapi.storage.objects import ObjectInfo, ObjectStore
+from hapi.text import printable
 
 BLOCK_BYTES = 4 << 20
 """Read at once: large enough that a store's few ms a request do not count."""
@@ -78,7 +79,7 @@ class ShardBytes:
         self.size = info.size
         self.path = key if name is None else name
         """The key below the folder that is indexed."""
-        self.name = shown(self.path)
+        self.name = printable(self.path)
         """What messages call the shard."""
         self._blocks: dict[int, memoryview] = {}
         self._next = 0
@@ -158,12 +159,6 @@ class ShardBytes:
                 f"shard {self.name} has {size} bytes, {self.size} when it was listed: it changes"
             ) from None
         return block.toreadonly()
-
-
-def shown(name: str) -> str:
-    """``name`` for a message: one line of characters that can be printed, not too long."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def label_of(text: str) -> int | str:
