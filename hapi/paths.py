@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hapi.atomic import write_atomically
 from hapi.errors import UsageError
 
 Named = tuple[str, str | None]
@@ -57,14 +58,8 @@ def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> Non
 
 def write_whole(path: str, text: str, flag: str = "") -> None:
     """Write ``text`` to ``path``, whole or not at all; :class:`UsageError` naming ``flag`` when that fails."""
-    target = Path(path)
-    partial = target.absolute().parent / f".{target.name[:200]}.{os.getpid()}.partial"
     try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(target)
+        write_atomically(path, text.encode("utf-8", "replace"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{flag} {path}: cannot be written: {reason}".lstrip()) from None
-    finally:
-        with suppress(OSError, ValueError):
-            partial.unlink(missing_ok=True)

@@ -84,6 +84,7 @@ def push(
         for info in store.list(model_prefix(name)):
             if info.key not in (manifest.weights_key, manifest_key(name), *lock_keys(lock)):
                 store.delete(info.key)  # an earlier push, or what a killed one left
+        store.clean_temporary(model_prefix(name))
     return StoredModel(store, manifest)
 
 

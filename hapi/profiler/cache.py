@@ -22,6 +22,7 @@ from typing import Any
 import xxhash
 
 from hapi import __version__
+from hapi.atomic import write_atomically
 
 FORM = 1
 MAX_AGE_SECONDS = 30 * 86400
@@ -98,14 +99,10 @@ def save(kind: str, key: Sequence[str], content: Any) -> str:
         return "nothing is kept for the next time: this user has no home folder"
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     document = {"form": FORM, "key": list(key), "measured": measured, "content": content}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(document), encoding="utf-8")
-        partial.replace(path)  # whole or not at all, whoever else writes at the same time
+        write_atomically(path, json.dumps(document).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         return f"nothing is kept for the next time: {path.parent}: {error.strerror or error}"
     _remove_outdated(path.parent)
     return ""
@@ -120,7 +117,7 @@ def _path(kind: str, key: Sequence[str]) -> Path | None:
 def _remove_outdated(home: Path) -> None:
     limit = time.time() - MAX_AGE_SECONDS
     with contextlib.suppress(OSError):
-        for path in [*home.glob("*-*.json"), *home.glob(".*.partial")]:
+        for path in home.glob("*-*.json"):
             if path.stat().st_mtime < limit:
                 path.unlink(missing_ok=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
+from hapi.atomic import claim, clean_partials, partial_name, sync_folder
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
@@ -29,7 +29,6 @@ from hapi.storage.objects import (
     nothing,
 )
 
-_TEMPORARY = ".tmp-"
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
 _ABSENT_IN_A_ROW = 4
@@ -122,15 +121,16 @@ class LocalStore(ObjectStore):
         """Write ``data`` beside its place and move it there, so that a reader sees all of it or nothing."""
         path = self._path(key)
         try:
-            temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(6)}"
+            temporary = path.parent / partial_name(path.name)
             descriptor = self._create(temporary, os.O_WRONLY | os.O_EXCL)
             try:
+                claim(descriptor)
                 _write_durably(descriptor, memoryview(data).cast("B"))
                 temporary.replace(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
             raise self._mapped(error, key) from error
 
@@ -145,7 +145,7 @@ class LocalStore(ObjectStore):
                 new.mkdir(exist_ok=True)
             except FileExistsError:
                 raise StoreError(f"{new} is no folder; name another store, or remove it") from None
-            _sync_folder(new.parent)
+            sync_folder(new.parent)
 
     def size(self, key: str) -> int:
         try:
@@ -258,11 +258,9 @@ class LocalStore(ObjectStore):
         return self._path(key)
 
     def clean_temporary(self, prefix: str) -> None:
-        try:
-            for path in (self.root / check_prefix(prefix)).rglob(f"{_TEMPORARY}*"):
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._mapped(error, prefix) from error
+        for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
+            if clean_partials(Path(folder), alone=True):
+                self._prune(Path(folder))
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -329,14 +327,6 @@ def _write_durably(descriptor: int, data: memoryview) -> None:
         done = 0
         while done < len(data):
             done += os.write(descriptor, data[done:])
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -133,7 +133,7 @@ def test_full_disk_leaves_nothing_whole_and_can_go_on(
     error = capsys.readouterr().err
     assert code == 1 and "make room and run the same again" in error and "index.safetensors" in error
     folder = tmp_path / "store" / "datasets" / "d"
-    assert not (folder / "manifest.json").exists() and not list(folder.rglob(".tmp-*"))
+    assert not (folder / "manifest.json").exists() and not list(folder.rglob(".*"))
     assert main(["ls", f"{tmp_path}/store"]) == 0 and "incomplete" in capsys.readouterr().out
     assert main(arguments) == 0
     output = capsys.readouterr()

@@ -306,8 +306,12 @@ def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="has no model 'net'"):
         open_model(store, "net")
     assert [m.problem for m in list_models(store)] == ["incomplete: push it again"]
+    killed = tmp_path / "models" / "net" / "push-000000000000" / f".w.{'0' * 32}-1-1-1.{'0' * 12}.partial"
+    killed.parent.mkdir()
+    killed.write_bytes(b"half")
     push(store, "net", net(), SPEC)
     assert len(store.list_names("models/net")) == 1  # what the killed one left is gone
+    assert not killed.parent.exists()
     (summary,) = list_models(store)
     assert (summary.name, summary.architecture, summary.layers) == ("net", "resnet18", 14)
     assert summary.to_json()["problem"] is None

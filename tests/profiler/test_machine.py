@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_nothing_behind(home: Path, monkeypatch: pytest.Monke
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert "No space left on device" in cache.save("machine", KEY, 1)
     assert list(home.iterdir()) == []
 

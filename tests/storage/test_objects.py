@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hapi.atomic import partial_name
 from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
 from hapi.storage.listing import list_datasets
 from hapi.storage.local import LocalStore
@@ -308,10 +309,15 @@ def test_memory_store_is_shared_by_name() -> None:
 def test_no_temporary_files_are_left_or_listed(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put("a/x", b"1")
-    (tmp_path / "a" / ".tmp-1-abc").write_bytes(b"half")
+    dead = f"{'0' * 32}-1-1-1.{'0' * 12}.partial"
+    for folder in (tmp_path / "a", tmp_path / "a" / "killed"):
+        folder.mkdir(exist_ok=True)
+        (folder / f".x.{dead}").write_bytes(b"half")
+    own = tmp_path / "a" / partial_name("x")
+    own.write_bytes(b"being written")
     assert [i.key for i in store.list()] == ["a/x"]
     store.clean_temporary("a")
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["x"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [own.name, "x"]
 
 
 def test_local_path(tmp_path: Path) -> None:
