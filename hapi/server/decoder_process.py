@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hapi.errors import DataError, HapiError, from_problem
 from hapi.server.decoder import ORDER, REPLY, receive
+from hapi.server.decoder_environment import decoder_environment
 
 START_SECONDS = 120.0
 """Longest time until a process is ready; importing torch from a cold disk takes most of it."""
@@ -173,6 +174,6 @@ def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        env=decoder_environment(os.environ, path),
         process_group=0,  # Ctrl-C is for the server, which ends it
     )

@@ -23,6 +23,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import UsageError
 from hapi.server.app import Application
+from hapi.server.foreign_output import foreign_output_logged
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.server.tenants import Tenants
@@ -77,6 +78,11 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
 
     Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
     """
+    with foreign_output_logged():
+        return _run(settings, listen, log_level)
+
+
+def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)

@@ -54,9 +54,27 @@ class LocalStore(ObjectStore):
 
     def get(self, key: str) -> bytes:
         try:
-            return self._path(key).read_bytes()
+            with os.fdopen(self._open(key), "rb") as file:
+                return file.read()
         except OSError as error:
             raise self._mapped(error, key) from error
+
+    def _open(self, key: str) -> int:
+        """A descriptor to read ``key`` with; :class:`StoreError` for what is no file.
+
+        Opening or reading a FIFO waits for somebody who writes, and a device may never end.
+        """
+        # Without O_NONBLOCK the open itself would wait for a FIFO's writer; files do not know of it.
+        descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return descriptor
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise StoreError(
+            f"{self.url}/{key}: is {_kind(mode)}, no file, and is not read; put the object back in its place"
+        )
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         """See :meth:`hapi.storage.objects.ObjectStore.read_many`; files of one name are opened once."""
@@ -67,7 +85,7 @@ class LocalStore(ObjectStore):
         for key, group in sorted(groups.items()):  # in the disk's order, every object opened once
             group.sort(key=starts.__getitem__)
             try:
-                descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = self._open(key)
                 try:
                     self._read_group(descriptor, parts, group, then)
                 finally:
@@ -97,8 +115,8 @@ class LocalStore(ObjectStore):
         if not hasattr(os, "posix_fadvise"):  # not on macOS
             return
         for key, group in groupby(sorted(ranges), key=lambda r: r[0]):
-            with suppress(OSError):
-                descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC)
+            with suppress(OSError, StoreError):
+                descriptor = self._open(key)
                 try:
                     for _, start, stop in group:
                         os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
@@ -274,6 +292,17 @@ class LocalStore(ObjectStore):
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
             )
         return StoreError(f"{where}: {error.strerror or error}")
+
+
+def _kind(mode: int) -> str:
+    """A word for what is no regular file."""
+    kinds = (
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((word for is_kind, word in kinds if is_kind(mode)), "something else")
 
 
 def _read_at_once(descriptor: int, part: ReadPart) -> bool:

@@ -47,6 +47,22 @@ def pool() -> Iterator[Decoders]:
         decoders.close()
 
 
+def test_processes_know_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are given the bytes of strangers."""
+    secrets = ("HAPI_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_STORAGE_KEY",
+               "HAPI_STORE", "HTTPS_PROXY", "MY_OWN_SECRET")  # fmt: skip
+    for name in secrets:
+        monkeypatch.setenv(name, "s3cret")
+    decoders = Decoders(1)
+    try:
+        decoders.wait()
+        known = Path(f"/proc/{decoders.pids[0]}/environ").read_bytes()
+        assert b"s3cret" not in known and b"PYTHONPATH=" in known
+        assert decoders.batch(images(1), ENCODED, TRANSFORM, clock()).shape == (1, 3, 24, 24)
+    finally:
+        decoders.close()
+
+
 def clock() -> StageClock:
     return StageClock(("decode",))
 
