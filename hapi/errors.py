@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
-_URN = "urn:hapi:problem:"
+URN = "urn:hapi:problem:"
 _GATEWAY = (502, 503, 504)
 """What a proxy answers by itself while it cannot reach a server: no word of Hapi's on its store or its queue."""
 
@@ -48,7 +48,7 @@ class HapiError(Exception):
     def to_problem(self) -> dict[str, Any]:
         """The problem-details document (RFC 9457, section 3) of this error."""
         problem: dict[str, Any] = {
-            "type": _URN + self.slug,
+            "type": URN + self.slug,
             "title": self.title,
             "status": self.status,
             "detail": str(self),
@@ -179,10 +179,11 @@ class TransportError(HapiError):
     status, slug, title, retryable = 503, "transport", "Connection failed", True
 
 
-def _tree(root: type[HapiError]) -> dict[str, type[HapiError]]:
+def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:
+    """All kinds of errors from ``root`` down, by the name that each has on the wire."""
     found = {root.slug: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
+        found.update(by_slug(child))
     return found
 
 
@@ -192,13 +193,13 @@ def from_problem(problem: Any, status: int) -> HapiError:
     ``problem`` comes from the network and may be anything; what is not understood becomes the error
     that fits ``status`` best, with a message that says so.
     """
-    by_slug = _tree(HapiError)
+    kinds = by_slug()
     if not isinstance(problem, dict):
         problem = {}
-    kind = str(problem.get("type", "")).removeprefix(_URN)
-    cls = by_slug.get(kind)
+    kind = str(problem.get("type", "")).removeprefix(URN)
+    cls = kinds.get(kind)
     if cls is None:
-        by_status = {c.status: c for c in reversed(by_slug.values())}
+        by_status = {c.status: c for c in reversed(kinds.values())}
         by_status |= dict.fromkeys(_GATEWAY, TransportError)
         cls = by_status.get(status, TransportError if status >= 500 else BadRequestError)
     detail = problem.get("detail")

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from hapi import __version__
 from hapi.errors import BusyError, DrainingError, HapiError
+from hapi.server import openapi
 from hapi.server.account import processors
 from hapi.server.admission import FULL, Admission, Slot
 from hapi.server.answers import GONE, PROBLEM, REQUEST_ID, STATUS, Answer, abort, finished
@@ -42,10 +43,9 @@ BODY_SECONDS = 30.0
 MAX_BODIES = 256
 """Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
 ``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
-PAGE_PATH = "/"
-_OPEN = (messages.HEALTH_PATH, messages.READY_PATH, PAGE_PATH)
+_OPEN = (messages.HEALTH_PATH, messages.READY_PATH, messages.PAGE_PATH)
 """Paths that never need a token: they tell nothing."""
-_QUIET = (messages.HEALTH_PATH, messages.READY_PATH, messages.STATUS_PATH, messages.METRICS_PATH, PAGE_PATH)
+_QUIET = (*_OPEN, messages.STATUS_PATH, messages.METRICS_PATH)
 """Paths that are asked for all the time, and logged only with ``--log-level debug``."""
 DOCUMENT_THREADS = 2
 """Descriptions read from the store at a time."""
@@ -92,12 +92,13 @@ class Application:
 
     def _routes(self) -> None:
         add = self.web.router
-        add.add_get("/v1", self._version)
+        add.add_get(messages.VERSION_PATH, self._version)
+        add.add_get(messages.OPENAPI_PATH, self._openapi)
         add.add_get(messages.HEALTH_PATH, self._health)
         add.add_get(messages.READY_PATH, self._ready)
         add.add_get(messages.METRICS_PATH, self._metrics)
         add.add_get(messages.STATUS_PATH, self._status)
-        add.add_get(PAGE_PATH, self._page)
+        add.add_get(messages.PAGE_PATH, self._page)
         for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
             add.add_get(path, self._document)
             add.add_get(path + "/{name}", self._document)
@@ -180,6 +181,9 @@ class Application:
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"hapi": __version__, "wire": WIRE_VERSION, "server": self.service.id})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return web.Response(body=openapi.document(), content_type=openapi.JSON_MEDIA_TYPE)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})

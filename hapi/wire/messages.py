@@ -5,6 +5,8 @@
 ``POST /v1/tensors``   weights of a pushed model by name, a stream of frames
 ``GET  /v1/datasets``, ``/v1/datasets/NAME``, ``/v1/models``, ``/v1/models/NAME``   descriptions
 
+:mod:`hapi.wire.schemas` has their JSON Schemas.
+
 A request names everything that it needs, so that any server can answer any request (HAPI, section 4.2).
 """
 
@@ -43,13 +45,20 @@ HEALTH_PATH = "/healthz"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
 STATUS_PATH = "/v1/status"
+OPENAPI_PATH = "/v1/openapi.json"
+VERSION_PATH = "/v1"
+PAGE_PATH = "/"
 
 MAX_REQUEST_BYTES = 1 << 20
 """Largest request body, in bytes."""
 MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
-_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+MAX_NAME = 512
+"""Most characters of a layer's or a tensor's name."""
+MAX_JOB = 64
+"""Most characters of the id of a training run."""
+DECIMAL_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 REQUEST_ID_HEADER = "X-Request-Id"
 DEADLINE_HEADER = "X-Deadline-Seconds"
 """Seconds from its arrival after which a request that has not begun is not wanted any more."""
@@ -122,8 +131,8 @@ class ExtractRequest:
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
             raise BadRequestError("time_layers: expected true or false")
-        if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= 512:
-            raise BadRequestError("split_name: expected a string of 1 to 512 characters")
+        if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= MAX_NAME:
+            raise BadRequestError(f"split_name: expected a string of 1 to {MAX_NAME} characters")
         return cls(
             dataset=DatasetReference.from_json(d["dataset"]),
             model=ModelReference.from_json(d["model"]),
@@ -202,8 +211,10 @@ class TensorsRequest:
         names = d["names"]
         if not isinstance(names, list) or not 1 <= len(names) <= MAX_SAMPLES:
             raise BadRequestError(f"names: expected a list of 1 to {MAX_SAMPLES} tensor names")
-        if not all(isinstance(n, str) and 0 < len(n) <= 512 for n in names) or len(set(names)) != len(names):
-            raise BadRequestError("names: expected different strings of 1 to 512 characters")
+        if not all(isinstance(n, str) and 0 < len(n) <= MAX_NAME for n in names) or len(set(names)) != len(
+            names
+        ):
+            raise BadRequestError(f"names: expected different strings of 1 to {MAX_NAME} characters")
         return cls(
             name=check_name(d["name"], "name"), digest=check_digest(d["digest"], "digest"), names=tuple(names)
         )
@@ -216,7 +227,7 @@ def deadline_of(text: str | None) -> float | None:
     """The seconds of a :data:`DEADLINE_HEADER` (None: there is none); :class:`BadRequestError` for anything else."""
     if text is None:
         return None
-    seconds = float(text) if _DECIMAL.fullmatch(text) else 0.0
+    seconds = float(text) if DECIMAL_PATTERN.fullmatch(text) else 0.0
     if not 0 < seconds <= MAX_DEADLINE:
         raise BadRequestError(
             f"{DEADLINE_HEADER}: expected a decimal number of seconds above 0, at most {MAX_DEADLINE:.0f}"
@@ -226,8 +237,8 @@ def deadline_of(text: str | None) -> float | None:
 
 def _job(document: dict[str, Any]) -> str:
     job = document.get("job", "")
-    if not isinstance(job, str) or len(job) > 64 or not (job.isalnum() or not job) or not job.isascii():
-        raise BadRequestError("job: expected at most 64 ASCII letters and digits")
+    if not isinstance(job, str) or len(job) > MAX_JOB or not (job.isalnum() or not job) or not job.isascii():
+        raise BadRequestError(f"job: expected at most {MAX_JOB} ASCII letters and digits")
     return job
 
 

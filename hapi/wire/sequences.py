@@ -15,7 +15,7 @@ from hapi.wire.references import check_int, strict_fields
 
 _MOST_NUMBER = (1 << 63) - 1
 MOST_GROUP = (1 << 31) - 1
-_MOST_PLACE = 1 << 48
+MOST_PLACE = 1 << 48
 FULL = "full"
 
 
@@ -50,8 +50,8 @@ class SequenceRange:
         """
         d = strict_fields(fields["sequence"], dict.fromkeys(("seed", "epoch", "shuffle"), True), "sequence")
         group, window = _shuffle(d["shuffle"])
-        start = check_int(fields["start"], 0, _MOST_PLACE, "start")
-        stop = check_int(fields["stop"], start + 1, _MOST_PLACE + 1, "stop")
+        start = check_int(fields["start"], 0, MOST_PLACE, "start")
+        stop = check_int(fields["stop"], start + 1, MOST_PLACE + 1, "stop")
         if stop - start > most:
             raise TooLargeError(
                 f"stop: {stop - start} samples in one request, at most {most}; send several requests"
