@@ -13,6 +13,8 @@ from hapi.text import MESSAGE_CHARACTERS, printable
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 URN = "urn:hapi:problem:"
+_LONGEST_SECONDS = 1e9
+"""Largest number of seconds (31 years) that is believed when the other side names one."""
 _GATEWAY = (502, 503, 504)
 """What a proxy answers by itself while it cannot reach a server: no word of Hapi's on its store or its queue."""
 
@@ -206,10 +208,13 @@ def from_problem(problem: Any, status: int) -> HapiError:
     message = detail[:2000] if isinstance(detail, str) and detail else f"the server answered {status}"
     return cls(
         message,
-        retry_after=_number(problem.get("retry_after")),
-        expected_wait=_number(problem.get("expected_wait")),
+        retry_after=_seconds(problem.get("retry_after")),
+        expected_wait=_seconds(problem.get("expected_wait")),
     )
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _seconds(value: Any) -> float | None:
+    """``value`` if it can be a number of seconds; None for anything else, endless and negative ones too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_SECONDS:
+        return None
+    return float(value)

@@ -12,7 +12,10 @@ import http.client
 import io
 import socket
 import ssl
+import time
 from typing import Any
+
+from hapi.client.slow_server import AnswerGuard, AnswerLimits
 
 LOW_WATER = 64 << 10
 """Bytes for which a reader is woken, or fewer when no more are to come."""
@@ -21,20 +24,24 @@ _TLS_RECORD = 17 << 10
 
 
 class LowWaterResponse(http.client.HTTPResponse):
-    """An answer whose body is read from its socket in steps of :data:`LOW_WATER`."""
+    """An answer whose body is read from its socket in steps of :data:`LOW_WATER`, and not at any pace."""
 
-    def __init__(self, sock: socket.socket, *args: Any, **settings: Any) -> None:
+    def __init__(
+        self, sock: socket.socket, *args: Any, limits: AnswerLimits | None = None, **settings: Any
+    ) -> None:
         super().__init__(sock, *args, **settings)
+        self.guard = AnswerGuard(limits or AnswerLimits())
         self.fp.close()
         # The buffer asks for its own size or, for more than that, for no more than its reader wants.
-        self.fp = io.BufferedReader(_LowWater(sock), io.DEFAULT_BUFFER_SIZE)
+        self.fp = io.BufferedReader(_LowWater(sock, self.guard), io.DEFAULT_BUFFER_SIZE)
 
 
 class _LowWater(io.RawIOBase):
     """The bytes of a blocking socket, which keeps its timeout: the longest time in which nothing comes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, guard: AnswerGuard) -> None:
         self._sock = sock
+        self._guard = guard
         self._held = sock.makefile("rb", buffering=0)
         """Keeps the socket open until the answer has been read."""
         self._margin = _TLS_RECORD if isinstance(sock, ssl.SSLSocket) else 0
@@ -45,6 +52,16 @@ class _LowWater(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Some bytes, at most those that the buffer takes: all of them must be on their way, or the end."""
+        guard, before = self._guard, time.monotonic()
+        count = self._receive(buffer)
+        now = time.monotonic()
+        guard.waited += now - before
+        guard.received += count
+        if now >= guard.next_look and count:
+            guard.look()
+        return count
+
+    def _receive(self, buffer: Any) -> int:
         wanted = len(buffer)
         self._set_mark(min(LOW_WATER, wanted - self._margin) if wanted > io.DEFAULT_BUFFER_SIZE else 1)
         try:

@@ -19,6 +19,7 @@ from hapi.client.models import ClientModel, open_client_model
 from hapi.client.planning import STRATEGY_NAMES
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings, default_store
+from hapi.client.slow_server import AnswerLimits
 from hapi.client.transport import HttpTransport, Transport
 from hapi.config import checked
 from hapi.errors import BadRequestError, ModelError, UsageError
@@ -117,7 +118,9 @@ def prepare(
             embedded, token = _embed(settings, store)
         urls = [embedded.url] if embedded else list(settings.server)
         transports = [
-            HttpTransport(url, token=token, ca_file=settings.ca_file, timeout=settings.timeout)
+            HttpTransport(
+                url, token=token, ca_file=settings.ca_file, timeout=settings.timeout, pace=pace_of(settings)
+            )
             for url in urls
         ]
     check = (lambda: None) if embedded is None else embedded.check
@@ -129,6 +132,16 @@ def prepare(
         if embedded is not None:
             embedded.close()
         raise
+
+
+def pace_of(settings: TrainSettings) -> AnswerLimits:
+    """What the settings demand of a server's answers."""
+    return AnswerLimits(
+        silence=settings.timeout,
+        rate=settings.slow_server_rate,
+        window=settings.slow_server_seconds,
+        longest=settings.answer_timeout,
+    )
 
 
 def _prepare(

@@ -208,7 +208,9 @@ class ServerPool:
                 self._patience,
             )
         else:
-            log.warning("waiting for a server (%s); trying for up to %.0f s", trouble.error, self._patience)
+            log.warning(
+                "no request gets through (%s); trying for up to %.0f s", trouble.error, self._patience
+            )
 
     def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hapi.client.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 from hapi.config import setting
 from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES
 
@@ -161,6 +162,23 @@ class TrainSettings:
     )
     patience: float = setting(
         "how long to go on trying when no server answers", default=300.0, low=0, high=864000, unit="duration"
+    )
+    answer_timeout: float = setting(
+        "longest time of one answer in all, beside what its bytes take at --slow-server-rate",
+        default=LONGEST_ANSWER,
+        above=0,
+        high=864000,
+        unit="duration",
+    )
+    slow_server_rate: int = setting(
+        "bytes a second that an answer must bring while it is on its way; 0: any",
+        default=LEAST_RATE,
+        low=0,
+        high=1 << 40,
+        unit="bytes",
+    )
+    slow_server_seconds: float = setting(
+        "seconds of waiting over which that is measured", default=RATE_SECONDS, above=0, high=86400
     )
 
     checkpoint: str | None = setting(

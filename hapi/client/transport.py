@@ -12,23 +12,28 @@ import http.client
 import json
 import os
 import socket
-import ssl
 import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import quote
 
 from hapi.client.addresses import bearer, parse_url, tls_context
+from hapi.client.failures import connection_error
 from hapi.client.low_water import LowWaterResponse
-from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, WireError, from_problem
+from hapi.client.slow_server import AnswerLimits
+from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, from_problem
+from hapi.text import printable
+from hapi.wire.documents import parse_document
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import Buffer, FrameLimits
 from hapi.wire.messages import DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
 
 T = TypeVar("T")
-MAX_DOCUMENT_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 32 << 20
 """Largest JSON answer (descriptions of models with many layers) that a client reads."""
 MAX_PROBLEM_BYTES = 1 << 16
 """Largest description of an error that a client reads."""
@@ -65,7 +70,8 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections, one per request under way. Thread-safe.
 
-    ``timeout`` is the longest silence, in seconds, before a server counts as dead.
+    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``pace`` bounds an answer beyond
+    that (its own silence does not count).
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class HttpTransport:
         ca_file: str | None = None,
         timeout: float = 60.0,
         limits: FrameLimits | None = None,
+        pace: AnswerLimits | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._address = parse_url(url)
@@ -89,6 +96,9 @@ class HttpTransport:
         self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
         self._timeout = timeout
         self._limits = limits
+        self._response = partial(LowWaterResponse, limits=replace(pace or AnswerLimits(), silence=timeout))
+        self._spoken = False
+        """Whether something there has answered in HTTP."""
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._active: set[http.client.HTTPConnection] = set()
@@ -100,14 +110,20 @@ class HttpTransport:
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         with self._exchange(method, path, document) as response:
+            response.guard.document()
             return _document(response, self.url + path)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         with self._exchange("POST", path, document) as response:
-            result = receive(FrameReader(response, self._limits))
+            guard = response.guard
+            reader = FrameReader(response, self._limits, guard.arriving)
+            guard.frames(lambda: reader.bytes_read)
+            result = receive(reader)
             # The end of a chunked body must be read before the connection can be used again. Whatever else comes
             # is nobody's: the answer is not closed then, and the connection is given up.
-            response.read(1)
+            guard.end()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                response.read(1)
             return result
 
     def received_bytes(self) -> int | None:
@@ -133,22 +149,25 @@ class HttpTransport:
             self._break(connection)
 
     @contextlib.contextmanager
-    def _exchange(self, method: str, path: str, document: Any) -> Iterator[http.client.HTTPResponse]:
+    def _exchange(self, method: str, path: str, document: Any) -> Iterator[LowWaterResponse]:
         """One request; the connection goes back to the idle ones only after a whole, good answer."""
         request_id = uuid.uuid4().hex[:16]
         connection: http.client.HTTPConnection | None = None
         whole = False
         try:
             connection, response = self._send(method, path, document, request_id)
+            self._spoken = True
             if response.status != 200:
+                response.guard.document()
                 raise _refusal(response, self.url + path)
+            _check_plain(response, self.url + path)
             yield response
             whole = response.isclosed() and not response.will_close
         except HapiError as error:  # also an error frame, and a frame that is broken
             error.about_request(request_id)
             raise
         except (OSError, http.client.HTTPException) as error:
-            problem = _connection_error(error, self.url + path)
+            problem = connection_error(error, self.url + path, self._address, new=not self._spoken)
             problem.about_request(request_id)
             raise problem from error
         finally:
@@ -157,7 +176,7 @@ class HttpTransport:
 
     def _send(
         self, method: str, path: str, document: Any, request_id: str
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> tuple[http.client.HTTPConnection, LowWaterResponse]:
         body = None if document is None else json.dumps(document, separators=(",", ":")).encode()
         headers = {**self._headers, REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
         while True:
@@ -166,7 +185,7 @@ class HttpTransport:
                 if not reused:
                     self._connect(connection)
                 connection.request(method, self._address.base + quote(path), body=body, headers=headers)
-                return connection, connection.getresponse()
+                return connection, cast(LowWaterResponse, connection.getresponse())
             except BaseException as error:
                 self._settle(connection, reusable=False)
                 # A kept-alive connection may have been closed meanwhile; in the end there is a fresh one.
@@ -191,7 +210,7 @@ class HttpTransport:
             connection = http.client.HTTPConnection(host, port, timeout=seconds)
         else:
             connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
-        connection.response_class = LowWaterResponse
+        connection.response_class = self._response  # type: ignore[assignment]
         return connection
 
     def _connect(self, connection: http.client.HTTPConnection) -> None:
@@ -276,31 +295,41 @@ def _document(response: http.client.HTTPResponse, url: str) -> Any:
     try:
         if len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        reason = _printable(str(error))
+        return parse_document(body)
+    except ValueError as error:
+        reason = printable(str(error))
         raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
+
+
+def _check_plain(response: http.client.HTTPResponse, url: str) -> None:
+    """:class:`BadRequestError` for an answer that would first have to be decompressed, to any size."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise BadRequestError(
+            f"{url}: answered in the encoding {printable(encoding, 40)!r}, which was not asked for; does a proxy "
+            "compress answers? Switch that off for it"
+        )
 
 
 def _refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
     """The error that an answer other than 200 stands for, whoever gave it."""
     status = response.status
     if 300 <= status < 400:
-        target = _printable(response.headers.get("Location") or "nowhere")
+        target = printable(response.headers.get("Location") or "nowhere")
         return UsageError(f"{url}: redirected to {target}, which is not followed; give the final server URL")
     body = response.read(MAX_PROBLEM_BYTES + 1)
     try:
-        problem = json.loads(body) if len(body) <= MAX_PROBLEM_BYTES else None
-    except (ValueError, RecursionError):
+        problem = parse_document(body) if len(body) <= MAX_PROBLEM_BYTES else None
+    except ValueError:
         problem = None
     error = from_problem(problem, status)
     retry_after = error.retry_after
     if retry_after is None:
         retry_after = _seconds(response.headers.get("Retry-After"))
     if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
-        message = _printable(str(error))
+        message = str(error)
     else:  # a proxy, or something else altogether
-        message = f"{url}: answered {status} {_printable(response.reason)}; is this a hapi-server?"
+        message = f"{url}: answered {status} {printable(response.reason)}; is this a hapi-server?"
     return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
 
 
@@ -308,37 +337,6 @@ def _seconds(text: str | None) -> float | None:
     """Retry-After's seconds (RFC 9110, 10.2.3); its other form, a date, is not worth trusting two clocks."""
     text = (text or "").strip()
     return float(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
-
-
-def _printable(text: str) -> str:
-    """``text`` from the network without what would steer a terminal, and not longer than a message should be."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:2000]
-
-
-def _connection_error(error: Exception, url: str) -> HapiError:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return UsageError(
-            f"{url}: its certificate is not trusted ({error.verify_message}); give its authority with --ca-file"
-        )
-    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
-        return UsageError(f"{url}: speaks no TLS there; is it an http:// server?")
-    if isinstance(error, http.client.HTTPException) and not isinstance(
-        error, http.client.IncompleteRead | http.client.RemoteDisconnected
-    ):
-        reason = _printable(f"{type(error).__name__} {error}".strip())
-        return WireError(
-            f"{url}: what answers there does not speak HTTP/1.1 ({reason}); is this a hapi-server?"
-        )
-    return TransportError(f"{url}: {_reason(error)}; is the server running and reachable?")
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, http.client.IncompleteRead):
-        return "the connection broke in the middle of an answer"
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return _printable(str(text))
 
 
 def _received(sock: socket.socket) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import xxhash
 
 from hapi.errors import WireError, from_problem
+from hapi.wire.documents import parse_document
 from hapi.wire.frames import (
     MAGIC,
     MAX_ID,
@@ -52,9 +52,16 @@ class FrameReader:
     carried :class:`HapiError` for an error frame.
     """
 
-    def __init__(self, source: ByteSource, limits: FrameLimits | None = None) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        limits: FrameLimits | None = None,
+        arriving: Callable[[bool], object] = lambda owed: None,
+    ) -> None:
+        """Read from ``source``; ``arriving(True)`` is called when a frame begins to come, False when it has."""
         self._source = source
         self._limits = limits or FrameLimits()
+        self._arriving = arriving
         self._digest = xxhash.xxh3_64()
         self.frames = 0
         self.samples = 0
@@ -63,7 +70,7 @@ class FrameReader:
 
     def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
         """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
-        return FrameReader(wrap(self._source), self._limits)
+        return FrameReader(wrap(self._source), self._limits, self._arriving)
 
     def next(self, sink: Sink, flowing: Callable[[], object] = lambda: None) -> FrameHeader | StreamEnd:
         """The next data frame's header once its tensors have arrived and been checked, or the end.
@@ -72,7 +79,9 @@ class FrameReader:
         """
         self._digest = xxhash.xxh3_64()
         prefix = memoryview(bytearray(PREFIX.size))
-        self._fill(prefix)
+        self._fill(prefix[:1])
+        self._arriving(True)
+        self._fill(prefix[1:])
         magic, version, kind, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
         if magic != MAGIC or reserved != 0:
             raise WireError("stream out of step: no frame starts here")
@@ -101,7 +110,7 @@ class FrameReader:
     def _data(
         self, document: dict[str, Any], payload_bytes: int, sink: Sink, flowing: Callable[[], object]
     ) -> FrameHeader:
-        count, tensors = _parse_header(document)
+        count, tensors = _parse_header(document, self._limits.samples)
         needed = payload_size(count, tensors)
         if needed != payload_bytes:
             raise WireError(f"frame says {payload_bytes} payload bytes, its ids and tensors need {needed}")
@@ -148,8 +157,8 @@ class FrameReader:
         raw = bytearray(length)
         self._fill(memoryview(raw))
         try:
-            document = json.loads(raw)
-        except (ValueError, RecursionError) as error:
+            document = parse_document(raw)
+        except ValueError as error:
             raise WireError(f"frame header is not JSON: {error}") from None
         if not isinstance(document, dict):
             raise WireError("frame header is not a JSON object")
@@ -162,6 +171,7 @@ class FrameReader:
         (sent,) = TRAILER.unpack(raw)
         if sent != computed:
             raise WireError(f"frame checksum mismatch: {computed:016x} received, {sent:016x} sent")
+        self._arriving(False)
 
     def _fill(self, buffer: memoryview) -> None:
         """Fill ``buffer`` wholly, hashing each slice while it is in the cache."""
@@ -176,13 +186,13 @@ class FrameReader:
             self.bytes_read += count
 
 
-def _parse_header(document: dict[str, Any]) -> tuple[int, tuple[TensorSpec, ...]]:
-    """Number of ids, and the tensors."""
+def _parse_header(document: dict[str, Any], most: int) -> tuple[int, tuple[TensorSpec, ...]]:
+    """Number of ids (``most`` of them), and the tensors."""
     if set(document) != {"ids", "tensors"}:
         raise WireError("frame header: expected exactly ids and tensors")
     ids, tensors = document["ids"], document["tensors"]
-    if type(ids) is not int or not 0 <= ids < 1 << 48:
-        raise WireError("frame header: ids is not a number of samples")
+    if type(ids) is not int or not 0 <= ids <= most:
+        raise WireError(f"frame header: ids is not a number of samples from 0 to {most}")
     if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
         raise WireError(f"frame header: expected 1 to {MAX_TENSORS} tensors")
     return ids, tuple(TensorSpec.from_json(t) for t in tensors)

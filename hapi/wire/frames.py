@@ -82,10 +82,12 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """Upper bounds that a reader enforces before it allocates. Bytes."""
+    """Upper bounds that a reader enforces before it allocates; bytes where nothing else is said."""
 
     header: int = 16 << 20
     payload: int = 4 << 30
+    samples: int = 65536
+    """Number of sample ids in a frame: as many as a request may ask for."""
 
 
 @dataclass(frozen=True)

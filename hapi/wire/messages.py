@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import BadRequestError, TooLargeError
+from hapi.wire.documents import each_once
 from hapi.wire.frames import MAX_ID
 from hapi.wire.references import (
     DatasetReference,
@@ -73,19 +74,9 @@ def parse_body(body: bytes) -> Any:
     if len(body) > MAX_REQUEST_BYTES:
         raise TooLargeError(f"request body of {len(body)} bytes exceeds {MAX_REQUEST_BYTES}")
     try:
-        return json.loads(body, object_pairs_hook=_each_once)
+        return json.loads(body, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"request body is not JSON: {error}") from None
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Two readers may take different ones of two fields of one name, so there must not be two."""
-    document: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in document:
-            raise BadRequestError(f"request body: field {name[:80]!r} is given twice")
-        document[name] = value
-    return document
 
 
 def _ids(value: Any) -> IdArray:

@@ -292,7 +292,7 @@ def test_a_long_outage_is_told_once(
     with caplog.at_level(logging.WARNING, "hapi.client"):
         pool.run(until(5, TransportError("refused by http://x")))
         assert [r.getMessage() for r in caplog.records] == [
-            "waiting for a server (refused by http://x); trying for up to 300 s"
+            "no request gets through (refused by http://x); trying for up to 300 s"
         ]
         pool.run(until(2, TransportError("a blip")))
         assert len(caplog.records) == 1

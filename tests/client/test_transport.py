@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import make_certificate
 from tiny_http import answer, raw, serving, tls_server
 
 from hapi.client import transport as transport_module
@@ -377,15 +381,49 @@ def test_https_with_a_certificate_that_nobody_vouches_for(certificate: Path) -> 
         assert not server.requests
 
 
+def test_https_with_a_certificate_for_another_name(certificate: Path) -> None:
+    with serving(answer(b"{}"), tls_server(certificate)) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        refusal(HttpTransport(url, ca_file=str(certificate)), UsageError, "for another name than 'localhost'")
+
+
+@pytest.mark.parametrize(
+    ("days", "match"), [((-3, -1), "has expired.*clock"), ((2, 3), "not valid yet.*clocks")]
+)
+def test_https_with_a_certificate_of_another_time(days: tuple[int, int], match: str, tmp_path: Path) -> None:
+    both = make_certificate(tmp_path, *days)
+    with serving(answer(b"{}"), tls_server(both)) as server:
+        refusal(HttpTransport(server.url, ca_file=str(both)), UsageError, match)
+
+
+def test_too_many_open_files_here_are_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both where the socket is made and where it gets a second handle."""
+    for name in ("socket.create_connection", "os.dup"):
+        with serving(answer(b"{}")) as server, monkeypatch.context() as patch:
+            patch.setattr(name, failing_with(errno.EMFILE))
+            error = refusal(
+                HttpTransport(server.url), TransportError, r"too many files.*on this side.*ulimit -n"
+            )
+            assert "running" not in str(error)
+
+
+def failing_with(number: int) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 def test_https_to_a_plain_server_and_back(certificate: Path) -> None:
     with serving(raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as server:
         refusal(HttpTransport(server.url.replace("http", "https"), timeout=5), UsageError, "speaks no TLS")
     with serving(answer(b"{}"), tls_server(certificate)) as server:
-        refusal(
-            HttpTransport(server.url.replace("https", "http"), timeout=5),
-            HapiError,
-            "hapi-server|server running",
-        )
+        http = server.url.replace("https", "http")
+        refusal(HttpTransport(http, timeout=5), UsageError, "speaks TLS there; write https://")
+    with serving(raw(b"\x15\x03\x03\x00\x02\x02\x0a")) as server:
+        refusal(HttpTransport(server.url), UsageError, "speaks TLS there; write https://")
+    with serving(raw(b"")) as server:  # breaks off, and speaks no TLS either
+        refusal(HttpTransport(server.url, timeout=5), TransportError, "is the server running")
 
 
 def test_close_breaks_a_blocked_read_over_tls(certificate: Path) -> None:
