@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import UsageError
 from hapi.server.app import Application
+from hapi.server.ending import END_SECONDS, end_within
 from hapi.server.foreign_output import foreign_output_logged
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -97,8 +99,12 @@ def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> in
     service = Service(settings, store)
     application = Application(service, listen.tenants)
     try:
-        return asyncio.run(_serve(application, listen, tls))
+        return asyncio.run(
+            _serve(application, listen, tls, lambda code: end_within(END_SECONDS, code, service.children))
+        )
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending, with the exit code that it has
         application.close()
         service.close()
 
@@ -155,7 +161,13 @@ def runner_of(application: Application) -> web.AppRunner:
     )
 
 
-async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLContext | None) -> int:
+async def _serve(
+    application: Application,
+    listen: ListenSettings,
+    tls: ssl.SSLContext | None,
+    ending: Callable[[int], object] = lambda code: None,
+) -> int:
+    """Serve until the end; the exit code, of which ``ending`` is told once the drain is over."""
     stop = asyncio.Event()
     at_once = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -181,6 +193,7 @@ async def _serve(application: Application, listen: ListenSettings, tls: ssl.SSLC
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     code = await _stopped(application, stop)
     await _drain(application, at_once)
+    ending(code)
     await runner.cleanup()
     return code
 

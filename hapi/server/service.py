@@ -113,6 +113,10 @@ class Service:
         """Of all devices, with commas between them."""
         return ",".join(str(worker.device.device) for worker in self.workers.all)
 
+    def children(self) -> list[int]:
+        """Ids of the processes that end with this one."""
+        return self.decoders.pids
+
     def devices(self) -> list[DeviceStatus]:
         """All devices as they are now."""
         return [worker.status() for worker in self.workers.all]
