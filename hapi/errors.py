@@ -169,6 +169,16 @@ class DeviceMemoryError(HapiError):
     status, slug, title = 507, "device-memory", "Does not fit the device"
 
 
+class DivergedError(HapiError):
+    """Training has left the finite numbers at step ``batch`` of ``epoch``; what it is now is not worth keeping."""
+
+    slug, title = "diverged", "Training has diverged"
+
+    def __init__(self, message: str, *, epoch: int = 0, batch: int = 0, **hints: float | None) -> None:
+        super().__init__(message, **hints)
+        self.epoch, self.batch = epoch, batch
+
+
 class WireError(HapiError):
     """Bytes from the other tier that break the frame format, or fail their checksum."""
 

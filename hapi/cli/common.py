@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hapi.errors import HapiError, ModelChoiceError, UsageError
+from hapi.errors import DivergedError, HapiError, ModelChoiceError, UsageError
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_DIVERGED = 3
 EXIT_INTERRUPTED = 130
 MAX_TOKEN_BYTES = 4096
 """Longest token: it must fit a header beside others."""
@@ -48,8 +49,8 @@ class OneLineParser(argparse.ArgumentParser):
 def run_command(program: str, body: Callable[[], int]) -> int:
     """Run ``body`` and turn what it raises into one line on stderr and an exit code.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. An error that is not
-    a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An error
+    that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be of bytes that are no text
@@ -59,7 +60,7 @@ def run_command(program: str, body: Callable[[], int]) -> int:
         if os.environ.get("HAPI_DEBUG"):
             raise
         print(f"{program}: error: {printable(error, MESSAGE_CHARACTERS)}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
+        return exit_code(error)
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -77,6 +78,13 @@ def say(line: str) -> None:
 def tell(program: str, line: str) -> None:
     """Print one line about the work of ``program`` on stderr, as :func:`say` does."""
     print(f"{program}: {printable(line, MESSAGE_CHARACTERS)}", file=sys.stderr)
+
+
+def exit_code(error: HapiError) -> int:
+    """The exit code of a command that ended with ``error``."""
+    if isinstance(error, DivergedError):
+        return EXIT_DIVERGED
+    return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
 
 
 def read_token(token_file: str | None) -> str | None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.config import Loaded, add_flags, load, overrides_of
+from hapi.config_fields import flag_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_outputs
@@ -37,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
     p = OneLineParser(
         prog="hapi-train",
         description="Fine-tune a network: its frozen front runs on servers beside the data, the rest here.",
-        epilog="Example: hapi-train --model resnet50 --bs 1024",
+        epilog="Example: hapi-train --model resnet50 --bs 1024. "
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the training diverged, 130 interrupted.",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
     p.add_argument(
@@ -123,8 +123,9 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     if settings.checkpoint is None:
         if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE")
-        if settings.checkpoint_every is not None:
-            raise UsageError("--checkpoint-every needs --checkpoint FILE")
+        for name in ("checkpoint_every", "keep"):
+            if name in loaded.origins:
+                raise UsageError(f"{flag_of(name)} needs --checkpoint FILE")
     if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in settings.profile_epoch:
@@ -139,6 +140,8 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
 
     None of them is another one, or one that was read.
     """
+    from hapi.client.checkpoint_files import numbered
+
     settings, told = loaded.value, loaded.as_given
     check_outputs(
         (
@@ -156,10 +159,12 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
             (told("--ca-file"), settings.ca_file),
         ),
     )
-    if settings.checkpoint is not None and not settings.resume and Path(settings.checkpoint).exists():
-        raise UsageError(
-            f"--checkpoint {settings.checkpoint}: exists; give --resume to go on with it, or remove it to begin anew"
-        )
+    if settings.checkpoint is not None and not settings.resume:
+        for path in (numbered(settings.checkpoint, n) for n in range(settings.keep)):
+            if path.exists():
+                raise UsageError(
+                    f"--checkpoint {path}: exists; give --resume to go on with it, or remove it to begin anew"
+                )
 
 
 class ProgressPrinter:
@@ -209,8 +214,10 @@ class ProgressPrinter:
             self._bar.close()
             self._bar = None
         print(_epoch_line(entry), flush=True)
-        changes = [] if self._planning is None else self._planning.changes
-        for change in changes[self._told :]:
+        if self._planning is None:
+            return
+        changes = self._planning.changes
+        for change in changes[max(self._told, self._planning.earlier_changes) :]:
             moved = (
                 f"from {change.before} to {change.after}"
                 if change.before != change.after
@@ -279,12 +286,14 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
 
 def _warnings(session: Session) -> Iterator[str]:
     """What runs, but is hardly what was meant."""
+    from hapi.client.checkpoint_files import existing
+
     settings, count = session.settings, len(session.prepared.training_ids)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
     if settings.sample_cache is not None and not session.caches:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
-    if settings.resume and settings.checkpoint and not Path(settings.checkpoint).exists():
+    if settings.resume and settings.checkpoint and not existing(settings.checkpoint):
         yield f"--resume: there is no {settings.checkpoint} yet, so training begins anew"
 
 
@@ -301,8 +310,6 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
     )
     if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
         print("note  --save-profile: training ended before the profile was whole, so none was written")
-    if not math.isfinite(epochs[-1]["loss"]):
-        print("note  the loss is not finite: training has diverged; try a smaller --lr")
 
 
 if __name__ == "__main__":

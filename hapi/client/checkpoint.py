@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
 
+from hapi.client.checkpoint_files import existing, move_in
+from hapi.client.prepare import Prepared
+from hapi.client.report import Measured, Totals
+from hapi.client.settings import TrainSettings
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.storage.objects import open_store
 
-FORMAT = 4
+FORMAT = 5
+log = logging.getLogger("hapi.client")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +33,40 @@ class Progress:
     loss_sum: float = 0.0
     correct: int = 0
     samples: int = 0
-    counters: dict[str, float] = field(default_factory=dict)
-    """The epoch's :func:`hapi.client.report.counters` so far."""
+    measured: Measured = field(default_factory=Measured)
+    """What was measured of the epoch so far."""
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
         """Strict: ValueError on anything that :func:`save` would not have written."""
-        progress = cls(**document)
+        fields = dict(document)
+        progress = cls(**{**fields, "measured": Measured.from_document(fields.get("measured", {}))})
         counts = (progress.epoch, progress.batch, progress.correct, progress.samples)
-        numbers = (progress.loss_sum, *progress.counters.values())
-        if not all(type(v) is int and v >= 0 for v in counts) or not all(
-            type(v) in (int, float) for v in numbers
-        ):
+        if not all(type(v) is int and v >= 0 for v in counts) or type(progress.loss_sum) not in (int, float):
             raise ValueError("its progress is not made of counts")
         return progress
+
+
+def identity_of(settings: TrainSettings, prepared: Prepared) -> dict[str, Any]:
+    """What must be equal for a resumed run to be the same training; the split may differ."""
+    s, transform = settings, prepared.transforms[0]
+    return {
+        "seed": s.seed,
+        "model": s.model,
+        "weights": prepared.weights,
+        "dataset": prepared.description.reference.version,
+        "training samples": len(prepared.training_ids),
+        "freeze": prepared.freeze,
+        "bs": s.bs,
+        "drop_last": s.drop_last,
+        **prepared.order.identity(),
+        "optimizer": s.optimizer,
+        "lr": s.lr,
+        "momentum": s.momentum,
+        "weight_decay": s.weight_decay,
+        "transform": None if transform is None else transform.to_json(),
+        "frozen layers": prepared.front_digest,
+    }
 
 
 @contextmanager
@@ -73,16 +99,22 @@ def save(
     identity: dict[str, Any],
     epochs: list[dict[str, Any]],
     plan: dict[str, Any] | None,
+    totals: Totals,
+    keep: int = 1,
 ) -> None:
-    """Write a checkpoint atomically: a crash leaves the previous one. :class:`HapiError` when it cannot be written."""
+    """Write a checkpoint atomically: a crash leaves the previous one. :class:`HapiError` when it cannot be written.
+
+    Of earlier checkpoints ``keep - 1`` are left, see :mod:`hapi.client.checkpoint_files`.
+    """
     document = {
         "format": FORMAT,
         "trained": trained.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "progress": vars(progress),
+        "progress": asdict(progress),
         "identity": identity,
         "epochs": epochs,
         "plan": plan,
+        "totals": asdict(totals),
     }
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -91,7 +123,7 @@ def save(
             torch.save(document, file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
+        move_in(temporary, target, keep)
     except (OSError, RuntimeError) as error:
         # torch's own writer may hide the system's error under one about its archive.
         cause = error if isinstance(error, OSError) else error.__context__
@@ -102,6 +134,56 @@ def save(
             temporary.unlink(missing_ok=True)
 
 
+class Found(NamedTuple):
+    """What a checkpoint says beside the state of the trained layers and the optimiser, which it has restored."""
+
+    path: Path
+    progress: Progress
+    epochs: list[dict[str, Any]]
+    """Reports of the finished epochs."""
+    totals: Totals
+    is_newest: bool
+    """False when newer files could not be read."""
+
+
+def load_newest(
+    path: str,
+    *,
+    trained: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    restore_plan: Callable[[Any, Progress], None],
+) -> Found | None:
+    """Restore the newest checkpoint at ``path`` that can be read, see :func:`load`; None when there is none at all.
+
+    A damaged one is told in a warning when an older one (``--keep``) can take its place.
+    """
+    try:
+        files = existing(path)
+    except OSError as error:
+        raise UsageError(f"--resume: {path} cannot be looked for: {error.strerror or error}") from None
+    first: UsageError | None = None
+    for file in files:
+        try:
+            found = load(
+                str(file),
+                trained=trained,
+                optimizer=optimizer,
+                identity=identity,
+                restore_plan=restore_plan,
+            )
+        except UsageError as error:
+            first = first or error
+            continue
+        if first is not None:
+            place = f"epoch {found.progress.epoch}, batch {found.progress.batch}"
+            log.warning("%s; training goes on from the older %s: %s", first, file, place)
+        return found._replace(is_newest=first is None)
+    if first is not None:
+        raise first
+    return None
+
+
 def load(
     path: str,
     *,
@@ -109,8 +191,8 @@ def load(
     optimizer: torch.optim.Optimizer,
     identity: dict[str, Any],
     restore_plan: Callable[[Any, Progress], None],
-) -> tuple[Progress, list[dict[str, Any]]] | None:
-    """Restore ``trained`` and ``optimizer``; the progress and the finished epochs' reports, None without a file.
+) -> Found:
+    """Restore ``trained`` and ``optimizer`` from the file at ``path``.
 
     ``restore_plan`` gets what :func:`save` got as ``plan``, and may refuse it with a ValueError.
 
@@ -123,8 +205,7 @@ def load(
             raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
         found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
         progress = Progress.from_document(document["progress"])
-    except FileNotFoundError:
-        return None
+        totals = Totals.from_document(document["totals"])
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     different = [k for k in identity if found.get(k) != identity[k]]
@@ -147,7 +228,7 @@ def load(
         raise UsageError(
             f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
         ) from None
-    return progress, epochs
+    return Found(Path(path), progress, epochs, totals, is_newest=True)
 
 
 def _short(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from hapi.errors import ConfigError
 from hapi.profiler.cost import memory
@@ -36,6 +36,14 @@ class Change:
             "to": self.after,
             "why": self.why,
         }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """What :meth:`to_json` made; ValueError, KeyError or TypeError for anything else."""
+        epoch, batch, before, after = (document[name] for name in ("epoch", "batch", "from", "to"))
+        if not all(type(v) is int and v >= 0 for v in (epoch, batch, before, after)):
+            raise ValueError("a change of split is not made of whole numbers")
+        return cls(epoch=epoch, batch=batch, before=before, after=after, why=str(document["why"]))
 
 
 def earliest_that_fits(sizes: Sizes, job: Job) -> int:

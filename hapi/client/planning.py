@@ -83,6 +83,7 @@ class Planning:
         self.sizes = sizes
         self.job = job
         self.changes: list[Change] = []
+        self.earlier_changes = 0  # of them, by processes before this one
         self.plan: Plan | None = None
         self.profile: Profile | None = None
         self.measured: dict[int, float] = {}
@@ -367,6 +368,8 @@ class Planning:
             "latest": self._latest,
             "profiled": sorted(self._profiled),
             "profile": self.profile.to_json(),
+            "changes": [change.to_json() for change in self.changes],
+            "looks": self.looks,
         }
 
     def restore(self, state: Any, epoch: int, batch: int) -> None:
@@ -391,5 +394,7 @@ class Planning:
             self._latest = latest
         self._earliest = earliest
         self._profiled.update(profiled)
+        self.changes, self.looks = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
+        self.earlier_changes = len(self.changes)
         decided = split if state["strategy"] == self.strategy else None
         self._adopt(profile, (epoch, batch), "from the checkpoint", decided)

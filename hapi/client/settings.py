@@ -161,7 +161,11 @@ class TrainSettings:
         "silence of a server before it counts as dead", default=60.0, above=0, high=86400, unit="duration"
     )
     patience: float = setting(
-        "how long to go on trying when no server answers", default=300.0, low=0, high=864000, unit="duration"
+        "how long to go on trying when no server answers, or (at most 1min) the last checkpoint cannot be written",
+        default=300.0,
+        low=0,
+        high=864000,
+        unit="duration",
     )
     answer_timeout: float = setting(
         "longest time of one answer in all, beside what its bytes take at --slow-server-rate",
@@ -184,7 +188,15 @@ class TrainSettings:
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
     )
-    checkpoint_every: int | None = setting("batches between checkpoints inside an epoch", default=None, low=1)
+    checkpoint_every: int | None = setting(
+        "batches between checkpoints inside an epoch", default=None, low=1, high=1 << 40
+    )
+    keep: int = setting(
+        "checkpoints that are left: FILE, FILE.1 (the one before) and so on; --resume takes the newest that is whole",
+        default=1,
+        low=1,
+        high=1000,
+    )
     resume: bool = setting("go on from --checkpoint when it exists", default=False)
     report: str | None = setting("file for the JSON report", default=None)
     html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)

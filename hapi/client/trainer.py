@@ -15,13 +15,15 @@ from torch import nn
 
 import hapi
 from hapi.client import checkpoint
-from hapi.client.checkpoint import Progress
+from hapi.client.checkpoint import Progress, identity_of
+from hapi.client.divergence import Finite
 from hapi.client.interrupts import Interrupts
+from hapi.client.keeping import Keeper
 from hapi.client.passes import PassReport
-from hapi.client.report import added, counters, epoch_entry
+from hapi.client.report import Measured, Totals, epoch_entry
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.errors import DeviceMemoryError, UnprocessableError, UsageError
+from hapi.errors import DeviceMemoryError, DivergedError, HapiError, UnprocessableError, UsageError
 from hapi.models.devices import is_out_of_memory
 from hapi.models.tracing import TRACE_LOCK
 from hapi.profiler.profile import Profile
@@ -76,16 +78,21 @@ class Trainer:
         """The report's entries, those of before a resume included."""
         self.trained_epochs = 0
         """Epochs that this process ended."""
-        self.has_checkpoint = False
-        """Whether this training can be resumed."""
+        self.ended: dict[str, Any] = {"how": "running"}
+        """How the training ended, for the report."""
+        path, settings = self.settings.checkpoint, self.settings
+        self.keeper = Keeper(self._save if path else None, settings.checkpoint_every, settings.patience)
+        self._finite = Finite(self.trained, self.optimizer, settings.lr)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
         self._correct = torch.zeros((), dtype=torch.int64, device=session.device)
         self._pass = PassReport()
         """Counters of the training pass that is under way."""
-        self._before: Mapping[str, float] = {}
-        """The epoch's counters from before this process resumed it."""
-        self._saved = (0, 0)
-        """Epoch and batch of the last checkpoint."""
+        self._before = Measured()
+        """Of the epoch, from before this process resumed it."""
+        self._earlier = Totals()
+        """Of the processes before this one."""
+        self._keep = settings.keep
+        """Checkpoints that are left when the next one is written."""
         self._estimated: float | None = None
         """The plan's seconds for the running epoch."""
         self._timeline: dict[str, Any] | None = None
@@ -99,7 +106,7 @@ class Trainer:
         """Train to the end and return the report.
 
         On KeyboardInterrupt (also SIGTERM) and on errors, the checkpoint is written as of the last whole step before
-        they are raised on.
+        they are raised on. A training that diverged (:class:`DivergedError`) keeps the last checkpoint of before.
         """
         path = self.settings.checkpoint
         with checkpoint.claimed(path) if path else nullcontext(), Interrupts() as interrupts:
@@ -108,11 +115,42 @@ class Trainer:
             try:
                 while self.progress.epoch < self.settings.epochs:
                     self._epoch(interrupts)
-            except (KeyboardInterrupt, Exception):
-                if not self._torn and self._saved != (self.progress.epoch, self.progress.batch):
-                    self._save()
+            except (KeyboardInterrupt, Exception) as error:
+                self._end(error)
                 raise
+            self._note_end("finished")
+            self.keeper.last(self._place)
         return self.report()
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Epoch and batch of the next step."""
+        return self.progress.epoch, self.progress.batch
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether this training can be resumed."""
+        return self.keeper.saved is not None
+
+    def _end(self, error: BaseException) -> None:
+        """Keep what is worth it of a training that ends before its time; HapiError when that cannot be."""
+        how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._note_end("diverged" if isinstance(error, DivergedError) else how, str(error))
+        if self._torn or isinstance(error, DivergedError) or self._place == (self.keeper.saved or (0, 0)):
+            return
+        try:
+            self.keeper.last(self._place)
+        except DivergedError as found:
+            log.warning("%s; the last steps are not kept", found)
+            self._note_end("diverged", str(found))
+        except HapiError as failed:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            log.warning("%s", failed)
+
+    def _note_end(self, how: str, detail: str = "") -> None:
+        epoch, batch = self._place
+        self.ended = {"how": how, "epoch": epoch, "batch": batch, "detail": detail}
 
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch
@@ -124,6 +162,7 @@ class Trainer:
         try:
             for features, labels in stream:
                 self._pass = self.session.last
+                self._finite.check_loss()  # of the step before, which the session has waited for
                 if not begun:  # what the epoch's beginning changed of the split is known by now
                     self._estimated, begun = self._estimate(first), True
                 with interrupts.deferred():
@@ -133,14 +172,12 @@ class Trainer:
                     del features, labels
                 self.watcher.step_done(self._pass)
                 self._keep_profile()
-                every = self.settings.checkpoint_every
-                if every and self.progress.batch % every == 0:
-                    self._save()
+                self.keeper.step(self._place)
+            self._finite.check_state(*self._place)
         finally:
             stream.close()  # type: ignore[attr-defined]
-        validation = (
-            self._validate()
-        )  # when it is interrupted, the checkpoint stands between it and the last step
+        # When it is interrupted, the checkpoint stands between it and the last step.
+        validation = self._validate()
         with interrupts.deferred():
             self._finish_epoch(epoch, validation)
             self._keep_profile()
@@ -180,6 +217,7 @@ class Trainer:
                     f"batch {progress.batch} has {len(labels)} sample(s), too few for BatchNorm in the trained "
                     "layers; give --drop-last or another --bs"
                 ) from None
+        self._finite.note(progress.epoch, progress.batch, loss)
         self._loss_sum += loss.detach().double() * len(labels)
         self._correct += (logits.detach().argmax(1) == labels).sum()
         self.progress = replace(progress, batch=progress.batch + 1, samples=progress.samples + len(labels))
@@ -198,17 +236,17 @@ class Trainer:
 
     def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
         samples = self.progress.samples
+        measured = self._before + Measured.of(self._pass)
         entry = epoch_entry(
             epoch,
             self.session.split,
-            self._pass,
-            self._counted(),
+            measured,
             loss=self._loss_sum.item() / samples,
             accuracy=self._correct.item() / samples,
             samples=samples,
         )
         # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
-        planned = self._estimated if len(self._pass.splits) == 1 else None
+        planned = self._estimated if len(measured.splits) == 1 else None
         entry["estimated_seconds"] = None if planned is None else round(planned, 4)
         self._timeline = self._pass.timeline.to_json() or self._timeline
         entry.update(validation)
@@ -216,13 +254,10 @@ class Trainer:
         self.trained_epochs += 1
         self._loss_sum.zero_()
         self._correct.zero_()
-        self._pass, self._before = PassReport(), {}
+        self._pass, self._before = PassReport(), Measured()
         self.progress = Progress(epoch=epoch + 1)
-        self._save()
+        self.keeper.epoch(self._place)
         self.watcher.epoch_done(entry)
-
-    def _counted(self) -> dict[str, float]:
-        return added(self._before, counters(self._pass))
 
     def _validate(self) -> dict[str, Any]:
         """Loss and accuracy over the validation samples, in eval mode; nothing without them."""
@@ -245,64 +280,45 @@ class Trainer:
 
     # -- checkpoint --------------------------------------------------------------------------------------
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be equal for a resumed run to be the same training; the split may differ."""
-        s, prepared = self.settings, self.session.prepared
-        transform = prepared.transforms[0]
-        return {
-            "seed": s.seed,
-            "model": s.model,
-            "weights": prepared.weights,
-            "dataset": prepared.description.reference.version,
-            "training samples": len(prepared.training_ids),
-            "freeze": prepared.freeze,
-            "bs": s.bs,
-            "drop_last": s.drop_last,
-            **prepared.order.identity(),
-            "optimizer": s.optimizer,
-            "lr": s.lr,
-            "momentum": s.momentum,
-            "weight_decay": s.weight_decay,
-            "transform": None if transform is None else transform.to_json(),
-            "frozen layers": prepared.front_digest,
-        }
-
     def _save(self) -> None:
-        if not self.settings.checkpoint:
-            return
+        """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
+        self._finite.check_state(*self._place)
         progress = replace(
             self.progress,
             loss_sum=self._loss_sum.item(),
             correct=int(self._correct.item()),
-            counters=self._counted(),
+            measured=self._before + Measured.of(self._pass),
         )
         checkpoint.save(
-            self.settings.checkpoint,
+            str(self.settings.checkpoint),
             trained=self.trained,
             optimizer=self.optimizer,
             progress=progress,
-            identity=self._identity(),
+            identity=identity_of(self.settings, self.session.prepared),
             epochs=self.epochs,
             plan=None if self.session.planning is None else self.session.planning.state(),
+            totals=self._totals(),
+            keep=self._keep,
         )
-        self._saved = (progress.epoch, progress.batch)
-        self.has_checkpoint = True
+        self._keep = self.settings.keep
 
     def _resume(self, path: str) -> None:
-        found = checkpoint.load(
+        found = checkpoint.load_newest(
             path,
             trained=self.trained,
             optimizer=self.optimizer,
-            identity=self._identity(),
+            identity=identity_of(self.settings, self.session.prepared),
             restore_plan=self._restore_plan,
         )
         if found is not None:
-            self.progress, self.epochs = found
-            self._before = self.progress.counters
-            self._saved = (self.progress.epoch, self.progress.batch)
-            self.has_checkpoint = True
+            self.progress, self.epochs = found.progress, found.epochs
+            self._before = found.progress.measured
+            self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
+            self.keeper.saved = self._place
             self._loss_sum.fill_(self.progress.loss_sum)
             self._correct.fill_(self.progress.correct)
+            if not found.is_newest:  # the next one takes the damaged one's place, and no whole one's
+                self._keep = 1
 
     def _restore_plan(self, state: Any, progress: Progress) -> None:
         planning = self.session.planning
@@ -310,6 +326,10 @@ class Trainer:
             planning.restore(state, progress.epoch, progress.batch)
 
     # -- report ------------------------------------------------------------------------------------------
+
+    def _totals(self) -> Totals:
+        seconds, session = time.monotonic() - self._started, self.session
+        return self._earlier.and_then(seconds, session.retries, session.budget.process_highest() or 0)
 
     def report(self) -> dict[str, Any]:
         """The run's report, JSON-able."""
@@ -333,14 +353,14 @@ class Trainer:
             "batch_size": self.settings.bs,
             **prepared.order.identity(),
             "request_size": self.settings.request_size,
-            "seconds": round(time.monotonic() - self._started, 4),
-            "peak_memory_bytes": session.budget.process_highest(),
-            "retries": session.retries,
+            **asdict(self._totals()),
             "servers": prepared.urls,
             "device": str(session.device),
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
             "epochs": self.epochs,
+            "ended": self.ended,
+            "troubles": list(self.keeper.troubles),
             **plan,
             **timeline,
         }

@@ -103,6 +103,9 @@ class Run:
     settings: tuple[tuple[str, str], ...]
     epochs: tuple[Epoch, ...]
     epochs_asked: int | None
+    ended: str
+    """How the run ended ("diverged"); empty when the report does not say."""
+    ended_why: str
     plan: PlanPart | None
     timeline: tuple[Span, ...]
     timeline_batch: int | None
@@ -141,6 +144,7 @@ def _run(f: Fields) -> Run:
     timeline = f.inner("timeline") if f.has("timeline") else None
     settings = f.shown("settings")
     asked = f.inner("settings").whole("epochs") if settings else None
+    ended = f.inner("ended") if f.has("ended") else None
     return Run(
         model=f.text("model"),
         dataset=f.inner("dataset").text("name"),
@@ -158,6 +162,8 @@ def _run(f: Fields) -> Run:
         settings=settings,
         epochs=tuple(_epoch(e) for e in f.objects("epochs")),
         epochs_asked=asked,
+        ended="" if ended is None else ended.text("how"),
+        ended_why="" if ended is None else ended.text("detail"),
         plan=_plan(f.inner("plan")) if f.has("plan") else None,
         timeline=() if timeline is None else tuple(_span(s) for s in timeline.objects("spans")),
         timeline_batch=None if timeline is None else timeline.whole("batch"),

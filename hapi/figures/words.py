@@ -13,7 +13,8 @@ def state(run: Run) -> str:
     done = len(run.epochs)
     if run.epochs_asked is None or done >= run.epochs_asked:
         return f"{done} epoch{'' if done == 1 else 's'}"
-    return f"stopped after {done} of {run.epochs_asked} epochs"
+    how = run.ended if run.ended in ("diverged", "failed", "interrupted") else "stopped"
+    return f"{how} after {done} of {run.epochs_asked} epochs"
 
 
 def layer(split: int, name: str) -> str:
@@ -37,7 +38,8 @@ def bottleneck(run: Run) -> tuple[str, float] | None:
 
 def summary(run: Run) -> list[str]:
     """Sentences, the most important first."""
-    return [*_choice(run), *_course(run), *_estimate(run)]
+    why = [f"It ended with: {run.ended_why}."] if run.ended_why else []
+    return [*_choice(run), *_course(run), *_estimate(run), *why]
 
 
 def _choice(run: Run) -> Iterator[str]:

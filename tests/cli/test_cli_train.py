@@ -109,6 +109,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         ([], "no data set in the store"),
         (["--resume"], "--resume needs --checkpoint"),
         (["--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
+        (["--keep", "3"], "--keep needs --checkpoint FILE"),
         (["--sample-cache-size", "20GB"], "--sample-cache-size needs --sample-cache DIR"),
         (["--profile-epoch", "3"], "--profile-epoch 3: expected 0 to 2, the last epoch; give more --epochs"),
         (["--profile-epoch", "0,9", "--epochs", "9"], "--profile-epoch 9: expected 0 to 8"),
@@ -230,6 +231,9 @@ def test_an_earlier_checkpoint_is_not_overwritten(capsys: pytest.CaptureFixture[
     code, line = refused(capsys, "--checkpoint", str(path))
     assert code == 2 and "give --resume" in line
     assert path.read_bytes() == b"hours of work"
+    path.rename(f"{path}.1")
+    code, line = refused(capsys, "--checkpoint", str(path), "--keep", "2")
+    assert code == 2 and f"{path}.1: exists; give --resume" in line
 
 
 @pytest.mark.parametrize(
@@ -352,10 +356,14 @@ def test_a_batch_beyond_the_data_and_a_diverging_loss(
     assert "note  --bs 1024 is more than the 200 samples: every epoch is one batch of 200" in out
     assert report_of(report)["epochs"][0]["samples"] == 200
     outputs = ["--report", str(report), "--html", str(page)]
-    assert command.main(["--server", running.url, *FAST, "--lr", "1e6", "--epochs", "2", *outputs]) == 0
-    assert "A loss that was no number" in page.read_text(encoding="utf-8")
-    assert "training has diverged" in capsys.readouterr().out
-    json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    exploding = ["--lr", "1e6", "--weight-decay", "1e3", "--epochs", "9"]
+    assert command.main(["--server", running.url, *FAST, *exploding, *outputs]) == 3
+    assert "diverged after" in page.read_text(encoding="utf-8")
+    error = capsys.readouterr().err
+    assert error.startswith("hapi-train: error: training has diverged: ") and error.count("\n") == 1
+    assert "learning rate 1e+06; lower --lr" in error
+    document = json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert document["ended"]["how"] == "diverged" and document["ended"]["detail"] in error
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import resource
 import signal
@@ -23,7 +24,7 @@ from torch import nn
 from hapi.client import checkpoint
 from hapi.client.checkpoint import Progress
 from hapi.client.interrupts import Interrupts
-from hapi.client.report import write_report
+from hapi.client.report import Measured, Totals, write_report
 from hapi.client.settings import TrainSettings
 from hapi.client.trainer import Trainer, make_optimizer, step_seed
 from hapi.client.transport import Handler
@@ -100,11 +101,11 @@ def test_the_report(service: Handler, undisturbed: dict[str, Any]) -> None:
     assert report["settings"]["bs"] == 10 and report["retries"] == 0
 
 
-def test_a_diverged_training_has_a_report_that_is_json(service: Handler, tmp_path: Path) -> None:
+def test_a_number_that_is_none_leaves_a_report_that_is_json(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    write_report(str(path), train(service, lr=1e6, epochs=3))
+    write_report(str(path), {"epochs": [{"validation_loss": math.nan, "loss": math.inf}]})
     document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert None in [e["loss"] for e in document["epochs"]] or max(losses(document)) > 1e3
+    assert document == {"epochs": [{"validation_loss": None, "loss": None}]}
 
 
 def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
@@ -232,6 +233,58 @@ def test_interrupted_in_validation(
     first, reference = report["epochs"][0], undisturbed["epochs"][0]
     assert first["validation_loss"] == pytest.approx(reference["validation_loss"], rel=1e-5)
     assert first["bytes_received"] == reference["bytes_received"]
+
+
+def test_a_resumed_report_counts_all_processes(service: Handler, tmp_path: Path) -> None:
+    """Splits, stages, seconds and retries of an epoch are those of all that trained it, not of the last process."""
+    path = str(tmp_path / "training.pt")
+    whole = train(service)
+    for at in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            train(service, Interrupting(at, KeyboardInterrupt()), checkpoint=path, resume=True)
+    resumed = train(service, checkpoint=path, resume=True)
+    assert resumed["resumes"] == 2 and whole["resumes"] == 0
+    assert resumed["ended"]["how"] == "finished"
+    for entry, reference in zip(resumed["epochs"], whole["epochs"], strict=True):
+        assert entry["splits"] == reference["splits"] == [[12, 5]]
+        assert entry["server_stage_seconds"].keys() == reference["server_stage_seconds"].keys()
+        assert entry["cos_batch"] == reference["cos_batch"]
+        assert entry["bytes_received"] >= reference["bytes_received"]
+    first = torch.load(path, weights_only=True)["totals"]
+    assert resumed["seconds"] >= first["seconds"] > 0
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``--keep 3`` with a checkpoint for each step; the two newest are cut short."""
+    path = tmp_path / "training.pt"
+    keeping = {"validation": 0.2, "checkpoint": str(path), "checkpoint_every": 1, "keep": 3}
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(6, KeyboardInterrupt()), **keeping)
+    assert names_in(tmp_path) == ["training.pt", "training.pt.1", "training.pt.2"]
+    for name in ("training.pt", "training.pt.1"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
+    watcher = Silent()
+    report = train(service, watcher, **keeping, resume=True)
+    assert watcher.steps == 4, "from after step 4, the oldest"
+    assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
+    (warning,) = [r.getMessage() for r in caplog.records if "older" in r.getMessage()]
+    assert "is not a checkpoint of hapi-train" in warning and "training.pt.2: epoch 1, batch 0" in warning
+    for file in tmp_path.iterdir():
+        torch.load(file, weights_only=True)
+
+
+def test_the_damaged_one_is_replaced_before_a_whole_one(tmp_path: Path, service: Handler) -> None:
+    path = tmp_path / "training.pt"
+    keeping = {"checkpoint": str(path), "checkpoint_every": 1, "keep": 2}
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(3, KeyboardInterrupt()), **keeping)
+    path.write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        train(service, Interrupting(1, KeyboardInterrupt()), **keeping, resume=True)
+    batches = [torch.load(p, weights_only=True)["progress"]["batch"] for p in (path, f"{path}.1")]
+    assert batches == [3, 2]
 
 
 def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +416,7 @@ def test_two_jobs_on_one_checkpoint(service: Handler, tmp_path: Path) -> None:
 # -- the checkpoint's file ---------------------------------------------------------------------------------------
 
 
-def saved(path: Path, **progress: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+def saved(path: Path, keep: int = 1, **progress: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     module = nn.Linear(300, 300)
     optimizer = torch.optim.Adam(module.parameters())
@@ -377,30 +430,35 @@ def saved(path: Path, **progress: Any) -> tuple[nn.Module, torch.optim.Optimizer
         identity={"a": 1},
         epochs=[{"x": 2}],
         plan=None,
+        totals=Totals(seconds=1.5, retries=2),
+        keep=keep,
     )
     return module, optimizer
 
 
 def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    return checkpoint.load(
+    """(progress, epochs) of the newest checkpoint there; None without any."""
+    found = checkpoint.load_newest(
         str(path),
         trained=module,
         optimizer=optimizer,
         identity={"a": 1},
         restore_plan=lambda plan, progress: None,
     )
+    return None if found is None else (found.progress, found.epochs)
+
+
+MEASURED = Measured(counters={"seconds": 0.5}, splits={3: 2}, stages={"read": 0.25}, cos_batch=4)
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
-    module, _ = saved(path, epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, counters={"seconds": 0.5})
+    module, _ = saved(path, epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, measured=MEASURED)
     fresh = copy.deepcopy(module)
     nn.init.zeros_(fresh.weight)
     again = torch.optim.Adam(fresh.parameters())
     progress, epochs = loaded(path, fresh, again)
-    assert progress == Progress(
-        epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, counters={"seconds": 0.5}
-    )
+    assert progress == Progress(epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, measured=MEASURED)
     assert epochs == [{"x": 2}]
     assert torch.equal(fresh.weight, module.weight)
     assert again.state_dict()["state"][0]["step"] == 1
@@ -430,7 +488,9 @@ def test_damaged_files(tmp_path: Path, damage: Any) -> None:
         {"format": 1}, {"format": None}, {"identity": 3}, {"identity": None}, {"epochs": 5}, {"epochs": [1]},
         {"progress": {}},
         {"progress": {"epoch": -1}}, {"progress": {"batch": "x"}}, {"progress": {"unknown": 1}}, {"progress": None},
-        {"progress": {"loss_sum": "x"}}, {"progress": {"counters": {"seconds": "x"}}}, {"progress": {"samples": 1.5}},
+        {"progress": {"loss_sum": "x"}}, {"progress": {"measured": {"counters": {"seconds": "x"}}}},
+        {"progress": {"measured": {"splits": {"0": 1}}}}, {"progress": {"measured": 3}}, {"progress": {"samples": 1.5}},
+        {"totals": {}, "format": 4}, {"totals": {"seconds": "x"}}, {"totals": {"retries": -1}}, {"totals": None},
         {"trained": {}}, {"trained": {"weight": torch.ones(2)}}, {"trained": None}, {"optimizer": {}},
         {"optimizer": None},
         {"optimizer": {"state": {}, "param_groups": []}},

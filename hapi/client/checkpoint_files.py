@@ -1,0 +1,70 @@
+"""The files of a checkpoint: ``FILE`` is the newest, ``FILE.1`` the one before it, ``FILE.2`` the one before that.
+
+Whatever moment a process dies at, each name has a whole checkpoint or none, ``FILE`` is never absent once it was
+there (but on file systems without hard links), and a lower number is newer.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def existing(path: str | Path) -> list[Path]:
+    """The files that there are, the newest first; OSError when their folder cannot be read."""
+    target = Path(path).absolute()
+    found: dict[int, Path] = {}
+    try:
+        entries = list(target.parent.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for entry in entries:
+        number = entry.name.removeprefix(f"{target.name}.")
+        if entry.name == target.name:
+            found[0] = Path(path)
+        elif number != entry.name and number.isdecimal() and number.isascii() and number[0] != "0":
+            found[int(number)] = numbered(path, int(number))
+    return [found[number] for number in sorted(found)]
+
+
+def numbered(path: str | Path, number: int) -> Path:
+    """The file that is ``number`` checkpoints older than the newest, ``path``."""
+    return Path(f"{path}.{number}") if number else Path(path)
+
+
+def move_in(temporary: Path, path: Path, keep: int) -> None:
+    """Make ``temporary``, which is whole and on the disk, the newest of at most ``keep``. OSError when that fails."""
+    previous = numbered(path, 1)
+    # The same file under both names: a process died between the two moves below, or right after them.
+    if keep > 1 and path.exists() and not (previous.exists() and path.samefile(previous)):
+        free = next((n for n in range(1, keep - 1) if not numbered(path, n).exists()), keep - 1)
+        for number in range(free, 1, -1):
+            numbered(path, number - 1).replace(numbered(path, number))
+        _name_also(path, previous)
+    temporary.replace(path)
+    _sync(path.absolute().parent)
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """Make ``other`` a name of the file at ``path`` too, in place of what it named."""
+    link = path.with_name(f".{other.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        link.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        path.replace(other)
+        return
+    try:
+        link.replace(other)
+    finally:
+        link.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    with suppress(OSError):  # a file system whose folders cannot be synced
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

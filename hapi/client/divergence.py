@@ -1,0 +1,78 @@
+"""Training that has diverged is found before it is kept: a loss, weight or optimiser's value that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from hapi.errors import DivergedError
+
+ADVICE = "lower --lr, or look for samples and weights that are not finite"
+
+
+class Finite:
+    """Looks at the losses of a training and, when told to, at its whole state.
+
+    A loss is looked at after its step was waited for anyway (the next batch, a checkpoint, the epoch's end), so that
+    no step waits for the device because of it.
+    """
+
+    def __init__(self, trained: nn.Module, optimizer: torch.optim.Optimizer, lr: float) -> None:
+        self._trained, self._optimizer, self._lr = trained, optimizer, lr
+        self._noted: tuple[int, int, torch.Tensor] | None = None
+        """Epoch, batch and loss of a step that was not looked at yet."""
+        self._sound = False
+        """Whether the state was looked at since the last step."""
+        self._exempt = {name for name, value in _floats(trained.state_dict()) if not _all_finite([value])}
+        """Buffers such as masks, which hold infinities from the beginning."""
+
+    def note(self, epoch: int, batch: int, loss: torch.Tensor) -> None:
+        """Remember the ``loss`` (a scalar, on any device) of a step."""
+        self._noted = epoch, batch, loss.detach()
+        self._sound = False
+
+    def check_loss(self) -> None:
+        """:class:`DivergedError` when the loss that was noted last is not finite."""
+        if self._noted is None:
+            return
+        (epoch, batch, loss), self._noted = self._noted, None
+        if not math.isfinite(value := loss.item()):
+            raise DivergedError(self._said(f"the loss is {value}", epoch, batch), epoch=epoch, batch=batch)
+
+    def check_state(self, epoch: int, batch: int) -> None:
+        """:class:`DivergedError` when the state before step ``batch`` of ``epoch`` is not finite."""
+        self.check_loss()
+        if self._sound:
+            return
+        named = [(n, v) for n, v in self._state() if n not in self._exempt]
+        self._sound = _all_finite([value for _, value in named])
+        if self._sound:
+            return
+        name = next(name for name, value in named if not _all_finite([value]))
+        raise DivergedError(self._said(f"{name} is not finite", epoch, batch), epoch=epoch, batch=batch)
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from _floats(self._trained.state_dict())
+        for number, values in self._optimizer.state_dict()["state"].items():
+            for name, value in _floats(values):
+                yield f"the optimiser's {name} of parameter {number}", value
+
+    def _said(self, what: str, epoch: int, batch: int) -> str:
+        return f"training has diverged: {what} at epoch {epoch}, batch {batch}, learning rate {self._lr:g}; {ADVICE}"
+
+
+def _floats(values: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            yield str(name), value
+
+
+def _all_finite(values: list[torch.Tensor]) -> bool:
+    """One wait for the device, however many tensors."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for value in values:
+        by_device.setdefault(value.device, []).append(value.isfinite().all())
+    return all(bool(torch.stack(found).all()) for found in by_device.values())

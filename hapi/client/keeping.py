@@ -1,0 +1,98 @@
+"""When checkpoints are written, and written again after a disk was full: losing one never ends a training that runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from hapi.errors import DivergedError, HapiError
+
+log = logging.getLogger("hapi.client")
+
+Place = tuple[int, int]
+"""Epoch and batch of the next step."""
+
+
+class Keeper:
+    """Decides when ``write`` is called, and outlives that it fails.
+
+    After a failure the next tries come after pauses that double, between two steps; at an epoch's end always. Only at
+    the training's end a checkpoint that cannot be written is an error, after more tries.
+    """
+
+    FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
+    """Seconds between two tries while training runs."""
+    LAST_SECONDS = 60.0
+    """Longest time of the tries at the end."""
+
+    def __init__(self, write: Callable[[], None] | None, every: int | None, patience: float) -> None:
+        """``write`` raises :class:`HapiError` when it fails; None: there is nothing to keep.
+
+        ``every``: batches between two checkpoints inside an epoch. ``patience``: seconds of the tries at the end.
+        """
+        self._write, self._every = write, every
+        self._patience = min(patience, self.LAST_SECONDS)
+        self.saved: Place | None = None
+        """What the last checkpoint was written at; None as long as there is none."""
+        self.troubles: list[str] = []
+        """What failed and did not end the training, for the report."""
+        self._failures = 0
+        """In a row."""
+        self._pause, self._again_at = self.FIRST_PAUSE, 0.0
+
+    def step(self, place: Place) -> None:
+        """A step ended; ``place`` is what comes next."""
+        regular = bool(self._every) and place[1] % (self._every or 1) == 0
+        if (regular or self._failures) and time.monotonic() >= self._again_at:
+            self._try(place)
+
+    def epoch(self, place: Place) -> None:
+        """An epoch ended, or the last one that can be."""
+        self._try(place)
+
+    def last(self, place: Place) -> None:
+        """Training ends at ``place``: see that it is kept. :class:`HapiError` when it cannot be."""
+        if self._write is None or self.saved == place:
+            return
+        deadline, pause = time.monotonic() + self._patience, 1.0
+        while (error := self._try(place)) is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise error
+            if pause == 1.0:
+                log.warning("%s; tried again for %.0f s, Ctrl-C ends that", error, left)
+            time.sleep(min(pause, left))
+            pause *= 2
+
+    def _try(self, place: Place) -> HapiError | None:
+        """Write; the error that it ended with."""
+        if self._write is None:
+            return None
+        try:
+            self._write()
+        except DivergedError:
+            raise
+        except HapiError as error:
+            self._failed(place, error)
+            return error
+        if self._failures:
+            self._note(f"the checkpoint of {_at(place)} was written, after {self._failures} that failed")
+        self._failures, self._pause, self._again_at = 0, self.FIRST_PAUSE, 0.0
+        self.saved = place
+        return None
+
+    def _failed(self, place: Place, error: HapiError) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            self._note(f"{error} (at {_at(place)}); training goes on and it is tried again")
+        self._again_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
+
+    def _note(self, line: str) -> None:
+        log.warning("%s", line)
+        self.troubles.append(line)
+
+
+def _at(place: Place) -> str:
+    return f"epoch {place[0]}, batch {place[1]}"
