@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
-from hapi.client.checkpoint_files import existing, move_in
+from hapi.atomic import replacing
+from hapi.client.checkpoint_files import existing, make_way
 from hapi.client.prepare import Prepared
 from hapi.client.report import Measured, Totals
 from hapi.client.settings import TrainSettings
@@ -116,22 +117,17 @@ def save(
         "plan": plan,
         "totals": asdict(totals),
     }
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             torch.save(document, file)
             file.flush()
             os.fsync(file.fileno())
-        move_in(temporary, target, keep)
+            make_way(Path(path), keep)
     except (OSError, RuntimeError) as error:
         # torch's own writer may hide the system's error under one about its archive.
         cause = error if isinstance(error, OSError) else error.__context__
         reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
         raise HapiError(f"--checkpoint {path}: cannot be written: {reason}") from None
-    finally:
-        with suppress(OSError):  # a file system that has become read-only, which the error above has told
-            temporary.unlink(missing_ok=True)
 
 
 class Found(NamedTuple):

@@ -6,9 +6,9 @@ there (but on file systems without hard links), and a lower number is newer.
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
+
+from hapi.atomic import partial_name
 
 
 def existing(path: str | Path) -> list[Path]:
@@ -33,23 +33,24 @@ def numbered(path: str | Path, number: int) -> Path:
     return Path(f"{path}.{number}") if number else Path(path)
 
 
-def move_in(temporary: Path, path: Path, keep: int) -> None:
-    """Make ``temporary``, which is whole and on the disk, the newest of at most ``keep``. OSError when that fails."""
+def make_way(path: Path, keep: int) -> None:
+    """Let the file at ``path`` be ``path.1`` too, and older ones move on, so that a new one may take its place.
+
+    At most ``keep - 1`` are left beside the new one. OSError when that fails.
+    """
     previous = numbered(path, 1)
-    # The same file under both names: a process died between the two moves below, or right after them.
-    if keep > 1 and path.exists() and not (previous.exists() and path.samefile(previous)):
-        free = next((n for n in range(1, keep - 1) if not numbered(path, n).exists()), keep - 1)
-        for number in range(free, 1, -1):
-            numbered(path, number - 1).replace(numbered(path, number))
-        _name_also(path, previous)
-    temporary.replace(path)
-    _sync(path.absolute().parent)
+    # The same file under both names: a process died between this and its new file.
+    if keep <= 1 or not path.exists() or (previous.exists() and path.samefile(previous)):
+        return
+    free = next((n for n in range(1, keep - 1) if not numbered(path, n).exists()), keep - 1)
+    for number in range(free, 1, -1):
+        numbered(path, number - 1).replace(numbered(path, number))
+    _name_also(path, previous)
 
 
 def _name_also(path: Path, other: Path) -> None:
     """Make ``other`` a name of the file at ``path`` too, in place of what it named."""
-    link = path.with_name(f".{other.name}.{os.getpid()}.tmp")
-    link.unlink(missing_ok=True)
+    link = path.with_name(partial_name(other.name))
     try:
         link.hardlink_to(path)
     except OSError:  # a file system without hard links
@@ -59,12 +60,3 @@ def _name_also(path: Path, other: Path) -> None:
         link.replace(other)
     finally:
         link.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    with suppress(OSError):  # a file system whose folders cannot be synced
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
-import os
 from pathlib import Path
 
 import pytest
 
+from hapi.atomic import replacing
 from hapi.client import keeping
-from hapi.client.checkpoint_files import existing, move_in, numbered
+from hapi.client.checkpoint_files import existing, make_way, numbered
 from hapi.client.keeping import Keeper
 from hapi.errors import DivergedError, HapiError
 
 
 def put(path: Path, content: str, keep: int) -> None:
-    temporary = path.with_name("new")
-    temporary.write_text(content)
-    move_in(temporary, path, keep)
+    with replacing(path) as file:
+        file.write(content.encode())
+        make_way(path, keep)
 
 
 def contents(path: Path) -> list[str]:
@@ -57,48 +58,42 @@ def test_a_death_at_any_move_leaves_whole_ones_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     """After each system call of a rotation; afterwards the next rotations go on as if nothing had been."""
+    calls = itertools.count(1)
+    dies_after = 0
 
-    def dying_after(calls: int) -> None:
-        counter = itertools.count(1)
+    def dying(name: str) -> None:
+        plain = getattr(Path, name)
 
-        def dying(name: str) -> None:
-            plain = getattr(Path, name)
+        def call(self: Path, target: Path) -> None:
+            plain(self, target)
+            if next(calls) == dies_after:
+                raise Killed
 
-            def call(self: Path, target: Path) -> None:
-                plain(self, target)
-                if next(counter) == calls:
-                    raise Killed
-
-            monkeypatch.setattr(Path, name, call)
-
-        dying("replace")
-        if links:
-            dying("hardlink_to")
-        else:
-            monkeypatch.setattr(Path, "hardlink_to", refuse)
+        monkeypatch.setattr(Path, name, call)
 
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    for calls in range(1, 8):
-        folder = tmp_path / str(calls)
-        folder.mkdir()
-        path = folder / "c.pt"
-        for number in range(4):
-            put(path, str(number), 4)
-        with monkeypatch.context() as patched:
-            monkeypatch, saved = patched, monkeypatch
-            dying_after(calls)
-            try:
-                put(path, "4", 4)
-            except Killed:
-                pass
-            monkeypatch = saved
+    dying("replace")
+    if links:
+        dying("hardlink_to")
+    else:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    for number in range(1, 8):
+        path = tmp_path / str(number) / "c.pt"
+        path.parent.mkdir()
+        dies_after = 0
+        for content in range(4):
+            put(path, str(content), 4)
+        calls, dies_after = itertools.count(1), number
+        with contextlib.suppress(Killed):
+            put(path, "4", 4)
         found = [int(c) for c in contents(path)]
         assert found == sorted(found, reverse=True) and found[0] in (3, 4), found
         assert path.exists() or not links
-        for number in range(5, 9):
-            put(path, str(number), 4)
+        dies_after = 0
+        for content in range(5, 9):
+            put(path, str(content), 4)
         assert contents(path) == ["8", "7", "6", "5"]
 
 
@@ -183,4 +178,4 @@ def test_without_a_checkpoint_nothing_is_written(clock: list[float]) -> None:
     keeper.step((0, 1))
     keeper.epoch((1, 0))
     keeper.last((1, 0))
-    assert keeper.saved is None and os.listdir is not None
+    assert keeper.saved is None
