@@ -22,6 +22,29 @@ def user_path(text: str | Path, what: str) -> Path:
         raise UsageError(f"{what} {text}: there is no such user's home; write the folder's path") from None
 
 
+def read_bounded(path: str | Path, most: int, what: str) -> bytes:
+    """Return the content of a file, pipe or device that a person named; never more than ``most`` bytes are read.
+
+    Args:
+        path: What to read.
+        most: The largest content that is meant here, in bytes.
+        what: What names it, for messages: ``"--labels x.txt"``.
+
+    Raises:
+        UsageError: It cannot be read, or has more bytes.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{what}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > most:
+        raise UsageError(
+            f"{what}: has more than {most} bytes, which is not what belongs there; name another file"
+        )
+    return data
+
+
 def check_output(flag: str, path: str) -> None:
     """:class:`UsageError` naming ``flag`` unless a file can be written at ``path``; its folder is made."""
     target = Path(path)

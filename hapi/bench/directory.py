@@ -70,7 +70,7 @@ class DirectoryResult:
     lookup: dict[int, Spread]
     """Nanoseconds a sample, by batch size."""
     resident: dict[str, int]
-    """Bytes that a process grew by: "private", "mapped" (pages of the file, which the system may take back)."""
+    """Bytes that a process grew by: "private", "mapped" (pages of a file, which the system may take back)."""
     conditions: dict[str, Any]
 
     @property
@@ -131,7 +131,7 @@ class DirectoryResult:
         ]
         lines.append(f"{'fetched from the disk when cold':<34}{self.cold_from_disk / 1e6:9.1f} MB")
         lines.append(
-            f"{'memory: pages of the file, own':<34}{self.resident['mapped'] / 1e6:9.1f} MB   "
+            f"{'memory: pages of a file, own':<34}{self.resident['mapped'] / 1e6:9.1f} MB   "
             f"{self.resident['private'] / 1e6:.1f} MB"
         )
         if n == GOAL_SAMPLES:

@@ -8,12 +8,13 @@ from pathlib import Path
 from hapi.cli.common import say, tell
 from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
 from hapi.cli.progress import TransferBar
+from hapi.cli.writing import configure_writing, keep_old_of, lasting_store, tell_replaced
 from hapi.errors import UsageError
 from hapi.storage.foreign_folder import Folder, find_folder, left_out_note
 from hapi.storage.formats.registry import FORMATS
 from hapi.storage.formats.shard import Fields
 from hapi.storage.indexing import Indexed, IndexOptions, index_folder
-from hapi.storage.objects import open_store, split_address
+from hapi.storage.objects import split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="threads that read shards (default: 2 of a folder, else 8)"
     )
-    parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
-    parser.add_argument(
-        "--restart", action="store_true", help="throw an unfinished indexing of this name away"
-    )
-    parser.add_argument("--force-lock", action="store_true",
-                        help="take the lock of another writer that is known to be dead")  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    configure_writing(parser, "indexing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
     )
     url, name = split_address(args.address)
-    store = open_store(url)
+    store = lasting_store(url)
     if not args.folder.strip():
         raise UsageError("FOLDER is empty; give the key prefix of the shards, or '.' for the whole store")
     folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)
@@ -81,9 +76,12 @@ def run(args: argparse.Namespace) -> int:
         indexed = index_folder(
             store, name, folder, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
+            keep_old=keep_old_of(args),
             on_start=start, on_progress=bar.advance,
         )  # fmt: skip
     _print(args.address, folder, indexed)
+    if args.replace:
+        tell_replaced("hapi index", store, name)
     return 0
 
 

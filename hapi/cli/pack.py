@@ -10,14 +10,18 @@ from typing import Any
 
 from hapi.cli.common import say, tell
 from hapi.cli.progress import TransferBar
+from hapi.cli.writing import configure_writing, keep_old_of, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
-from hapi.storage.objects import open_store, split_address
+from hapi.paths import read_bounded
+from hapi.storage.objects import split_address
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, PackOptions
 from hapi.storage.skipped import Skipped
 from hapi.storage.sources import SourceOptions, open_source
 from hapi.wire.references import TransformSpec
 
+MAX_CLASSES_BYTES = 64 << 20
+"""Largest file of class names."""
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -42,13 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=4, metavar="N", help="threads that read the source (default 4)"
     )
-    parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
-    parser.add_argument(
-        "--restart", action="store_true", help="throw an unfinished packing of this name away"
-    )
-    parser.add_argument("--force-lock", action="store_true",
-                        help="take the lock of another writer that is known to be dead")  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    configure_writing(parser, "packing")
 
 
 def configure_bad(parser: Any) -> None:
@@ -92,7 +90,7 @@ def configure_transform(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Pack, and say what is there now."""
     url, name = split_address(args.address)
-    store = open_store(url)
+    store = lasting_store(url)
     objects = store.local_path("datasets")
     source = open_source(
         args.source,
@@ -127,10 +125,13 @@ def run(args: argparse.Namespace) -> int:
         manifest = pack(
             source, store, name, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
+            keep_old=keep_old_of(args),
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
     for line in skipped.told():
         tell("hapi pack", line)
+    if args.replace:
+        tell_replaced("hapi pack", store, name)
     say(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
         f"{len(manifest.classes)} classes, "
@@ -162,11 +163,11 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     if text.startswith("@"):
+        data = read_bounded(text[1:], MAX_CLASSES_BYTES, f"--classes {text}")
         try:
-            names = Path(text[1:]).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"--classes {text}: cannot be read: {reason}") from None
+            names = data.decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--classes {text}: is no text: {error}") from None
     else:
         names = text.split(",")
     return tuple(name.strip() for name in names if name.strip())

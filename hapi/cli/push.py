@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from hapi.cli.common import say
+from hapi.cli.writing import lasting_store
 from hapi.errors import UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.repository import push
 from hapi.models.zoo import MAX_CLASSES, MAX_SIDE, ModelSpec, build
-from hapi.storage.objects import open_store, split_address
+from hapi.storage.objects import split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
 
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     own = is_factory(args.model)
     usual = "random:0" if own else "DEFAULT"
     spec = spec_of(args, usual if args.weights is None else args.weights, args.num_classes)
-    store = open_store(store_url)
+    store = lasting_store(store_url)
     model = build(spec, allow_import=True)
     pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)
     size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"

@@ -169,9 +169,10 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
         raise ModelError(f"weights file {path} does not exist")
     try:
         if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from safetensors.torch import load
 
-            loaded: Any = load_file(file)
+            # Read, not mapped: whoever shortens a mapped file ends this process.
+            loaded: Any = load(file.read_bytes())
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:

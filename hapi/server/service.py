@@ -26,6 +26,7 @@ from hapi.models.repository import list_models, open_model
 from hapi.server.account import Account, Marks, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.costs import Request
+from hapi.server.datasets import OpenDatasets
 from hapi.server.decoding import Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
@@ -34,7 +35,7 @@ from hapi.server.orders import Orders
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
-from hapi.storage.dataset import Dataset, Samples, open_dataset
+from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import chunk_cache
@@ -96,10 +97,8 @@ class Service:
             reuse=settings.model_reuse,
             elsewhere=lambda: self.decoders.cpu_seconds,
         )
-        self._datasets: dict[str, Dataset] = {}
-        self._datasets_lock = threading.Lock()
         self._loaders = ThreadPoolExecutor(self.slots + 1, thread_name_prefix="hapi-load")
-        self._chunks = chunk_cache(store, settings.chunk_cache_bytes)
+        self._datasets = OpenDatasets(store, chunk_cache(store, settings.chunk_cache_bytes))
         self._orders = Orders()
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
         try:
@@ -144,7 +143,7 @@ class Service:
         raise NotFoundError(f"no such path: {path[:200]!r}")
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:
-        dataset = open_dataset(self.store, name, cache=self._chunks)
+        dataset = self._datasets.current(name)
         return messages.DatasetDescription(
             reference=dataset.reference,
             count=dataset.count,
@@ -215,15 +214,8 @@ class Service:
         return FrameStream(length, _Told(parts, clock), clock, samples)
 
     def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
-        dataset = self._datasets.get(reference.name)
-        if dataset is not None and dataset.version == reference.version:
-            return dataset  # without the lock: others may be opening something in a slow store
-        with clock.stage("model"), self._datasets_lock:  # with all that is loaded once
-            dataset = self._datasets.get(reference.name)
-            if dataset is None or dataset.version != reference.version:
-                dataset = open_dataset(self.store, reference.name, reference.version, self._chunks)
-                self._datasets[reference.name] = dataset
-            return dataset
+        with clock.stage("model"):  # with all that is loaded once
+            return self._datasets.get(reference)
 
     def _stored(
         self,

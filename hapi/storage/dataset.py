@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +19,22 @@ from hapi.errors import (
 )
 from hapi.storage.chunks import ChunkCache
 from hapi.storage.directory import Located, offsets_of
-from hapi.storage.index import SampleIndex, digest
-from hapi.storage.manifest import Kind, Manifest, SampleLayout, load_manifest
+from hapi.storage.index import SampleIndex
+from hapi.storage.index_file import read_index
+from hapi.storage.manifest import Kind, Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import Near, Reader, chunk_cache
-from hapi.storage.runs import Sums, runs_of
+from hapi.storage.replaced import find_manifest
+from hapi.storage.runs import Sums
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import ShardTable
-from hapi.storage.tensorfile import read_object
 from hapi.wire.references import DatasetReference, TransformSpec
 
-__all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "open_dataset", "read_index"]
+__all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "open_dataset"]
 
 
+_MOVES = 4
+"""Times that the shards may be replaced while one read is under way."""
 _KEPT_KEYS = 1 << 16
 """Shards whose keys are kept as text: all of a packed data set, some of a million single objects."""
 
@@ -65,7 +67,6 @@ class Dataset:
         self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
     ) -> None:
         self.store = store
-        self.manifest = manifest
         self.index = index
         self.name = manifest.name
         self.version = manifest.version
@@ -77,16 +78,21 @@ class Dataset:
         self.transform: TransformSpec | None = manifest.transform
         """The default transform; None for tensors that need none."""
         self.shards = index.shards
-        self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, index.shards))
+        self._keys = _Keys(manifest, index.shards)
         self.reader = Reader(
             store,
-            self._key_of,
+            self._keys,
             index.shards,
             index.directory,
             _Checks(manifest, index),
             index.run,
             chunk_cache(store) if cache is None else cache,
         )
+
+    @property
+    def manifest(self) -> Manifest:
+        """As it was opened, or as the same version lies in the store since :meth:`read` found it replaced."""
+        return self._keys.manifest
 
     @property
     def kind(self) -> Kind:
@@ -102,7 +108,7 @@ class Dataset:
 
     def shard_key(self, number: int) -> str:
         """The object of this shard."""
-        return self._key_of(number)
+        return self._keys(number)
 
     def labels(self, ids: npt.ArrayLike) -> IntArray:
         """Labels of these samples, int64 [n]; :class:`NotFoundError` when an id is out of range."""
@@ -128,30 +134,52 @@ class Dataset:
         ``near``: what :meth:`hapi.storage.reader.Reader.near` says of the reads to come. The bytes go into ``out``
         (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to bound; for remote
         stores there are also the gaps between near samples. ``places``: what :meth:`locate` said of them before.
+        When the same version was packed again meanwhile, its new shards are read from then on.
         Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
-        range, :class:`ConflictError` when the data set was replaced.
+        range, :class:`ConflictError` when another version has replaced this one, which is kept no longer.
         """
         places = self.locate(ids) if places is None else places
         wanted = np.asarray(ids).astype(np.int64)
         offsets = offsets_of(places.length)
         total = int(offsets[-1])
         data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
-        try:
-            self.reader.read(wanted, places, offsets, data, near)
-        except (NotFoundError, StoreError) as error:
-            raise self._explained(error, wanted, places.shard) from error
+        for _ in range(_MOVES):
+            manifest = self.manifest
+            try:
+                self.reader.read(wanted, places, offsets, data, near)
+                break
+            except (NotFoundError, StoreError, DataError) as error:
+                if not self._moved(error, manifest):
+                    raise self._explained(error, wanted, places.shard) from error
+        else:
+            raise ConflictError(f"data set {self.name!r} is replaced again and again; try again later")
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
+
+    def refresh(self, manifest: Manifest) -> None:
+        """Read from where ``manifest``, which must be of this version, says that the shards lie."""
+        if manifest.version != self.version:
+            raise ConflictError(f"data set {self.name!r} has version {manifest.version}, not {self.version}")
+        if manifest.pack != self.manifest.pack:
+            self._keys.place(manifest)
+            self.reader.forgive()
+
+    def _moved(self, error: HapiError, failed: Manifest) -> bool:
+        """Whether this version now has other shards than those of ``failed``, whose reading ended with ``error``."""
+        if isinstance(error, StoreUnavailableError):
+            return False
+        try:
+            self.refresh(find_manifest(self.store, self.name, self.version))
+        except HapiError:
+            return False
+        return self.manifest.pack != failed.pack
 
     def _explained(self, error: HapiError, ids: IntArray, shards: npt.NDArray[np.uint32]) -> HapiError:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
+        if isinstance(error, StoreUnavailableError | DataError):
+            return error  # asking on would only take longer, or it says all that there is to say
         again = self.manifest.again
-        if isinstance(error, StoreUnavailableError):
-            return error  # asking on would only take longer
         try:
-            if load_manifest(self.store, self.name).pack != self.manifest.pack:
-                return ConflictError(
-                    f"data set {self.name!r} was replaced since version {self.version}; open it again"
-                )
+            find_manifest(self.store, self.name, self.version)
             numbers, firsts = np.unique(shards, return_index=True)
             # The store's message names the object that it is about: of many shards, that one is looked at first.
             for number, first in sorted(
@@ -161,6 +189,8 @@ class Dataset:
                 problem = self._shard_problem(number)
                 if problem is not None:
                     return DataError(f"data set {self.name!r}: sample {first}: {problem}; {again}")
+        except ConflictError as replaced:
+            return replaced
         except NotFoundError as missing:
             return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {again}")
         except HapiError:
@@ -208,6 +238,22 @@ class _Checks:
             )
 
 
+class _Keys:
+    """The objects of the shards by their numbers. They change when the same version is packed again."""
+
+    def __init__(self, manifest: Manifest, shards: ShardTable) -> None:
+        self._shards = shards
+        self.place(manifest)
+
+    def place(self, manifest: Manifest) -> None:
+        """Have them lie where ``manifest`` says."""
+        self.manifest = manifest
+        self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, self._shards))
+
+    def __call__(self, number: int) -> str:
+        return self._key_of(number)
+
+
 def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
     return manifest.key_of(shards.key(number))
 
@@ -215,46 +261,21 @@ def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
 def open_dataset(
     store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
 ) -> Dataset:
-    """The data set ``name``. :class:`ConflictError` when it is there in another version than ``version``.
+    """The data set ``name``, in ``version`` also when that was replaced and is still kept (``replaced.py``).
 
     Chunks of small samples are kept in ``cache``, which data sets of one store may share; None: one of its own.
 
-    :class:`NotFoundError` (naming what is there) when there is none, :class:`DataError` when manifest or
-    index are damaged. The index is checked as a whole, the samples when they are read.
+    :class:`NotFoundError` (naming what is there) when there is none, :class:`ConflictError` when it is there in
+    another version only, :class:`DataError` when manifest or index are damaged. The index is checked as a whole, the
+    samples when they are read.
     """
-    manifest = load_manifest(store, name)
-    if version is not None and manifest.version != version:
-        raise ConflictError(
-            f"data set {name!r} in {store.url} has version {manifest.version}, not {version}; open it again"
-        )
-    return Dataset(store, manifest, read_index(store, manifest), cache)
-
-
-def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
-    """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
-    where, again = f"{store.url}/{manifest.index_key}", manifest.again
-    try:
-        size = store.size(manifest.index_key)
-        if size != manifest.index_size:
-            raise DataError(f"{where} has {size} bytes instead of {manifest.index_size}; {again}")
-        buffer: Any = read_object(store, manifest.index_key)
-    except NotFoundError:
-        raise DataError(f"{where} is missing; {again}") from None
-    if digest(buffer) != manifest.index_xxh3:
-        raise DataError(f"{where} fails its checksum; {again}")
-    index, _ = SampleIndex.from_buffer(buffer, where)
-    index.directory.check(index.shards, where, again)
-    if (len(index.shards), index.shards.total_bytes) != (manifest.shards, manifest.total_bytes):
-        raise DataError(f"{where}: its shards do not add up to what the manifest says; {again}")
-    runs = int(runs_of(index.shards.size, index.shards.count).sum())
-    if len(index.run) not in (0, runs):
-        raise DataError(
-            f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; {again}"
-        )
-    if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
-        wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
-        raise DataError(
-            f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
-            f"classes; {again}"
-        )
-    return index
+    manifest = find_manifest(store, name, version)
+    while True:
+        try:
+            return Dataset(store, manifest, read_index(store, manifest), cache)
+        except DataError:
+            # Was it replaced between its manifest and its index?
+            now = find_manifest(store, name, version)
+            if now.pack == manifest.pack:
+                raise
+            manifest = now

@@ -25,6 +25,7 @@ from hapi.storage.index_runs import Run, RunScanner, Scanned, runs_of
 from hapi.storage.manifest import InPlace, Manifest, SampleLayout, dataset_prefix
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import PackFolder, Packing, write_dataset
+from hapi.storage.replaced import KEEP_OLD_SECONDS
 from hapi.storage.sequence import IntArray
 from hapi.storage.skipped import Skipped
 from hapi.storage.source_arrays import read_labels
@@ -72,6 +73,7 @@ def index_folder(
     replace: bool = False,
     restart: bool = False,
     force_lock: bool = False,
+    keep_old: float = KEEP_OLD_SECONDS,
     on_start: Callable[[int, int], None] = lambda samples, size: None,
     on_progress: Callable[[int, int], None] = lambda samples, size: None,
 ) -> Indexed:
@@ -79,7 +81,8 @@ def index_folder(
 
     ``on_start`` is called with what an earlier run completed, ``on_progress`` with the samples and bytes done since the
     last call. The first bad sample is a :class:`DataError` naming shard and sample, and there is no data set, unless
-    ``options.skip_bad``. ``replace``, ``restart`` and ``force_lock`` are those of :func:`hapi.storage.pack.pack`.
+    ``options.skip_bad``. ``replace``, ``restart``, ``force_lock`` and ``keep_old`` are those of
+    :func:`hapi.storage.pack.pack`.
     """
     dataset_prefix(name)
     input_shape(_LAYOUT, options.transform or TransformSpec())
@@ -105,6 +108,7 @@ def index_folder(
     manifest = write_dataset(
         store, name, f"{folder.title} ({folder.module.NAME})", indexer.fingerprint(), make,
         whole=indexer.whole(labels), replace=replace, restart=restart, force_lock=force_lock,
+        keep_old=keep_old,
     )  # fmt: skip
     return Indexed(manifest, skipped)
 

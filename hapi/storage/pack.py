@@ -21,6 +21,7 @@ from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore
 from hapi.storage.pack_options import PackOptions, Preprocess, select
 from hapi.storage.packing import PackFolder, Packing, shard_name, write_dataset
+from hapi.storage.replaced import KEEP_OLD_SECONDS
 from hapi.storage.runs import run_sums
 from hapi.storage.sequence import IntArray
 from hapi.storage.shards import Shard, ShardTable
@@ -66,16 +67,18 @@ def pack(
     replace: bool = False,
     restart: bool = False,
     force_lock: bool = False,
+    keep_old: float = KEEP_OLD_SECONDS,
     on_start: Start = lambda total, samples, size: None,
     on_progress: Progress = lambda samples, size: None,
     on_skipped: Callable[[Skipped], None] = lambda skipped: None,
 ) -> Manifest:
     """Pack ``source`` into ``STORE/datasets/name``, going on with an unfinished packing of the same.
 
-    ``replace`` allows a data set of this name to be there already: readers see the old one until the new
-    one is whole. ``restart`` throws an unfinished packing away. Raises :class:`ConflictError` when the name
-    is taken, being packed by another process, or half packed from something else, and :class:`DataError` for the
-    first bad sample, unless ``options.skip_bad``: then ``on_skipped`` is told at the end of those that were left out.
+    ``replace`` allows a data set of this name to be there already: readers see the old one until the new one is
+    whole, and jobs that name its version for ``keep_old`` seconds longer. ``restart`` throws an unfinished packing
+    away. Raises :class:`ConflictError` when the name is taken, being packed by another process, or half packed from
+    something else, and :class:`DataError` for the first bad sample, unless ``options.skip_bad``: then ``on_skipped`` is
+    told at the end of those that were left out.
     """
     options = (options or PackOptions()).checked()
     packer = _Packer(source, options, select(source.count, options))
@@ -90,6 +93,7 @@ def pack(
         replace=replace,
         restart=restart,
         force_lock=force_lock,
+        keep_old=keep_old,
     )
     on_skipped(packer.skipped)
     return manifest

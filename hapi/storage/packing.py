@@ -3,8 +3,9 @@
     no packing -- begin --> packing.json is there
     packing    -- shard --> shard-N.bin, then shard-N.part.safetensors: the shard counts from the second on
     indexing   -- run of foreign shards --> run-DIGEST.part.safetensors
-    packing    -- all shards --> index.safetensors, then manifest.json (the data set is there from here on)
-    finished   -- clean --> parts, earlier packs and, last of all, packing.json are removed
+    packing    -- all shards --> index.safetensors, a record of what is replaced (``replaced.py``), then manifest.json
+                  (the data set is there from here on)
+    finished   -- clean --> parts, earlier packs that are kept no longer and, last of all, packing.json are removed
 
 Packing and indexing in place take the same steps (:func:`write_dataset`). A kill between
 any two of these steps leaves one of these states, never a data set that only looks whole.
@@ -36,6 +37,7 @@ from hapi.storage.manifest import (
     manifest_key,
 )
 from hapi.storage.objects import ObjectStore
+from hapi.storage.replaced import KEEP_OLD_SECONDS, kept, record, replaced_prefix
 from hapi.storage.runs import runs_of
 from hapi.wire.references import TransformSpec, check_digest, check_name, strict_fields
 
@@ -179,20 +181,22 @@ class PackFolder:
         """Whether nothing was written yet."""
         return not self.store.list(self.prefix)
 
-    def clean(self, keep: bool) -> None:
-        """Remove all of the data set but its manifest and (with ``keep``) this packing's shards and index.
+    def clean(self, manifest: Manifest, keep_old: float) -> None:
+        """Remove all but ``manifest`` of this packing, its shards and index, and replaced versions that are kept.
 
-        ``packing.json`` goes last, so that an interrupted cleaning is done again.
+        Records of replaced versions go before what they keep, ``packing.json`` goes last, so that an interrupted
+        cleaning is done again.
         """
         prefix = dataset_prefix(self.name)
         last = f"{prefix}/{PACKING_NAME}"
-        for info in self.store.list(prefix):
-            mine = info.key.startswith(f"{self.prefix}/") and not info.key.endswith(".part.safetensors")
-            if info.key in (last, manifest_key(self.name), *lock_keys(f"{prefix}/{LOCK_NAME}")) or (
-                keep and mine
-            ):
-                continue
-            self.store.delete(info.key)
+        keys = [info.key for info in self.store.list(prefix)]
+        left = kept(self.store, manifest, keys, keep_old)
+        left |= {key for key in keys if key.startswith(f"{self.prefix}/")}
+        left = {key for key in left if not key.endswith(".part.safetensors")}
+        left |= {last, manifest_key(self.name), *lock_keys(f"{prefix}/{LOCK_NAME}")}
+        records = f"{replaced_prefix(self.name)}/"
+        for key in sorted(set(keys) - left, key=lambda key: (not key.startswith(records), key)):
+            self.store.delete(key)
         self.store.clean_temporary(prefix)
         self.store.delete(last)
 
@@ -213,16 +217,18 @@ def write_dataset(
     replace: bool,
     restart: bool,
     force_lock: bool,
+    keep_old: float = KEEP_OLD_SECONDS,
 ) -> Manifest:
     """Begin a data set or go on with it, ``make`` shards and index, write the manifest, remove what is left over.
 
     ``source``, ``fingerprint`` and ``whole`` say what it is made from (:class:`Packing`). Raises
     :class:`ConflictError` when the name is taken, being written by another process, or half made from something
-    else. When ``make`` refuses what it finds before it has written anything, nothing is left behind.
+    else. When ``make`` refuses what it finds before it has written anything, nothing is left behind. A version that is
+    replaced stays readable for ``keep_old`` seconds; 0 removes it, and all that were replaced before.
     """
     with store.lock(f"{dataset_prefix(name)}/{LOCK_NAME}", force=force_lock):
         asked = Packing.new(source, fingerprint, whole)
-        folder, packing = _begin(store, name, asked, replace, restart)
+        folder, packing = _begin(store, name, asked, replace, restart, keep_old)
         manifest = _finished(store, name, packing)
         if manifest is None:
             try:
@@ -231,8 +237,9 @@ def write_dataset(
                 if folder.is_empty():
                     store.delete(f"{dataset_prefix(name)}/{PACKING_NAME}")
                 raise
+            record(store, manifest, keep_old)
             store.put(manifest_key(name), manifest.to_bytes())
-        folder.clean(keep=True)
+        folder.clean(manifest, keep_old)
     return manifest
 
 
@@ -248,22 +255,22 @@ def _finished(store: ObjectStore, name: str, packing: Packing) -> Manifest | Non
 
 
 def _begin(
-    store: ObjectStore, name: str, asked: Packing, replace: bool, restart: bool
+    store: ObjectStore, name: str, asked: Packing, replace: bool, restart: bool, keep_old: float
 ) -> tuple[PackFolder, Packing]:
     """The packing to go on with, or ``asked``, a new one."""
     where = f"{store.url}/{name}"
     packing = None if restart else Packing.load(store, name)
-    finished = packing is not None and _finished(store, name, packing) is not None
-    if packing is not None and finished and packing.whole != asked.whole:
+    finished = None if packing is None else _finished(store, name, packing)
+    if packing is not None and finished is not None and packing.whole != asked.whole:
         # Nothing was left to do of it but to clean up. What is asked for now is another one, if only in its labels.
-        PackFolder(store, name, packing.pack).clean(keep=True)
-        packing, finished = None, False
+        PackFolder(store, name, packing.pack).clean(finished, keep_old)
+        packing = finished = None
     if packing is not None and packing.fingerprint != asked.fingerprint:
         raise ConflictError(
             f"{where} is half packed from another source, from one that has changed since, or with other options "
             f"({packing.source}, begun {packing.created}); run that command again, or pass --restart to begin anew"
         )
-    if store.exists(manifest_key(name)) and not replace and not finished:
+    if store.exists(manifest_key(name)) and not replace and finished is None:
         raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")
     if packing is not None:
         store.clean_temporary(dataset_prefix(name))

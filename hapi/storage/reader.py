@@ -198,6 +198,12 @@ class Reader:
         rent = self.cost.rent(self._mean, self.cost.chunk_bytes)
         return Near(group) if len(chunks) <= slots and len(span) >= rent * len(chunks) else None
 
+    def forgive(self) -> None:
+        """Take chunks that were damaged for sound again: the shards are others now, with what should be in them."""
+        with self._guard:
+            for grid in (self._grid, *self._grids.values()):
+                grid.refused[:] = False
+
     def _parts(self, group: int) -> int:
         """Chunks of such a group, each of which fits a slot."""
         return -(-group // max(self.suits.group, int(_FULLEST * self.cost.chunk_bytes / self._mean)))

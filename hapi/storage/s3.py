@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hapi.errors import UsageError
+from hapi.paths import read_bounded
 
 DEFAULT_REGION = "us-east-1"
 """Also what most stores that are not Amazon's expect."""
@@ -26,6 +27,7 @@ _MACHINE = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 )
+_MAX_FILE_BYTES = 1 << 20
 _INDIRECT = ("credential_process", "sso_session", "sso_start_url", "role_arn", "login_session")
 """Settings of a profile that has its keys from elsewhere."""
 
@@ -186,9 +188,9 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
     """The sections of a file of Amazon's; none when it is not there."""
     parser = ConfigParser(interpolation=None, strict=False, default_section="")
     try:
-        parser.read_string(path.read_text())
-    except FileNotFoundError:
-        return {}
+        if not path.exists():
+            return {}
+        parser.read_string(read_bounded(path, _MAX_FILE_BYTES, str(path)).decode())
     except (OSError, UnicodeDecodeError, Error) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     return {name: dict(parser[name]) for name in parser.sections()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,22 @@ import numpy as np
 import xxhash
 
 from hapi.errors import DataError, UsageError
+from hapi.paths import read_bounded
 from hapi.storage.manifest import DTYPES, SampleLayout
 from hapi.storage.sequence import IntArray
 from hapi.storage.sources import Source, integer_labels, numbered_classes
-from hapi.storage.tensorfile import decode_tensors, map_file
+from hapi.storage.stored_array import StoredArray, npy_array, safetensors_arrays
 from hapi.wire.references import TransformSpec
+
+Samples = np.ndarray | StoredArray
 
 SAMPLE_NAMES = ("images", "features", "x", "data", "X")
 LABEL_NAMES = ("labels", "y", "targets", "Y")
+MAX_LABEL_TEXT_BYTES = 128 << 20
+"""Largest file of labels as text; more fit a .npy file."""
 _UNREADABLE = (
     OSError,
+    MemoryError,
     ValueError,
     EOFError,
     SyntaxError,
@@ -59,8 +65,8 @@ class ArraySource(Source):
             raise UsageError(
                 f"{path}: element type {samples.dtype} is not among {', '.join(DTYPES)}; convert it"
             )
-        self._samples = _channels_first(samples)
-        shape = tuple(int(side) for side in self._samples.shape[1:])
+        self._samples = samples
+        self._moved, shape = _channels_first(samples)
         if not 1 <= len(shape) <= 4 or 0 in shape:
             raise UsageError(
                 f"{path}: samples of shape {list(shape)} cannot be packed; they need 1 to 4 axes"
@@ -72,7 +78,7 @@ class ArraySource(Source):
             self.transform = TransformSpec(resize=side, crop=side)
 
     def sample(self, number: int) -> memoryview:
-        sample = self._samples[number]
+        sample = self._moved(self._samples[number])
         native = np.ascontiguousarray(sample, dtype=sample.dtype.newbyteorder("="))
         return native.reshape(-1).view(np.uint8).data
 
@@ -84,25 +90,26 @@ class ArraySource(Source):
         return bytes(state.digest())
 
 
-def _channels_first(samples: np.ndarray) -> np.ndarray:
-    if samples.dtype != np.uint8:
-        return samples
-    if samples.ndim == 3:
-        return samples[:, None]
-    if samples.ndim == 4 and samples.shape[3] in (1, 3) and samples.shape[1] not in (1, 3):
-        return samples.transpose(0, 3, 1, 2)
-    return samples
+def _channels_first(samples: Samples) -> tuple[Callable[[np.ndarray], np.ndarray], tuple[int, ...]]:
+    """What brings a sample's channels first, and the shape that it has then."""
+    shape = tuple(int(side) for side in samples.shape[1:])
+    if samples.dtype == np.uint8 and len(shape) == 2:
+        return (lambda sample: sample[None]), (1, *shape)
+    if samples.dtype == np.uint8 and len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
+        return (lambda sample: sample.transpose(2, 0, 1)), (shape[2], *shape[:2])
+    return (lambda sample: sample), shape
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+def _read(path: Path) -> tuple[Samples, np.ndarray | None]:
     try:
         if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False), None
+            return npy_array(path), None
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 return _pick(path, archive)
         if path.suffix == ".safetensors":
-            return _pick(path, decode_tensors(map_file(path), str(path))[0])
+            samples, labels = _pick(path, safetensors_arrays(path))
+            return samples, labels.whole() if isinstance(labels, StoredArray) else labels
     except (*_UNREADABLE, DataError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     raise UsageError(
@@ -110,7 +117,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     )
 
 
-def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
     samples = next((name for name in SAMPLE_NAMES if name in tensors), None)
     if samples is None:
         there = ", ".join(sorted(tensors)) or "nothing"
@@ -120,11 +127,13 @@ def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarra
 
 
 def read_labels(path: Path) -> IntArray:
+    """The labels in a file, int64 [n]; :class:`UsageError` when it has none, or is larger than labels are."""
+    what = f"labels {path}"
     try:
         if path.suffix == ".npy":
-            return integer_labels(np.load(path, allow_pickle=False), str(path))
-        return np.array([int(line) for line in path.read_text().split()], dtype=np.int64)
+            found = npy_array(path)
+            return integer_labels(found.whole() if isinstance(found, StoredArray) else found, what)
+        text = read_bounded(path, MAX_LABEL_TEXT_BYTES, what)
+        return np.array([int(line) for line in text.decode().split()], dtype=np.int64)
     except (*_UNREADABLE, OverflowError) as error:
-        raise UsageError(
-            f"labels {path}: {error}; give a .npy file, or text with one integer a line"
-        ) from error
+        raise UsageError(f"{what}: {error}; give a .npy file, or text with one integer a line") from error

@@ -1,7 +1,6 @@
-"""Safetensors files of plain numpy arrays, written as one buffer and read without a copy.
+"""Safetensors files of plain numpy arrays, written as one buffer and read as views of one.
 
-The library reads and writes these files too (a test checks it); here they are views of a memory map or of
-one buffer, so that an index of 10 million samples costs no copy. Format: 8 bytes header length (little
+The library reads and writes these files too (a test checks it). Format: 8 bytes header length (little
 endian), JSON header, tensor bytes without gaps.
 """
 
@@ -10,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hapi.errors import DataError, StoreError
-from hapi.storage.objects import ObjectStore
+from hapi.errors import DataError
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +26,7 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 MAX_HEADER_BYTES = 100 << 20
+_MAX_DIMENSIONS = 16
 
 
 def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> memoryview:
@@ -52,57 +51,73 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
     return out.data
 
 
-def decode_tensors(buffer: Array, what: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Views of the tensors in ``buffer`` (uint8, a whole file), and metadata; DataError naming ``what``."""
+@dataclass(frozen=True)
+class Span:
+    """Where one tensor lies in a file: bytes ``start..stop`` (stop excluded), and what it is."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def of(self, data: Array) -> Array:
+        """The tensor in its bytes (uint8), a view."""
+        return data.view(self.dtype).reshape(self.shape)
+
+
+def header_bytes(head: bytes, size: int, what: str) -> int:
+    """Bytes of a file's length field and header, by its first 8 bytes; DataError when ``size`` bytes have no room."""
+    length = 8 + int.from_bytes(head[:8], "little")
+    if len(head) < 8 or length > min(MAX_HEADER_BYTES, size):
+        raise DataError(
+            f"{what} is no safetensors file that can be read here: its header is longer than the file"
+        )
+    return length
+
+
+def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, Span], dict[str, str]]:
+    """Where the tensors of a file of ``size`` bytes lie, and its metadata; DataError naming ``what``.
+
+    Args:
+        head: The file's first bytes, as many as :func:`header_bytes` says.
+        size: Bytes of the whole file.
+        what: The file, for messages.
+    """
     try:
-        length = int.from_bytes(buffer[:8].tobytes(), "little")
-        if len(buffer) < 8 or length > min(MAX_HEADER_BYTES, len(buffer) - 8):
-            raise ValueError("its header is longer than the file")
-        header = json.loads(buffer[8 : 8 + length].tobytes())
+        header = json.loads(head[8:])
         metadata = header.pop("__metadata__", {})
-        body = buffer[8 + length :]
-        tensors = {str(name): _view(body, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        spans = {str(name): _span(entry, len(head), size) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{what} is no safetensors file that can be read here: {_reason(error)}") from error
     if not isinstance(metadata, dict):
         raise DataError(f"{what}: its metadata is no table")
-    return tensors, {str(k): str(v) for k, v in metadata.items()}
+    return spans, {str(k): str(v) for k, v in metadata.items()}
 
 
-def _view(body: Array, entry: Mapping[str, Any]) -> Array:
-    name = str(entry["dtype"])
-    if name not in _DTYPES:
-        raise ValueError(f"element type {name} is not supported")
+def decode_tensors(buffer: Array, what: str) -> tuple[dict[str, Array], dict[str, str]]:
+    """Views of the tensors in ``buffer`` (uint8, a whole file), and metadata; DataError naming ``what``."""
+    length = header_bytes(buffer[:8].tobytes(), len(buffer), what)
+    spans, metadata = decode_header(buffer[:length].tobytes(), len(buffer), what)
+    return {name: span.of(buffer[span.start : span.stop]) for name, span in spans.items()}, metadata
+
+
+def _span(entry: Mapping[str, Any], first: int, size: int) -> Span:
+    """The place that ``entry`` of a header tells, in a file of ``size`` bytes whose tensors begin at ``first``."""
+    name = entry["dtype"]
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise ValueError(f"element type {name!r:.40} is not supported")
     dtype = np.dtype(_DTYPES[name])
-    shape = tuple(int(side) for side in entry["shape"])
-    start, stop = (int(v) for v in entry["data_offsets"])
-    if any(side < 0 for side in shape) or not 0 <= start <= stop <= len(body):
+    shape, (start, stop) = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError("a tensor's shape is no list of sides")
+    if any(type(number) is not int or not 0 <= number <= size for number in (*shape, start, stop)):
+        raise ValueError("a tensor lies outside of the file")
+    if not start <= stop <= size - first:
         raise ValueError("a tensor lies outside of the file")
     if stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError("a tensor's size does not fit its shape")
-    return body[start:stop].view(dtype).reshape(shape)
+    return Span(dtype, tuple(shape), first + start, first + stop)
 
 
 def _reason(error: BaseException) -> str:
     return f"field {error} is missing" if isinstance(error, KeyError) else str(error)[:200]
-
-
-def map_file(path: Path) -> Array:
-    """The bytes of a local file as a read-only memory map, uint8."""
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-
-
-def read_object(store: ObjectStore, key: str) -> Array:
-    """All bytes of an object, uint8: mapped when the store is local, else read once."""
-    size = store.size(key)
-    path = store.local_path(key)
-    if path is not None:
-        try:
-            return map_file(path)
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror or error}") from error
-    buffer = np.empty(size, dtype=np.uint8)
-    store.read_into(key, 0, buffer.data)
-    return buffer

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import xxhash
 
 from hapi.errors import DataError, NotFoundError
-from hapi.storage.dataset import read_index
 from hapi.storage.index import SampleIndex
+from hapi.storage.index_file import read_index
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.locks import lock_keys
 from hapi.storage.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore
 from hapi.storage.packing import LOCK_NAME
+from hapi.storage.replaced import kept
 from hapi.storage.sequence import IntArray
 
 BLOCK_BYTES = 8 << 20
@@ -186,7 +187,9 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
     known = {manifest_key(manifest.name), manifest.index_key, *lock_keys(f"{prefix}/{LOCK_NAME}"), *shards}
-    for info in store.list(prefix):
+    there = store.list(prefix)
+    known |= kept(store, manifest, [info.key for info in there])
+    for info in there:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and store.exists(info.key):
             yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed")

@@ -85,8 +85,9 @@ def test_a_factory_in_the_current_folder(
     assert code == 0 and "3 layers" in out
 
 
-def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On another host: nobody can see that it is dead, but a person may know."""
+    monkeypatch.setattr("hapi.cli.push.lasting_store", open_store)  # here the store lasts as long as the test
     url = f"memory://{uuid.uuid4().hex}"
     open_store(url).put("models/net/push.lock", LockOwner("another-host", 1, 1, "t").to_bytes())
     command = ("push", "squeezenet1_1", f"{url}/net", "--weights", "random:1", "--input-size", "32")

@@ -92,7 +92,10 @@ def test_a_replaced_data_set(tmp_path: Path) -> None:
     with served(folder, chunk_cache_bytes=0) as server:  # what is cached may still be asked for
         assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 200
         options = PackOptions(limit=30, transform=TRANSFORM, shard_bytes=2000)
-        pack(open_source("sklearn:digits"), open_store(str(folder)), "digits", options, replace=True)
+        source, store = open_source("sklearn:digits"), open_store(str(folder))
+        pack(source, store, "digits", options, replace=True)
+        known.check_features(exchange(server.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+        pack(source, store, "digits", options, replace=True, keep_old=0)
         for path, document in ((EXTRACT, known.extract()), (SAMPLES, known.samples())):
             check_problem(exchange(server.port, "POST", path, document), 409, "digits")
         again = Known(folder)

@@ -37,7 +37,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 def index(store: ObjectStore, folder: str = "wds", name: str = "d", **options: Any) -> Indexed:
     flags = {
-        key: options.pop(key) for key in ("replace", "restart", "on_start", "on_progress") if key in options
+        key: options.pop(key)
+        for key in ("replace", "restart", "keep_old", "on_start", "on_progress")
+        if key in options
     }
     found = find_folder(store, folder, options.pop("format", None))
     return index_folder(store, name, found, replace_options(options), **flags)
@@ -382,7 +384,7 @@ def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.Monke
         parts = len([i for i in store.list("datasets/d") if i.key.endswith(".part.safetensors")])
         resumed = index(store, replace=replacing, on_start=lambda count, size, into=done: into.append(count))
         assert resumed.manifest.version == wanted and done in ([10 * parts], [])
-        assert len(store.list("datasets/d")) == 2 and everything(store) == before
+        assert len(store.list("datasets/d")) == (5 if replacing else 2) and everything(store) == before
     assert deaths > 5
 
 
@@ -483,7 +485,7 @@ def test_other_options_after_a_death_at_every_single_change(
         except _Killed:
             deaths += 1
         store.put("wds/part/000.tar", last)
-        assert index(store, replace=True, **others).manifest.version == wanted
+        assert index(store, replace=True, keep_old=0, **others).manifest.version == wanted
         assert len(store.list("datasets/d")) == 2 and verify_dataset(store, "d").sound
     assert deaths > 5
 
@@ -493,11 +495,11 @@ def test_a_finished_one_is_not_taken_for_another_without_a_word(monkeypatch: pyt
     store = memory_store()
     three_shards(store)
     with monkeypatch.context() as patched:
-        patched.setattr(PackFolder, "clean", lambda self, keep: None)
+        patched.setattr(PackFolder, "clean", lambda *_: None)
         version = index(store).manifest.version
     assert store.exists("datasets/d/packing.json") and index(store).manifest.version == version
     with monkeypatch.context() as patched:
-        patched.setattr(PackFolder, "clean", lambda self, keep: None)
+        patched.setattr(PackFolder, "clean", lambda *_: None)
         index(store, replace=True)
     with pytest.raises(ConflictError, match=r"there is a data set .* or pass --replace"):
         index(store, classes=("a", "b", "c"))

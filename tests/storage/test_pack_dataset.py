@@ -262,7 +262,7 @@ def test_replace(store: ObjectStore) -> None:
     reader = open_dataset(store, "d")
     with pytest.raises(ConflictError, match="--replace"):
         pack(ByteSource(200, seed=1), store, "d", SMALL)
-    new = pack(ByteSource(200, seed=1), store, "d", SMALL, replace=True)
+    new = pack(ByteSource(200, seed=1), store, "d", SMALL, replace=True, keep_old=0)
     assert new.version != old.version and old.pack not in {
         i.key.split("/")[2] for i in store.list("datasets/d")
     }
@@ -301,7 +301,7 @@ def test_interrupted_replacement_leaves_the_old_one_readable(store: ObjectStore)
     assert open_dataset(store, "d").read([5]).labels.tolist() == [1]
     summary = describe(store, "d")
     assert summary is not None and summary.state == "whole" and summary.packing
-    new = pack(ByteSource(80), store, "d", SMALL, replace=True, restart=True)
+    new = pack(ByteSource(80), store, "d", SMALL, replace=True, restart=True, keep_old=0)
     assert len({i.key.split("/")[2] for i in store.list("datasets/d")} - {"manifest.json"}) == 1
     assert open_dataset(store, "d").version == new.version
 
@@ -329,16 +329,20 @@ class DyingStore:
         self._store.delete(key)
 
 
-@pytest.mark.parametrize("replacing", [False, True])
-def test_death_at_every_single_change(replacing: bool, tmp_path: Path) -> None:
-    """After a death at any step the data set is not there, or the old one is, or the new one, always whole."""
+@pytest.mark.parametrize(("replacing", "keep"), [(False, 0), (True, 0), (True, 600)])
+def test_death_at_every_single_change(replacing: bool, keep: float, tmp_path: Path) -> None:
+    """After a death at any step the data set is not there, or the old one is, or the new one, always whole.
+
+    Where the old one is kept, it can be read by its version throughout.
+    """
     wanted = pack(ByteSource(200), open_store(f"memory://{uuid.uuid4().hex}"), "d", SMALL).version
     deaths = 0
     while True:
         store = open_store(f"memory://{uuid.uuid4().hex}")
         old = pack(ByteSource(70, seed=9), store, "d", SMALL).version if replacing else None
         try:
-            pack(ByteSource(200), DyingStore(store, deaths), "d", SMALL, replace=replacing)  # type: ignore[arg-type]
+            dying: Any = DyingStore(store, deaths)
+            pack(ByteSource(200), dying, "d", SMALL, replace=replacing, keep_old=keep)
             break
         except KeyboardInterrupt:
             deaths += 1
@@ -347,9 +351,14 @@ def test_death_at_every_single_change(replacing: bool, tmp_path: Path) -> None:
             assert summary.version in (old, wanted)
             assert verify_dataset(store, "d").sound
             assert open_dataset(store, "d").read([3]).ids.tolist() == [3]
-        assert pack(ByteSource(200), store, "d", SMALL, replace=replacing).version == wanted
+            if keep:
+                assert open_dataset(store, "d", old).read([69]).ids.tolist() == [69]
+        made = pack(ByteSource(200), store, "d", SMALL, replace=replacing, keep_old=keep)
+        assert made.version == wanted
         assert verify_dataset(store, "d").sound
-        assert len(store.list("datasets/d")) == 6
+        assert len(store.list("datasets/d")) == (10 if keep else 6)
+        if keep:
+            assert open_dataset(store, "d", old).read([69]).ids.tolist() == [69]
     assert deaths > 10
 
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import DataError
-from hapi.storage.dataset import Dataset, read_index
+from hapi.storage.dataset import Dataset
 from hapi.storage.directory import offsets_of
 from hapi.storage.index import SampleIndex, digest
+from hapi.storage.index_file import read_index
 from hapi.storage.local import LocalStore
 from hapi.storage.manifest import MAX_SAMPLES, SampleLayout, load_manifest, manifest_key
 from hapi.storage.pack import pack

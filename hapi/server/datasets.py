@@ -1,0 +1,87 @@
+"""The data sets that a server has open: each version once, opened under a lock of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from hapi.models.keyed_locks import KeyedLocks
+from hapi.storage.chunks import ChunkCache
+from hapi.storage.dataset import Dataset, open_dataset
+from hapi.storage.manifest import Manifest, manifest_key
+from hapi.storage.objects import ObjectStore
+from hapi.storage.replaced import find_manifest
+from hapi.wire.references import DatasetReference
+
+INDEX_BYTES = 4 << 30
+"""Bound of the indexes that are kept open; the one asked for last is kept whatever its size."""
+
+_SEEN = 100
+"""Manifests that are remembered."""
+
+
+class OpenDatasets:
+    """Data sets of one store by name and version. Thread-safe.
+
+    One that hangs in a slow store holds up those who ask for it, and nobody else. Those that were not asked for the
+    longest are let go when all indexes together are above the bound; who reads from one keeps it until he is done.
+    """
+
+    def __init__(self, store: ObjectStore, chunks: ChunkCache, index_bytes: int = INDEX_BYTES) -> None:
+        """``chunks``: the cache that all of them share."""
+        self._store, self._chunks, self._most = store, chunks, index_bytes
+        self._guard = threading.Lock()
+        self._opening = KeyedLocks()
+        self._open: OrderedDict[DatasetReference, Dataset] = OrderedDict()
+        self._seen: OrderedDict[str, tuple[bytes, Manifest]] = OrderedDict()
+        """By name, the manifest as it was last found."""
+
+    def get(self, reference: DatasetReference) -> Dataset:
+        """The data set in that very version; errors as of :func:`open_dataset`."""
+        found = self._known(reference)
+        if found is not None:
+            return found
+        with self._opening.holding(reference):
+            found = self._known(reference)
+            if found is None:
+                found = open_dataset(self._store, reference.name, reference.version, self._chunks)
+                self._keep(reference, found)
+            return found
+
+    def current(self, name: str) -> Dataset:
+        """The data set ``name`` in the version that it has now.
+
+        Of one that is open only the manifest is read; it is parsed when its bytes have changed.
+        """
+        manifest = self._manifest(name)
+        dataset = self.get(DatasetReference(name=name, version=manifest.version))
+        dataset.refresh(manifest)
+        return dataset
+
+    def _manifest(self, name: str) -> Manifest:
+        with self._guard:
+            seen = self._seen.get(name)
+        if seen is not None and self._store.get(manifest_key(name)) == seen[0]:
+            return seen[1]
+        manifest = find_manifest(self._store, name)
+        with self._guard:
+            self._seen[name] = manifest.to_bytes(), manifest
+            self._seen.move_to_end(name)
+            while len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+        return manifest
+
+    def _known(self, reference: DatasetReference) -> Dataset | None:
+        with self._guard:
+            found = self._open.get(reference)
+            if found is not None:
+                self._open.move_to_end(reference)
+            return found
+
+    def _keep(self, reference: DatasetReference, dataset: Dataset) -> None:
+        with self._guard:
+            self._open[reference] = dataset
+            total = sum(other.manifest.index_size for other in self._open.values())
+            while total > self._most and len(self._open) > 1:
+                _, oldest = self._open.popitem(last=False)
+                total -= oldest.manifest.index_size
