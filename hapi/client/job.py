@@ -23,6 +23,8 @@ class ExtractionJob:
     layout: SampleLayout
     mean_stored_bytes: float
     """Mean bytes of a stored sample, for budgets at split 0."""
+    stored_bytes: int = 1 << 62
+    """Bytes of all samples of the data set; no part of them has more."""
     transform: TransformSpec | None
     split: int
     split_name: str

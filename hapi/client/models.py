@@ -11,6 +11,7 @@ import torch
 
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
+from hapi.client.soundness import check_head
 from hapi.client.transport import Transport
 from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
@@ -68,6 +69,7 @@ def open_client_model(
         blocks=settings.blocks,
         head_seed=settings.seed,
     )
+    check_head(spec, classes, allow_import=True)
     if settings.weights == "auto":
         spec, layered = _pretrained_or_random(spec, settings.seed)
     else:
@@ -135,6 +137,7 @@ def _pushed(
     if settings.blocks and settings.blocks != pushed.spec.blocks:
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
     check_allowed(pushed.spec.architecture, allowed, name)
+    check_head(replace(pushed.spec, input_shape=shape), classes, allow_import=allowed)
     layered = pushed.layered(
         num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=allowed
     )

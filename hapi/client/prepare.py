@@ -20,6 +20,7 @@ from hapi.client.planning import STRATEGY_NAMES
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings, default_store
 from hapi.client.slow_server import AnswerLimits
+from hapi.client.soundness import check_count, check_inputs
 from hapi.client.transport import HttpTransport, Transport
 from hapi.config import checked
 from hapi.errors import BadRequestError, ModelError, UsageError
@@ -156,9 +157,8 @@ def _prepare(
     description = choose_dataset(servers, settings.dataset)
     order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
-    model = open_client_model(
-        settings, servers, store, classes=len(description.classes), shape=input_shape(layout, transform)
-    )
+    shape = check_inputs(description, transform)
+    model = open_client_model(settings, servers, store, classes=len(description.classes), shape=shape)
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
     strategy, split = resolve_split(layered, settings.split, freeze)
@@ -237,6 +237,7 @@ def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset
     description = DatasetDescription.from_json(document)
     if description.count == 0:
         raise UsageError(f"data set {name!r} has no samples")
+    check_count(description)
     return description
 
 
@@ -307,6 +308,7 @@ def _job(
         dataset=description.reference,
         layout=layout,
         mean_stored_bytes=description.total_bytes / max(1, description.count),
+        stored_bytes=description.total_bytes,
         transform=transform,
         split=split,
         split_name=layered.layers[split - 1].name if split else "",

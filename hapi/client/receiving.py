@@ -14,6 +14,7 @@ import torch
 
 from hapi.client.job import ExtractionJob
 from hapi.client.servers import Stopped
+from hapi.client.soundness import check_finite
 from hapi.client.traffic import Traffic
 from hapi.errors import BadRequestError, WireError
 from hapi.storage.dataset import Samples
@@ -24,6 +25,9 @@ from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec, byte_view
 from hapi.wire.references import DatasetReference
+
+MOST_STORED_BYTES = 2 << 30
+"""Stored samples of one frame, at most; memory is taken for them as they come."""
 
 
 class Span(NamedTuple):
@@ -77,16 +81,19 @@ class Receiver:
         closed: Callable[[], bool],
         arrived: Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None],
         later: Callable[[Callable[[], None]], None],
+        check: bool = True,
     ) -> None:
         """``closed()``: nobody wants any more. ``arrived(batch, rows, ids)``: these rows are in their places.
 
         ``later(work)`` has stored samples decoded while the connection that they came by is asked for the next ones.
+        ``check``: features that are no numbers are refused.
         """
+        self._check = check
         self._traffic, self._tracer, self._caches = traffic, tracer, caches
         self._closed, self._arrived, self._later = closed, arrived, later
 
-    def features(self, reader: FrameReader, piece: Piece) -> StreamEnd:
-        """The frames of an answer to a request for features."""
+    def features(self, reader: FrameReader, piece: Piece, server: str) -> StreamEnd:
+        """The frames of the answer of ``server`` to a request for features."""
         batch = piece.batch
 
         def sink(header: FrameHeader) -> list[memoryview]:
@@ -97,17 +104,26 @@ class Receiver:
             header = self._next(reader, piece, sink)
             if isinstance(header, StreamEnd):
                 return header
-            self._arrived(piece.batch, piece.next_rows(len(header.ids)), header.ids)
+            rows = piece.next_rows(len(header.ids))
+            if self._check:
+                what = f"{server}: features of split {batch.job.split}"
+                check_finite(batch.features[_spot(rows)], header.ids, what)
+            self._arrived(batch, rows, header.ids)
             piece.next += len(header.ids)
 
-    def stored(self, reader: FrameReader, piece: Piece) -> StreamEnd:
-        """The frames of an answer to a request for stored samples; a sample cache, if there is one, keeps these."""
+    def stored(self, reader: FrameReader, piece: Piece, server: str) -> StreamEnd:
+        """The frames of the answer of ``server`` to a request for stored samples; a sample cache keeps these."""
         batch = piece.batch
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
             self._rows(header, piece, None)
             total, count = header.tensors[0].shape[0], len(header.ids)
+            if total > min(MOST_STORED_BYTES, batch.job.stored_bytes):
+                raise WireError(
+                    f"{server}: sends {total} bytes for {count} of the data set's samples, more than all of them have "
+                    "or this side takes at once; lower --request-size if they are so large"
+                )
             received[:] = [
                 np.empty(total, np.uint8),
                 np.empty(count + 1, np.int64),
@@ -153,6 +169,8 @@ class Receiver:
                     f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
                     "choose an image size (--image-size) that fits the data set"
                 )
+            if self._check and (job.layout.sample_dtype or "").startswith("float"):
+                check_finite(inputs, samples.ids, f"stored values of data set {job.dataset.name!r}")
             spot = _spot(rows)
             batch.features[spot] = inputs
             batch.labels[spot] = torch.from_numpy(samples.labels)

@@ -229,6 +229,7 @@ class Session:
             traffic=report.traffic,
             caches=self.caches,
             pacing=Pacing(self._servers.received_bytes, report.traffic.link, self._learned),
+            check=settings.check_features == "on",
         )
         meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()

@@ -185,6 +185,11 @@ class TrainSettings:
         "seconds of waiting over which that is measured", default=RATE_SECONDS, above=0, high=86400
     )
 
+    check_features: OnOff = setting(
+        "whether features that are infinite or no numbers end the training (one pass over each frame)",
+        default="on",
+    )
+
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
     )

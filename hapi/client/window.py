@@ -90,10 +90,12 @@ class Window:
         traffic: Traffic | None = None,
         caches: Mapping[DatasetReference, SampleCache] | None = None,
         pacing: Pacing | None = None,
+        check: bool = True,
     ) -> None:
         """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set.
 
-        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs.
+        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``check``: as in
+        :class:`Receiver`.
         """
         self._job_of = job_of
         self._tracer = tracer
@@ -104,7 +106,7 @@ class Window:
         self._buffers = buffers
         self.traffic = traffic or Traffic(servers.received_bytes)
         self._receiver = Receiver(
-            self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode
+            self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode, check
         )
         self._pacing = pacing
         self._changed = threading.Condition()
@@ -310,7 +312,7 @@ class Window:
         def read(reader: FrameReader) -> RequestReport:
             nonlocal received, began
             began = time.monotonic()
-            end = receive(reader, piece)
+            end = receive(reader, piece, transport.url)
             received = reader.bytes_read
             if missing := len(piece.rows) - piece.next:
                 raise WireError(f"{transport.url}: the stream ended {missing} samples early")

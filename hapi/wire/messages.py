@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import BadRequestError, TooLargeError
+from hapi.text import printable
 from hapi.wire.documents import each_once
 from hapi.wire.frames import MAX_ID
 from hapi.wire.references import (
@@ -55,6 +56,8 @@ MAX_REQUEST_BYTES = 1 << 20
 MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
+MAX_CLASSES, MAX_CLASS_NAME = 1 << 20, 4096
+"""Most classes of a data set, and characters of one's name."""
 MAX_NAME = 512
 """Most characters of a layer's or a tensor's name."""
 MAX_JOB = 64
@@ -258,12 +261,17 @@ class DatasetDescription:
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
             raise BadRequestError("data set description: classes is not a list of strings")
+        if len(classes) > MAX_CLASSES or any(len(c) > MAX_CLASS_NAME for c in classes):
+            raise BadRequestError(
+                f"data set description: more than {MAX_CLASSES} classes, or one's name of more than "
+                f"{MAX_CLASS_NAME} characters"
+            )
         if not isinstance(layout, dict):
             raise BadRequestError("data set description: layout is not an object")
         return cls(
             reference=DatasetReference.from_json(d["reference"]),
             count=check_int(d["count"], 0, 1 << 48, "count"),
-            classes=tuple(classes),
+            classes=tuple(printable(c, 2 * MAX_CLASS_NAME) for c in classes),
             total_bytes=check_int(d["total_bytes"], 0, 1 << 62, "total_bytes"),
             layout=layout,
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hapi.errors import BadRequestError
+from hapi.text import printable
 from hapi.wire.messages import MAX_SAMPLES, MAX_SPLIT
 
 _LARGEST = 1e9
@@ -76,7 +77,7 @@ class RequestReport:
         try:
             tier = document["tier"]
             return cls(
-                server=str(document["server"])[:64],
+                server=printable(document["server"], 64),
                 seconds=_stage_seconds(document["seconds"]),
                 cpu=_stage_seconds(document["cpu"]),
                 busy=_pair(document["busy"]),
@@ -90,7 +91,7 @@ class RequestReport:
                 layers=tuple(_figure(v) for v in document["layers"][:MAX_SPLIT]),
                 wait=_figure(document["wait"]),
                 tier=ServerTier(
-                    device=str(tier["device"])[:64],
+                    device=printable(tier["device"], 64),
                     processors=_count(tier["processors"], 1),
                     threads=_count(tier["threads"], 1),
                     running=_count(tier["running"], 1),

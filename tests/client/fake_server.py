@@ -48,6 +48,7 @@ class FakeServer:
         self.under_way = 0
         self.most_under_way = 0
         self.fault: Callable[[int, int], HapiError | str | None] = lambda request, frame: None
+        self.features: Callable[[np.ndarray], np.ndarray] = features_of
         self.tamper: Callable[[bytes], bytes] = lambda stream: stream
 
     def __call__(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], Iterator[Buffer]]:
@@ -86,7 +87,7 @@ class FakeServer:
                 stream = b"".join(
                     bytes(p)
                     for p in data_frame(
-                        header, [byte_view(np.ascontiguousarray(features_of(chunk))), byte_view(chunk % 7)]
+                        header, [byte_view(np.ascontiguousarray(self.features(chunk))), byte_view(chunk % 7)]
                     )
                 )
                 yield self.tamper(stream)

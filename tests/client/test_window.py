@@ -52,6 +52,7 @@ def make_window(
     in_flight: int = 4,
     budget: int = 1 << 20,
     patience: float = 20.0,
+    check: bool = True,
 ) -> tuple[Window, ServerPool]:
     pool = ServerPool([LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], patience=patience)
     window = Window(
@@ -63,6 +64,7 @@ def make_window(
         budget=budget,
         buffers=BufferPool(),
         tracer=Tracer(enabled=False),
+        check=check,
     )
     return window, pool
 
@@ -103,6 +105,41 @@ def test_any_sizes_any_order_of_arrival(
         assert sorted(i for f in fakes for i in f.asked) == list(range(count))
     finally:
         window.close()
+
+
+def broken(ids: np.ndarray) -> np.ndarray:
+    """Features of which those of sample 17 hold one that is no number."""
+    features = features_of(ids).copy()
+    features[ids == 17, 1, 0] = np.nan
+    return features
+
+
+def test_features_that_are_no_numbers_name_sample_and_server() -> None:
+    server = FakeServer()
+    server.features = broken
+    window, _ = make_window([server], batches_of(40, 10))
+    with pytest.raises(
+        WireError, match=r"fake:0: features of split 2 are infinite or no numbers, of sample 17: .*off"
+    ):
+        list(window)
+    window.close()
+
+
+def test_features_that_are_no_numbers_are_asked_for_elsewhere() -> None:
+    wrong, right = FakeServer(), FakeServer()
+    wrong.features = broken
+    batches = batches_of(40, 10)
+    window, _ = make_window([wrong, right], batches)
+    check_all(window, batches)
+    window.close()
+
+
+def test_features_that_are_no_numbers_may_be_allowed() -> None:
+    server = FakeServer()
+    server.features = broken
+    window, _ = make_window([server], batches_of(40, 10), check=False)
+    assert sum(int(torch.isnan(batch.features).sum()) for batch in window) == 1
+    window.close()
 
 
 def wait_until_asked(server: FakeServer, count: int) -> None:

@@ -1,0 +1,96 @@
+"""Whether what servers tell and send can be: descriptions that fit this machine, features that are numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from hapi.errors import ModelError, UsageError, WireError
+from hapi.models.architectures import ImportRule
+from hapi.models.devices import free_bytes
+from hapi.models.head import find_head
+from hapi.models.zoo import ModelSpec, skeleton
+from hapi.storage.manifest import SampleLayout
+from hapi.storage.transform import input_shape
+from hapi.units import format_bytes
+from hapi.wire.messages import DatasetDescription, IdArray
+from hapi.wire.references import TransformSpec
+
+ORDER_BYTES = 48
+"""Of this side's memory for each sample of a data set while an epoch's order is made."""
+HEAD_COPIES = 3
+"""Of a head in memory while it is trained: weights, gradients, momentum."""
+FEW_CLASSES = 10_000
+"""Classes whose head fits any machine."""
+NAMED = 5
+"""Samples that a message names."""
+_CPU = torch.device("cpu")
+
+
+def check_count(description: DatasetDescription) -> None:
+    """:class:`UsageError` unless this machine has the memory to order the data set's samples."""
+    count, free = description.count, free_bytes(_CPU)
+    if free is not None and count * ORDER_BYTES > free:
+        raise UsageError(
+            f"data set {description.reference.name!r} has {count} samples by its server's description: their order "
+            f"would take {format_bytes(count * ORDER_BYTES)} here, where {format_bytes(free)} are free"
+        )
+
+
+def check_inputs(description: DatasetDescription, transform: TransformSpec | None) -> tuple[int, ...]:
+    """Return the shape of one input; :class:`UsageError` unless some of them fit this machine."""
+    shape = input_shape(SampleLayout.from_json(description.layout), transform)
+    nbytes, free = math.prod(shape) * torch.float32.itemsize, free_bytes(_CPU)
+    if free is not None and HEAD_COPIES * nbytes > free:
+        raise UsageError(
+            f"data set {description.reference.name!r} has samples of shape {shape} by its server's description: one "
+            f"takes {format_bytes(nbytes)}, and {format_bytes(free)} are free here; give --image-size"
+        )
+    return shape
+
+
+def check_head(spec: ModelSpec, classes: int, allow_import: ImportRule) -> None:
+    """:class:`UsageError` unless this machine has the memory to train a head of ``classes`` on that model."""
+    free = free_bytes(_CPU)
+    if classes <= FEW_CLASSES or free is None:
+        return
+    model = skeleton(spec, allow_import)
+    try:
+        head = model.module.get_submodule(find_head(model))
+    except ModelError:
+        return  # told by whoever needs it
+    weight = next(head.parameters())
+    nbytes = HEAD_COPIES * classes * weight[:1].numel() * weight.itemsize
+    if nbytes > free:
+        raise UsageError(
+            f"the data set has {classes} classes by its server's description: to train the head of "
+            f"{spec.architecture} for them takes {format_bytes(nbytes)}, and {format_bytes(free)} are free here"
+        )
+
+
+def check_finite(values: torch.Tensor, ids: IdArray | Sequence[int], what: str) -> None:
+    """Raise :class:`WireError` when a row of ``values`` holds anything infinite or no number.
+
+    One pass over memory that has just been written: their sum is finite unless one of them is not, or they are huge.
+
+    Args:
+        values: [n, ...] of any type; integers pass.
+        ids: Of the n samples, for the message.
+        what: What they are and where they come from, for the message.
+    """
+    if not values.is_floating_point():
+        return
+    total = values.sum(dtype=torch.float32 if values.itemsize < torch.float32.itemsize else None)
+    if math.isfinite(total.item()):
+        return
+    bad = ~torch.isfinite(values.reshape(len(ids), -1)).all(1)
+    if not bad.any():
+        return
+    wrong = [int(ids[row]) for row in bad.nonzero().flatten().tolist()]
+    more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+    raise WireError(
+        f"{what} are infinite or no numbers, of sample {', '.join(map(str, wrong[:NAMED]))}{more}: data, weights or "
+        "the server are damaged; if these layers really give such values, allow them by --check-features off"
+    )
