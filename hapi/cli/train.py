@@ -308,6 +308,12 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}, accuracy {100 * epochs[-1]['accuracy']:.1f}%"
     )
+    if "recheck" in report:
+        found = report["recheck"]
+        print(
+            f"recheck: {found['samples']} samples as computed here, but for {found['largest_difference']:.1g} of the "
+            f"largest feature; servers left: {', '.join(found['left']) or 'none'}"
+        )
     if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
         print("note  --save-profile: training ended before the profile was whole, so none was written")
 

@@ -187,15 +187,16 @@ def _prepare(
         ),
         sample_cache=cache,
     )
-    # What runs on the servers takes no memory here; a strategy may yet want every layer; on a GPU when it does.
+    # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
+    # GPU when it does.
+    first = split if strategy is None else prepared.pushable.stop - 1
+    if settings.recheck:
+        first = 0
+    model.load_from(min(first, split if strategy is None else freeze))
+    prepared.make_jobs()
     if strategy is None:
-        model.load_from(split)
-        prepared.make_jobs()
-        layered.release(split, len(layered))
-    else:
-        model.load_from(freeze)
-        prepared.make_jobs()
-    move_weights(layered, device, split if strategy is None else prepared.pushable.stop - 1, len(layered))
+        layered.release(first, len(layered))
+    move_weights(layered, device, first, len(layered))
     return prepared
 
 

@@ -53,6 +53,8 @@ class OpenBatch:
     arrived_ids: messages.IdArray
     nbytes: int
     spans: list[Span] = field(default_factory=list)
+    origins: list[tuple[npt.NDArray[np.int64], str]] = field(default_factory=list)
+    """Rows and the server that sent them; those of the sample cache are not in it."""
 
 
 @dataclass(eq=False)
@@ -108,6 +110,7 @@ class Receiver:
             if self._check:
                 what = f"{server}: features of split {batch.job.split}"
                 check_finite(batch.features[_spot(rows)], header.ids, what)
+            batch.origins.append((rows, server))
             self._arrived(batch, rows, header.ids)
             piece.next += len(header.ids)
 
@@ -118,17 +121,7 @@ class Receiver:
 
         def sink(header: FrameHeader) -> list[memoryview]:
             self._rows(header, piece, None)
-            total, count = header.tensors[0].shape[0], len(header.ids)
-            if total > min(MOST_STORED_BYTES, batch.job.stored_bytes):
-                raise WireError(
-                    f"{server}: sends {total} bytes for {count} of the data set's samples, more than all of them have "
-                    "or this side takes at once; lower --request-size if they are so large"
-                )
-            received[:] = [
-                np.empty(total, np.uint8),
-                np.empty(count + 1, np.int64),
-                np.empty(count, np.int64),
-            ]
+            received[:] = stored_buffers(header, batch.job)
             return [byte_view(a) for a in received]
 
         while True:
@@ -136,7 +129,8 @@ class Receiver:
             if isinstance(header, StreamEnd):
                 return header
             rows = piece.next_rows(len(header.ids))
-            samples = _checked_samples(np.asarray(header.ids), *received)
+            samples = checked_samples(np.asarray(header.ids), *received)
+            batch.origins.append((rows, server))
             piece.next += len(rows)
             self._later(partial(self._keep, batch, rows, samples))
 
@@ -205,14 +199,7 @@ class Receiver:
         rows = piece.next_rows(count)
         if not count or not np.array_equal(header.ids, piece.batch.ids[rows]):
             raise WireError("the server sent other samples than were asked for, or in another order")
-        if expected is None:
-            total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
-            expected = (
-                TensorSpec(messages.STORED, "uint8", (total,)),
-                TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
-                TensorSpec(messages.LABELS, "int64", (count,)),
-            )
-        if header.tensors != expected:
+        if expected is not None and header.tensors != expected:
             raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
         return rows
 
@@ -228,9 +215,29 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def _checked_samples(
+def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[Any]]:
+    """Make room for a frame's stored samples, their offsets and labels; :class:`WireError` for another frame."""
+    count = len(header.ids)
+    total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
+    expected = (
+        TensorSpec(messages.STORED, "uint8", (total,)),
+        TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
+        TensorSpec(messages.LABELS, "int64", (count,)),
+    )
+    if header.tensors != expected:
+        raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+    if total > min(MOST_STORED_BYTES, job.stored_bytes):
+        raise WireError(
+            f"the server sends {total} bytes for {count} samples, more than the whole data set has or this side takes "
+            "at once; lower --request-size if they are so large"
+        )
+    return [np.empty(total, np.uint8), np.empty(count + 1, np.int64), np.empty(count, np.int64)]
+
+
+def checked_samples(
     ids: messages.IdArray, data: npt.NDArray[np.uint8], offsets: messages.IdArray, labels: messages.IdArray
 ) -> Samples:
+    """Return them together; :class:`WireError` for offsets that do not fit the bytes."""
     if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
         raise WireError("the offsets of stored samples do not fit their bytes")
     return Samples(ids=ids, data=data, offsets=offsets, labels=labels)

@@ -67,6 +67,8 @@ class _Trouble:
     """Damaged answers in a row."""
     tried: set[int] = field(default_factory=set)
     """Ids of the servers that failed."""
+    only: str | None = None
+    """URL of the one server that is asked; None: any."""
 
     def add(self, server: _Server, error: HapiError) -> None:
         if self.error is None:
@@ -94,6 +96,8 @@ class ServerPool:
         if not transports:
             raise ValueError("a pool needs at least one server")
         self._servers = [_Server(t) for t in transports]
+        self._left: list[_Server] = []
+        """Those that are not asked any more."""
         self._patience = patience
         self._check = check
         self._lock = threading.Lock()
@@ -112,6 +116,24 @@ class ServerPool:
         """Number of servers."""
         return len(self._servers)
 
+    @property
+    def urls(self) -> list[str]:
+        """Those that are asked, in the order given."""
+        with self._lock:
+            return [server.transport.url for server in self._servers]
+
+    def leave(self, url: str) -> bool:
+        """Ask the server at ``url`` no more and break its requests; False, and nothing is done, if it is the last."""
+        with self._lock:
+            stay = [s for s in self._servers if s.transport.url != url]
+            if not stay:
+                return False
+            gone = [s for s in self._servers if s not in stay]
+            self._servers, self._left = stay, self._left + gone
+        for server in gone:
+            server.transport.close()
+        return True
+
     def call(self, method: str, path: str, document: Any = None) -> Any:
         """The JSON answer of any server, with retries."""
         return self.run(lambda transport: transport.call(method, path, document))
@@ -122,14 +144,17 @@ class ServerPool:
         *,
         progress: Callable[[], object] = lambda: None,
         cancelled: Callable[[], bool] = lambda: False,
+        only: str | None = None,
+        once: bool = False,
     ) -> T:
         """The result of ``attempt`` on some server; retryable errors are retried, others raised.
 
         ``attempt`` may be called several times and must be able to go on where it was. When ``progress`` returns
         something new after a failure, patience begins anew. ``cancelled`` is asked while waiting for a server.
+        ``only``: the URL of the one server to ask. ``once``: a retryable error is raised like any other.
         Raises :class:`Stopped` after :meth:`close` and when cancelled.
         """
-        trouble = _Trouble()
+        trouble = _Trouble(only=only)
         while True:
             server = self._pick(trouble, cancelled)
             before = progress()
@@ -140,11 +165,11 @@ class ServerPool:
                 if self._closed.is_set():
                     raise Stopped from None
                 if progress() != before:
-                    trouble = _Trouble()
+                    trouble = _Trouble(only=only)
                 trouble.add(server, error)
                 if isinstance(error, TransportError):
                     self._check()
-                if not error.retryable or self._is_over(trouble):
+                if once or not error.retryable or self._is_over(trouble):
                     raise
                 with self._lock:
                     self.retries += 1
@@ -158,7 +183,11 @@ class ServerPool:
     def _is_over(self, trouble: _Trouble) -> bool:
         """Whether a request has had its tries: every server had one when patience ends."""
         late = time.monotonic() >= self._give_up_at(trouble)
-        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) == self.size)
+        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._asked(trouble)))
+
+    def _asked(self, trouble: _Trouble) -> list[_Server]:
+        """The servers that a request may go to."""
+        return [s for s in self._servers if trouble.only in (None, s.transport.url)]
 
     def _give_up_at(self, trouble: _Trouble) -> float:
         """Monotonic time at which patience ends."""
@@ -172,13 +201,15 @@ class ServerPool:
         """
         while True:
             with self._lock:
-                now = time.monotonic()
-                well = [s for s in self._servers if s.well_at <= now]
+                now, asked = time.monotonic(), self._asked(trouble)
+                if not asked:
+                    raise TransportError(f"{trouble.only}: it is not asked any more")
+                well = [s for s in asked if s.well_at <= now]
                 if well:
                     server = min(well, key=lambda s: (id(s) in trouble.tried, s.in_flight))
                     server.in_flight += 1
                     return server
-                pause = min(s.well_at for s in self._servers) - now
+                pause = min(s.well_at for s in asked) - now
             if trouble.error is not None:
                 if now + pause > self._give_up_at(trouble):
                     raise trouble.error
@@ -231,7 +262,7 @@ class ServerPool:
 
     def received_bytes(self) -> int | None:
         """Bytes that have arrived on all connections so far, read or not; None where the system does not tell."""
-        counts = [server.transport.received_bytes() for server in self._servers]
+        counts = [server.transport.received_bytes() for server in (*self._servers, *self._left)]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 

@@ -15,6 +15,7 @@ in eval mode and without gradients. ``trained`` is an ordinary module of the rem
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -29,6 +30,7 @@ from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, move_weight
 from hapi.client.pacing import Learned, Pacing
 from hapi.client.passes import PassReport
 from hapi.client.prepare import Prepared, prepare
+from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.splits import Fixed, Named, Planned, Splits, planning_of
@@ -42,6 +44,8 @@ from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.storage.sequence import batches
 from hapi.trace import Tracer
 from hapi.wire.messages import IdArray
+
+log = logging.getLogger("hapi.client")
 
 
 class Session:
@@ -80,10 +84,16 @@ class Session:
         self._learned = Learned()
         self.caches = open_caches(prepared)
         """Of stored samples, by data set; none without ``--sample-cache``."""
+        self._used_caches = self.caches
+        """None once a server was left whose samples may be in them."""
+        self.recheck = Recheck(prepared, settings.recheck, self.budget) if settings.recheck else None
+        """Compares some of what servers send; None without ``--recheck``."""
         try:
             self.planning = planning_of(settings, prepared, self.meter, self.budget, self._expected())
             """Chooses the split of each batch; None when it is fixed."""
-            if self.planning is not None:  # what no split will need here takes no memory here
+            if (
+                self.planning is not None and self.recheck is None
+            ):  # what no split needs here takes no memory here
                 model.release(self.planning.earliest_at_first, len(model))
         except BaseException:
             close_caches(self.caches)
@@ -190,6 +200,8 @@ class Session:
         if splits.measured:
             self.meter.follow(report.traffic)
         splits.begin()
+        if self.recheck is not None:
+            self.recheck.begin(planned)
         while first + len(delivered) < len(planned):
             try:
                 begin = first + len(delivered)
@@ -203,6 +215,13 @@ class Session:
                     self._micro_batch.size = self.settings.micro_batch
                 elif refused is None or not splits.refused(number, refused):
                     raise
+            except ServerLeftError:
+                if self._used_caches:
+                    log.warning(
+                        "--sample-cache may hold samples of that server: it is not used any more; empty it with "
+                        "'hapi cache clear'"
+                    )
+                self._used_caches = {}
         _check_exactly_once(planned[first:], delivered)
         for cache in self.caches.values():
             cache.flush()
@@ -227,7 +246,7 @@ class Session:
             buffers=self._buffers,
             tracer=self.tracer,
             traffic=report.traffic,
-            caches=self.caches,
+            caches=self._used_caches,
             pacing=Pacing(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
         )
@@ -238,6 +257,8 @@ class Session:
             for batch in window:
                 report.stall_seconds += time.monotonic() - asked
                 split, number, count = batch.job.split, first + batch.number, len(batch.ids)
+                if self.recheck is not None:
+                    self.recheck.check(number, batch)
                 report.timeline.begin(number, len(planned), batch)
                 with report.client.running():
                     report.unfit = split

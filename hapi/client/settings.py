@@ -190,6 +190,14 @@ class TrainSettings:
         default="on",
     )
 
+    recheck: int = setting(
+        "samples of each epoch, drawn in secret, that are computed here too, from another server's stored samples "
+        "where there is one; a server whose answers differ is left",
+        default=0,
+        low=0,
+        high=1 << 20,
+    )
+
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
     )

@@ -337,6 +337,7 @@ class Trainer:
         settings = asdict(self.settings)
         planning = session.planning
         plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": self._memory()}}
+        recheck = {} if session.recheck is None else {"recheck": session.recheck.to_json()}
         timeline = {} if self._timeline is None else {"timeline": self._timeline}
         return {
             "hapi": hapi.__version__,
@@ -362,6 +363,7 @@ class Trainer:
             "ended": self.ended,
             "troubles": list(self.keeper.troubles),
             **plan,
+            **recheck,
             **timeline,
         }
 

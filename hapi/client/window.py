@@ -71,6 +71,8 @@ class Batch:
     """[B] int64 host tensor."""
     spans: Sequence[Span]
     """What its requests did and when, in the order of their ends."""
+    origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
+    """Rows and the server that sent them."""
 
 
 class Window:
@@ -137,7 +139,9 @@ class Window:
                 if self._failure is not None:
                     raise self._failure
                 batch = self._live[number]
-            yield Batch(number, batch.job, batch.arrived_ids, batch.features, batch.labels, batch.spans)
+            yield Batch(
+                number, batch.job, batch.arrived_ids, batch.features, batch.labels, batch.spans, batch.origins
+            )
             with self._changed:
                 del self._live[number], batch
                 self._changed.notify_all()

@@ -1,0 +1,257 @@
+"""``--recheck N``: some samples of each pass are computed here too, and a server whose answers are false is left.
+
+Which samples is drawn by the system's own randomness, so that a server cannot know where to be honest: N of them, and
+each other one with a chance that stays the same however many were compared. Only once a batch has come are their stored
+samples asked for, from another server where there is one. What the frozen layers make of them here must be what was
+sent: the same bits, or those of another order of summation (another COS batch, another device).
+
+Who is wrong is told by the servers' own words. One whose features are not those of its own stored samples is. Two that
+have different stored samples or labels need a third; without one the run stops. A single server that lies in the same
+way about samples, labels and features is not found out.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi.client.job import ExtractionJob
+from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch
+from hapi.client.prepare import Prepared
+from hapi.client.receiving import checked_samples, stored_buffers
+from hapi.client.transport import Transport
+from hapi.client.window import Batch
+from hapi.errors import DataError, HapiError, WireError
+from hapi.storage.dataset import Samples
+from hapi.storage.transform import input_batch
+from hapi.wire import messages
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import StreamEnd, byte_view
+
+log = logging.getLogger("hapi.client")
+
+TOLERANCE = 1e-4
+"""Largest difference, over the largest feature, that is rounding: ten times what COS batches differ by on a CPU."""
+ROUGH_TOLERANCE = 2e-2
+"""As much for features of 16 bits."""
+MICRO_BATCH = 64
+Rows = npt.NDArray[np.int64]
+
+
+class ServerLeftError(Exception):
+    """A server is asked no more; what is under way is to be asked for again."""
+
+
+class Recheck:
+    """Compares what servers sent with what this side makes of the stored samples. Not thread-safe."""
+
+    def __init__(self, prepared: Prepared, samples: int, budget: MemoryBudget) -> None:
+        """``samples`` of each pass at least; the weights of all frozen layers are here, within ``budget``."""
+        self._prepared, self._samples, self._budget = prepared, samples, budget
+        self._random = np.random.default_rng(secrets.randbits(128))
+        self._drawn: dict[int, Rows] = {}
+        """Rows to compare, by number of the batch."""
+        self._fronts: dict[int, FrozenRest] = {}
+        self.compared = 0
+        """Samples that were as they should be."""
+        self.largest = 0.0
+        """Largest difference of theirs, over the largest feature."""
+        self.left: list[str] = []
+        """Servers that were left."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report of a run."""
+        return {
+            "samples": self.compared,
+            "largest_difference": self.largest,
+            "tolerance": TOLERANCE,
+            "left": self.left,
+        }
+
+    def begin(self, batches: Sequence[messages.IdArray]) -> None:
+        """A pass over ``batches`` begins: draw its samples."""
+        ends = np.cumsum([len(batch) for batch in batches])
+        total = int(ends[-1]) if len(ends) else 0
+        least = min(self._samples, total)
+        more = int(self._random.binomial(total - least, least / total)) if total else 0
+        places = np.sort(self._random.choice(total, least + more, replace=False))
+        numbers = np.searchsorted(ends, places, side="right")
+        self._drawn = {
+            int(n): places[numbers == n] - int(ends[n]) + len(batches[n]) for n in np.unique(numbers)
+        }
+
+    def check(self, number: int, batch: Batch) -> None:
+        """Compare what was drawn of batch ``number``, before anything of it is used.
+
+        Raises:
+            ServerLeftError: A server gave false answers and others remain.
+            DataError: No other server remains, or it cannot be told who is wrong.
+        """
+        rows = self._drawn.get(number)
+        if rows is None:
+            return
+        for server, its in _by_server(batch, rows):
+            self._compare(batch, its, server)
+        del self._drawn[number]
+
+    def _compare(self, batch: Batch, rows: Rows, server: str | None) -> None:
+        stored, witness = self._witnessed(batch.job, batch.ids[rows], server)
+        problem = self._difference(batch, rows, stored)
+        if problem is None:
+            return
+        told = f"split {batch.job.split}: {problem}"
+        if server is None:
+            raise DataError(
+                f"--recheck: the sample cache and {witness} differ at {told}; empty it with 'hapi cache clear'"
+            )
+        self._leave(self._who(batch.job, batch.ids[rows], stored, server, witness), told)
+
+    def _difference(self, batch: Batch, rows: Rows, stored: Samples) -> str | None:
+        """What differs from the stored samples, and by how much; None for nothing beyond rounding."""
+        labels = batch.labels.numpy()[rows]
+        if wrong := np.flatnonzero(labels != stored.labels).tolist():
+            row = wrong[0]
+            return f"the label of sample {stored.ids[row]} came as {labels[row]} and is {stored.labels[row]}"
+        expected = self._computed(batch.job, stored)
+        given = batch.features[torch.from_numpy(rows)]
+        same = (given == expected) | (given.isnan() & expected.isnan())
+        off = (given.double() - expected.double()).abs().masked_fill(same, 0.0).reshape(len(rows), -1).amax(1)
+        size = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
+        largest = float(off.max()) / size
+        tolerance = TOLERANCE if expected.itemsize > 2 else ROUGH_TOLERANCE
+        if batch.job.split == 0:  # both were decoded here
+            tolerance = 0.0
+        if not largest <= tolerance:
+            wrong_id = stored.ids[int(off.nan_to_num(torch.inf).argmax())]
+            return f"what came for sample {wrong_id} is off by {largest:.2g} of the largest feature"
+        self.compared += len(rows)
+        self.largest = max(self.largest, largest)
+        return None
+
+    def _computed(self, job: ExtractionJob, stored: Samples) -> torch.Tensor:
+        """Layers 1..split over stored samples, on the CPU afterwards."""
+        inputs = input_batch(stored, job.layout, job.transform)
+        if job.split == 0:
+            return inputs
+        if job.split not in self._fronts:
+            segment = self._prepared.model.segment(0, job.split, frozen=True)
+            self._fronts[job.split] = FrozenRest(
+                segment, job.shape, job.dtype, MicroBatch(MICRO_BATCH), self._prepared.device, self._budget
+            )
+        return self._fronts[job.split](inputs).cpu()
+
+    def _witnessed(
+        self, job: ExtractionJob, ids: messages.IdArray, server: str | None
+    ) -> tuple[Samples, str]:
+        """The stored samples, and which server gave them: another one than ``server`` if any answers."""
+        servers = self._prepared.servers
+        for other in servers.urls:
+            if other != server:
+                try:
+                    return self._stored(job, ids, other, once=True)
+                except HapiError as error:
+                    if not error.retryable:
+                        raise
+        return self._stored(job, ids, None)
+
+    def _stored(
+        self, job: ExtractionJob, ids: messages.IdArray, server: str | None, once: bool = False
+    ) -> tuple[Samples, str]:
+        """The stored samples from ``server`` (None: any), and which one that was."""
+        request = messages.SamplesRequest(dataset=job.dataset, ids=ids, job=job.id).to_json()
+
+        def attempt(transport: Transport) -> tuple[Samples, str]:
+            read = transport.stream(messages.SAMPLES_PATH, request, lambda reader: _read(reader, job, ids))
+            return read, transport.url
+
+        return self._prepared.servers.run(attempt, only=server, once=once)
+
+    def _who(
+        self, job: ExtractionJob, ids: messages.IdArray, stored: Samples, server: str, witness: str
+    ) -> str:
+        """Which of the two is wrong; :class:`DataError` when that cannot be told."""
+        if witness == server:
+            return server
+        own, _ = self._stored(job, ids, server)
+        if _equal(own, stored):
+            return server
+        for third in self._prepared.servers.urls:
+            if third not in (server, witness):
+                said, _ = self._stored(job, ids, third)
+                if _equal(said, stored):
+                    return server
+                if _equal(said, own):
+                    return witness
+        raise DataError(
+            f"--recheck: {server} and {witness} have different samples or labels for the ids "
+            f"{', '.join(map(str, ids[:5].tolist()))}; find out which one is damaged ('hapi verify') and leave it away"
+        )
+
+    def _leave(self, server: str, told: str) -> None:
+        text = f"{server}: its answers are false at {told}"
+        if not self._prepared.servers.leave(server):
+            raise DataError(
+                f"--recheck: {text}; no other server is left. It lies, its data or layers are damaged, or its "
+                "libraries compute otherwise than those here"
+            )
+        self.left.append(server)
+        log.warning("%s; it is not asked any more, and what is under way is asked for elsewhere", text)
+        raise ServerLeftError(server)
+
+
+def _by_server(batch: Batch, rows: Rows) -> Iterator[tuple[str | None, Rows]]:
+    """``rows`` by the server that sent them; None: the sample cache."""
+    known = np.zeros(len(rows), dtype=bool)
+    found: dict[str, list[Rows]] = {}
+    for sent, server in batch.origins:
+        its = np.isin(rows, sent)
+        if its.any():
+            found.setdefault(server, []).append(rows[its])
+            known |= its
+    for server, parts in found.items():
+        yield server, np.concatenate(parts)
+    if not known.all():
+        yield None, rows[~known]
+
+
+def _read(reader: FrameReader, job: ExtractionJob, ids: messages.IdArray) -> Samples:
+    """All stored samples of ``ids`` from an answer's frames."""
+    parts: list[Samples] = []
+    received: list[npt.NDArray[Any]] = []
+    done = 0
+
+    def sink(header: Any) -> list[memoryview]:
+        if not len(header.ids) or not np.array_equal(header.ids, ids[done : done + len(header.ids)]):
+            raise WireError("the server sent other samples than were asked for, or in another order")
+        received[:] = stored_buffers(header, job)
+        return [byte_view(buffer) for buffer in received]
+
+    while not isinstance(header := reader.next(sink), StreamEnd):
+        parts.append(checked_samples(np.asarray(header.ids), *received))
+        done += len(header.ids)
+    if done != len(ids):
+        raise WireError(f"the stream ended {len(ids) - done} samples early")
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Samples]) -> Samples:
+    shifts = np.cumsum([0, *(len(part.data) for part in parts)])
+    return Samples(
+        ids=np.concatenate([part.ids for part in parts]),
+        data=np.concatenate([part.data for part in parts]),
+        offsets=np.concatenate([[0], *(p.offsets[1:] + s for p, s in zip(parts, shifts[:-1], strict=True))]),
+        labels=np.concatenate([part.labels for part in parts]),
+    )
+
+
+def _equal(one: Samples, other: Samples) -> bool:
+    return all(
+        np.array_equal(a, b)
+        for a, b in ((one.data, other.data), (one.offsets, other.offsets), (one.labels, other.labels))
+    )

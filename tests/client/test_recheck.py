@@ -1,0 +1,186 @@
+"""--recheck: servers that lie are found out and left, honest ones never; nothing false is used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import lying
+import pytest
+import torch
+from local_job import COUNT, SETTINGS, Silent, built, pack_blobs, remembering, service_of
+
+from hapi.client.prepare import prepare
+from hapi.client.recheck import TOLERANCE
+from hapi.client.session import Session
+from hapi.client.settings import TrainSettings
+from hapi.client.trainer import Trainer
+from hapi.client.transport import Handler, LoopbackTransport
+from hapi.errors import DataError, TransportError
+from hapi.server.loopback import loopback_handler
+from hapi.server.service import Service
+
+SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
+    folder = tmp_path_factory.mktemp("recheck") / "store"
+    pack_blobs(folder)
+    with service_of(folder) as running:
+        yield remembering(running)
+
+
+def session_over(*handlers: Handler, **changes: Any) -> Session:
+    """Over these servers, named a, b, c."""
+    settings = TrainSettings(**{**SETTINGS, "recheck": COUNT, "patience": 1.0, **changes})
+    transports = [LoopbackTransport(h, name) for h, name in zip(handlers, "abc", strict=False)]
+    with mock.patch("hapi.client.models.build", built):
+        return Session(settings, prepare(settings, transports=transports))
+
+
+def epoch_of(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(session.epoch(0))
+
+
+@pytest.mark.parametrize("split", [0, 5, "freeze", "auto"])
+def test_an_honest_server_stands_it(honest: Handler, split: int | str) -> None:
+    with session_over(honest, split=split) as session:
+        epoch_of(session)
+        assert session.recheck is not None
+        assert session.recheck.compared == COUNT
+        assert session.recheck.largest <= TOLERANCE / 10
+        assert session.recheck.to_json()["left"] == []
+
+
+def test_a_random_transform_is_drawn_alike(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from hapi.storage.objects import open_store
+    from hapi.storage.pack import pack
+    from hapi.storage.sources import open_source
+
+    for n in range(12):
+        (tmp_path / "images" / str(n % 2)).mkdir(parents=True, exist_ok=True)
+        Image.linear_gradient("L").rotate(30 * n).convert("RGB").save(
+            tmp_path / "images" / str(n % 2) / f"{n}.png"
+        )
+    pack(open_source(str(tmp_path / "images")), open_store(str(tmp_path / "store")), "blobs")
+    changes = {"augment": ("crop-flip",), "image_size": 32, "bs": 4}
+    with (
+        service_of(tmp_path / "store") as running,
+        session_over(loopback_handler(running), recheck=12, **changes) as session,
+    ):
+        for epoch in (0, 1):
+            list(session.epoch(epoch))
+        assert session.recheck is not None and session.recheck.compared == 24
+
+
+@pytest.mark.parametrize("lie", [lying.features, lying.labels])
+def test_one_server_that_contradicts_its_own_samples(honest: Handler, lie: lying.Lie) -> None:
+    with session_over(lying.lying(honest, lie)) as session:
+        with pytest.raises(
+            DataError, match=r"--recheck: a: its answers are false at split \d+: .*no other server is left"
+        ):
+            epoch_of(session)
+        assert session.last.samples == 0, "nothing false was handed out"
+
+
+@pytest.fixture(scope="module")
+def right(honest: Handler) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches as an honest server alone gives them."""
+    with session_over(honest, recheck=0) as session:
+        return epoch_of(session)
+
+
+@pytest.mark.parametrize(("place", "lie"), [(0, lying.features), (1, lying.labels), (2, lying.features)])
+def test_a_server_that_lies_is_left_and_the_features_are_the_others(
+    honest: Handler, right: list[Any], place: int, lie: lying.Lie, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = [honest, honest, honest]
+    handlers[place] = lying.lying(honest, lie)
+    with session_over(*handlers) as session, caplog.at_level(logging.WARNING):
+        for (mine, my_labels), (features, labels) in zip(epoch_of(session), right, strict=True):
+            torch.testing.assert_close(mine, features, rtol=1e-5, atol=1e-5)
+            assert torch.equal(my_labels, labels)
+        assert session.recheck is not None
+        assert session.recheck.left == ["abc"[place]]
+        assert session.recheck.compared >= COUNT
+    told = [r.getMessage() for r in caplog.records if "false" in r.getMessage()]
+    assert len(told) == 1 and told[0].startswith(f"{'abc'[place]}: its answers are false at split")
+
+
+def test_stored_samples_that_differ_need_a_third(honest: Handler) -> None:
+    false = lying.lying(honest, lying.stored, (SAMPLES,))
+    with (
+        session_over(false, honest, split=0) as session,
+        pytest.raises(DataError, match=r"[ab] and [ab] have different"),
+    ):
+        epoch_of(session)
+    with session_over(honest, false, honest, split=0) as session:
+        epoch_of(session)
+        assert session.recheck is not None and session.recheck.left == ["b"]
+    with session_over(honest, false, honest) as session:  # it lies to whoever asks for a comparison
+        epoch_of(session)
+        assert session.recheck is not None and session.recheck.left in (["b"], [])
+
+
+def test_labels_that_differ_from_those_of_another(honest: Handler) -> None:
+    """The same lie in features' frames and in stored samples' ones, which one server alone gets away with."""
+    false = lying.lying(honest, lying.labels, (SAMPLES, EXTRACT))
+    with session_over(false) as session:
+        epoch_of(session)
+    with session_over(false, honest, honest) as session:
+        epoch_of(session)
+        assert session.recheck is not None and session.recheck.left == ["a"]
+
+
+def test_a_witness_that_is_away_is_no_reason_to_stop(honest: Handler) -> None:
+    def away(method: str, path: str, body: bytes) -> Any:
+        if path == SAMPLES:
+            raise TransportError("out of reach")
+        return honest(method, path, body)
+
+    with session_over(honest, away) as session:
+        epoch_of(session)
+        assert session.recheck is not None and session.recheck.compared == COUNT
+
+
+def test_which_samples_is_not_known_before(honest: Handler) -> None:
+    """At least as many as asked for, others in each run."""
+    drawn = []
+    with session_over(honest, recheck=5) as session:
+        recheck = session.recheck
+        assert recheck is not None
+        planned = session.batch_ids(0)
+        for _ in range(60):
+            recheck.begin(planned)
+            drawn.append(tuple((n, tuple(rows.tolist())) for n, rows in sorted(recheck._drawn.items())))
+            assert all(rows < len(planned[n]) for n, its in drawn[-1] for rows in its)
+    counts = [sum(len(its) for _, its in one) for one in drawn]
+    assert min(counts) >= 5 and max(counts) > 7 and 7 < sum(counts) / 60 < 13
+    assert len(set(drawn)) == 60
+
+
+def test_the_report_says_what_was_compared(honest: Handler) -> None:
+    with session_over(honest, recheck=3, epochs=1) as session:
+        report = Trainer(session, Silent()).run()
+    assert report["recheck"]["samples"] >= 3 and report["recheck"]["left"] == []
+
+
+def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
+    from hapi.models.repository import push
+    from hapi.models.zoo import ModelSpec, build
+    from hapi.storage.objects import open_store
+
+    pack_blobs(tmp_path / "store")
+    spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))
+    push(open_store(str(tmp_path / "store")), "mine", build(spec), spec)
+    with service_of(tmp_path / "store") as running:
+        service: Service = running
+        with session_over(loopback_handler(service), model="store:mine") as session:
+            epoch_of(session)
+            assert session.recheck is not None and session.recheck.compared == COUNT
