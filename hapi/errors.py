@@ -7,6 +7,8 @@ meets them. A message names what was wrong, where, and what to do about it, on o
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hapi.text import MESSAGE_CHARACTERS, printable
@@ -32,13 +34,20 @@ class HapiError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str, *, retry_after: float | None = None, expected_wait: float | None = None
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        expected_wait: float | None = None,
+        outside: str | None = None,
     ) -> None:
         super().__init__(printable(" ".join(message.split()), MESSAGE_CHARACTERS))
         self.retry_after = retry_after
         """Seconds to wait before trying again, when the sender knows them."""
         self.expected_wait = expected_wait
         """Seconds that the request would wait in the queue if it were in it, when the sender knows them."""
+        self.outside = outside
+        """Message for a client that must not learn what else lies in the store, where ``message`` tells it."""
         self.request_id: str | None = None
 
     def about_request(self, request_id: str) -> None:
@@ -83,6 +92,12 @@ class UnauthorizedError(HapiError):
     """The bearer token is missing or wrong."""
 
     status, slug, title = 401, "unauthorized", "Unauthorized"
+
+
+class ForbiddenError(HapiError):
+    """A request that came by a name, or from a page, that this server does not answer to."""
+
+    status, slug, title = 403, "forbidden", "Forbidden"
 
 
 class NotFoundError(HapiError):
@@ -189,6 +204,21 @@ class TransportError(HapiError):
     """The other tier could not be reached, or the connection broke."""
 
     status, slug, title, retryable = 503, "transport", "Connection failed", True
+
+
+class ShortageError(TransportError):
+    """The server is short of file descriptors, buffers, threads or connections for now."""
+
+    slug, title = "shortage", "Server is short of resources"
+
+
+SHORT_OF: Mapping[int, str] = {
+    errno.EMFILE: "file descriptors (raise its limit of open files)",
+    errno.ENFILE: "file descriptors of the whole system",
+    errno.ENOBUFS: "network buffers",
+    errno.ENOMEM: "memory",
+}
+"""Errors of the system that pass by themselves, and what it is short of."""
 
 
 def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:

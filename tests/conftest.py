@@ -49,9 +49,8 @@ def _memory_as_before(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """A server sets up the logging of its process, which here is the tests' own."""
-    loggers = [logging.getLogger(name) for name in (None, "aiohttp.access", "aiohttp.server")]
-    before = [(one, one.handlers[:], one.filters[:], one.level) for one in loggers]
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     yield
-    for one, handlers, filters, level in before:
-        one.handlers[:], one.filters[:] = handlers, filters
-        one.setLevel(level)
+    root.handlers[:] = handlers
+    root.setLevel(level)

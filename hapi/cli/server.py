@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
         help="a model factory that clients may name, or PACKAGE.MODULE for all in it; may be repeated",
     )
     _add_limits(p)
+    _add_connections(p)
     p.add_argument(
         "--drain-seconds", type=_seconds, default=30.0, help="time for running requests after SIGTERM"
     )
@@ -142,6 +143,27 @@ def _add_limits(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_connections(p: argparse.ArgumentParser) -> None:
+    """Who may connect, and how often."""
+    p.add_argument(
+        "--max-connections",
+        type=_positive,
+        metavar="N",
+        help="connections in all (default: what the limit of open files allows, up to 4096)",
+    )
+    p.add_argument(
+        "--max-connections-per-address",
+        type=_positive,
+        metavar="N",
+        help="connections from one address; behind a proxy all have its address (default: half of all)",
+    )
+    p.add_argument(
+        "--tell-store",
+        action="store_true",
+        help="errors tell clients where the store lies and what is in it: for a store's owner alone",
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-server``; returns the exit code."""
     return run_command("hapi-server", lambda: _run(parser().parse_args(argv)))
@@ -184,6 +206,9 @@ def _run(args: argparse.Namespace) -> int:
         send_timeout=args.send_timeout,
         slow_reader_rate=args.slow_reader_rate,
         slow_reader_seconds=args.slow_reader_seconds,
+        max_connections=args.max_connections,
+        max_connections_per_address=args.max_connections_per_address,
+        tell_store=args.tell_store,
     )
     listen = ListenSettings(
         host=args.host,

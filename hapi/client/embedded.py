@@ -45,6 +45,7 @@ class EmbeddedServer:
             "--port",
             "0",
             "--exit-with-stdin",
+            "--tell-store",
             "--log-level",
             "warning",  # a line for each request would fill the disk: the file has no name and no end
         ]

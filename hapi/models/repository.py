@@ -118,7 +118,10 @@ def open_model(store: ObjectStore, name: str, digest: str | None = None) -> Stor
         data = store.get(key)
     except NotFoundError:
         known = ", ".join(store.list_names("models")[:8]) or "none"
-        raise NotFoundError(f"{store.url} has no model {name!r}; it has: {known}") from None
+        raise NotFoundError(
+            f"{store.url} has no model {name!r}; it has: {known}",
+            outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",
+        ) from None
     manifest = ModelManifest.from_bytes(data, f"{store.url}/{key}")
     if manifest.name != name:
         raise DataError(f"{store.url}/{key} describes a model {manifest.name!r}; push {name!r} again")

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from hapi.errors import HapiError
+from hapi.errors import SHORT_OF, HapiError
+from hapi.server.disclosure import Disclosure
 from hapi.server.pace import DroppedReaderError, Pace
 from hapi.server.problems import as_hapi_error
 from hapi.server.service import Frame, FrameStream
@@ -56,13 +57,19 @@ class Answer:
     """Sends the stream of one request."""
 
     def __init__(
-        self, workers: ThreadPoolExecutor, send_timeout: float, pace: Pace, count: Callable[[float], None]
+        self,
+        workers: ThreadPoolExecutor,
+        send_timeout: float,
+        pace: Pace,
+        count: Callable[[float], None],
+        disclosure: Disclosure,
     ) -> None:
         """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
         self._workers = workers
         self._send_timeout = send_timeout
         self._pace = pace
         self._count = count
+        self._disclosure = disclosure
         self.unsent = 0
         """Bytes of the answer that have not left."""
         self.dropped: DroppedReaderError | None = None
@@ -208,7 +215,7 @@ class Answer:
                 log.exception("unexpected error in a stream", extra={"request_id": request[REQUEST_ID]})
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(ERROR_SECONDS):
-                    await self._send_last(response, error_frame(problem))
+                    await self._send_last(response, error_frame(self._disclosure.of(problem)))
         response.force_close()
         if request.transport is not None:
             request.transport.close()
@@ -234,7 +241,10 @@ def _acked(sock: Any) -> int | None:
 
 
 async def _duplicate(request: web.Request) -> socket.socket | None:
-    """A duplicate of a plain connection's socket once the transport has nothing left to send; None over TLS."""
+    """A duplicate of a plain connection's socket once the transport has nothing left to send.
+
+    None where frames go through the transport: over TLS, and when there is no descriptor.
+    """
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")
@@ -245,7 +255,12 @@ async def _duplicate(request: web.Request) -> socket.socket | None:
         await asyncio.sleep(0.001)
     if transport.is_closing():
         raise ConnectionResetError("the client is gone")
-    duplicate = socket.socket(fileno=os.dup(own.fileno()))
+    try:
+        duplicate = socket.socket(fileno=os.dup(own.fileno()))
+    except OSError as error:
+        if error.errno in SHORT_OF:  # the transport needs none
+            return None
+        raise
     duplicate.setblocking(False)
     return duplicate
 

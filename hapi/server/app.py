@@ -14,18 +14,32 @@ from typing import Any
 from aiohttp import web
 
 from hapi import __version__
-from hapi.errors import BusyError, DrainingError, HapiError
+from hapi.errors import (
+    BusyError,
+    DrainingError,
+    ForbiddenError,
+    HapiError,
+    ShortageError,
+    TooLargeError,
+    UnauthorizedError,
+)
 from hapi.server import openapi
 from hapi.server.account import processors
 from hapi.server.admission import FULL, Admission, Slot
 from hapi.server.answers import GONE, PROBLEM, REQUEST_ID, STATUS, Answer, abort, finished
+from hapi.server.connections import Connections
 from hapi.server.costs import Costs, Request, Server, Used
+from hapi.server.descriptors import connection_limits, descriptor_limit
+from hapi.server.disclosure import Disclosure
 from hapi.server.fair_queue import LEAST_COST, Tenant
+from hapi.server.front_door import EXPECT, FrontRunner, place_of
+from hapi.server.log_limits import REQUEST
 from hapi.server.metrics import Metrics
 from hapi.server.overview import Overview
 from hapi.server.pace import Pace
 from hapi.server.page import page, page_headers
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
+from hapi.server.same_origin import check_origin
 from hapi.server.service import FrameStream, Service
 from hapi.server.status import Board, Progress, RunningRequest
 from hapi.server.tenants import Tenants
@@ -43,8 +57,14 @@ BODY_SECONDS = 30.0
 MAX_BODIES = 256
 """Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
 ``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
-_OPEN = (messages.HEALTH_PATH, messages.READY_PATH, messages.PAGE_PATH)
+_HEALTH = (messages.HEALTH_PATH, messages.READY_PATH)
+"""Paths that are answered whoever asks, also when there is no room for another connection."""
+_OPEN = (*_HEALTH, messages.PAGE_PATH)
 """Paths that never need a token: they tell nothing."""
+_SENT_AWAY = (UnauthorizedError, ForbiddenError)
+"""Errors that end the connection too: it has no business here."""
+_AUDITED = (*_SENT_AWAY, BusyError, TooLargeError, ShortageError)
+"""Errors whose line in the log has the field ``audit``."""
 _QUIET = (*_OPEN, messages.STATUS_PATH, messages.METRICS_PATH)
 """Paths that are asked for all the time, and logged only with ``--log-level debug``."""
 DOCUMENT_THREADS = 2
@@ -64,7 +84,9 @@ class Application:
         self.tenants = tenants or Tenants()
         self.board = Board(self.tenants.all)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
-        self.overview = Overview(service, self.admission, self.board)
+        self.connections = Connections(connection_limits(settings, service.slots, descriptor_limit()))
+        self.disclosure = Disclosure(service.store.url, everything=settings.tell_store)
+        self.overview = Overview(service, self.admission, self.board, self.connections)
         self.metrics = Metrics(self.overview.metrics)
         self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
         self._costs = Costs()
@@ -82,6 +104,10 @@ class Application:
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
         self._routes()
+
+    def runner(self) -> FrontRunner:
+        """How aiohttp is to serve it."""
+        return FrontRunner(self.web, self.connections)
 
     def close(self) -> None:
         """Stop the worker threads."""
@@ -148,9 +174,12 @@ class Application:
         problem = request.get(PROBLEM)
         if problem is not None:
             extra |= {"error": problem.slug, "detail": str(problem)}
+            if isinstance(problem, _AUDITED):
+                extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
-            self.board.failed(problem, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
-        log.log(level, "request", extra=extra)
+            told = self.disclosure.of(problem)
+            self.board.failed(told, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
+        log.log(level, REQUEST, extra=extra)
 
     async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """The handler's answer, or the problem that it met, delivered within the send timeout."""
@@ -161,7 +190,12 @@ class Application:
             problem = request[PROBLEM] = as_hapi_error(error)
             if type(problem) is HapiError:
                 log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
-            response = problem_response(problem)
+            response = problem_response(self.disclosure.of(problem))
+            if isinstance(problem, _SENT_AWAY):
+                response.force_close()
+        place = place_of(request)
+        if place is not None and place.over:
+            response.force_close()
         if not response.prepared:
             response.headers[messages.REQUEST_ID_HEADER] = request[REQUEST_ID]
             try:
@@ -174,8 +208,22 @@ class Application:
         return response
 
     def _authorise(self, request: web.Request) -> None:
-        if request.path not in _OPEN:
+        """Find the tenant that asks, and refuse who may not."""
+        path, place = request.path, place_of(request)
+        if path in _HEALTH:
+            return
+        if place is not None and place.over:
+            of_one = " from one address" if place.over == "address" else ""
+            raise ShortageError(
+                f"the server has as many connections{of_one} as it may; come back in 1 s, or ask another one",
+                retry_after=1.0,
+            )
+        if self.tenants.open:
+            check_origin(request.headers.get("Host"), request.headers.get("Origin"))
+        if path not in _OPEN:
             request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
+            if place is not None:
+                self.connections.authorise(place)
 
     # -- handlers ----------------------------------------------------------------------------------------
 
@@ -266,7 +314,9 @@ class Application:
         pace = Pace(
             settings.pace(), latest, lambda: self.admission.pressed() or workers.pressed(progress.device)
         )
-        answer = Answer(self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc)
+        answer = Answer(
+            self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc, self.disclosure
+        )
         self.admission.sent(tenant, stream.content_length)
         try:
             return await answer.send(request, stream, cancelled)
@@ -278,6 +328,9 @@ class Application:
         """What the body asks for; refused unread when it is too long, or when there are too many at once."""
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
+        expect = request.get(EXPECT, "100-continue").lower()
+        if expect != "100-continue":
+            raise web.HTTPExpectationFailed
         tenant = request[TENANT]
         of_one = MAX_BODIES if len(self.tenants.all) == 1 else MAX_BODIES // 2
         if self.bodies >= MAX_BODIES or self._bodies_of[tenant] >= of_one:
@@ -286,6 +339,9 @@ class Application:
         self.bodies += 1
         self._bodies_of[tenant] += 1
         try:
+            if EXPECT in request:
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0  # nothing of the answer itself was sent
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
             async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves

@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hapi import __version__
 from hapi.server.admission import REASONS, Admission
+from hapi.server.connections import REASONS as REFUSALS
+from hapi.server.connections import Connections
 from hapi.server.fair_queue import Tenant
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -30,10 +32,13 @@ SECRET = ("store", "allow_models")
 class Overview:
     """Thread-safe."""
 
-    def __init__(self, service: Service, admission: Admission, board: Board) -> None:
+    def __init__(
+        self, service: Service, admission: Admission, board: Board, connections: Connections
+    ) -> None:
         self._service = service
         self._admission = admission
         self._board = board
+        self._connections = connections
 
     # -- as a document ---------------------------------------------------------------------------------------
 
@@ -49,7 +54,7 @@ class Overview:
             "state": "draining" if draining else "serving",
             "time": round(time.time(), 3),
             "uptime": round(now - self._board.started, 1),
-            "settings": _shown(service.settings),
+            "settings": shown(service.settings),
             "devices": [_device(d) for d in service.devices()],
             "queue": {
                 "running": admission.running,
@@ -94,6 +99,14 @@ class Overview:
             "hapi_decoders_replaced",
             "Decoding processes that died and were replaced.",
             self._service.decoders.replaced,
+        )
+        yield _gauge("hapi_connections", "Connections that are open.", self._connections.open)
+        refused = self._connections.refused
+        yield _by(
+            "reason",
+            "hapi_connections_refused",
+            "Connections refused or ended, and why.",
+            {reason: refused[reason] for reason in REFUSALS},
         )
         wall, cpu = account.totals()
         yield _by("stage", "hapi_stage_seconds", "Wall seconds of requests by stage.", wall)
@@ -188,9 +201,10 @@ def _by(label: str, name: str, text: str, values: Mapping[str, float]) -> Metric
     return family
 
 
-def _shown(settings: ServerSettings) -> dict[str, Any]:
-    shown = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in SECRET}
-    return {**shown, "batching": settings.policy}
+def shown(settings: ServerSettings) -> dict[str, Any]:
+    """The settings that anybody with a token may know."""
+    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in SECRET}
+    return {**values, "batching": settings.policy}
 
 
 def _device(status: DeviceStatus) -> dict[str, Any]:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from http import HTTPStatus
 
 from aiohttp import web
 
-from hapi.errors import PROBLEM_MEDIA_TYPE, BadRequestError, HapiError, NotFoundError, TooLargeError
+from hapi.errors import (
+    PROBLEM_MEDIA_TYPE,
+    SHORT_OF,
+    BadRequestError,
+    HapiError,
+    NotFoundError,
+    ShortageError,
+    TooLargeError,
+)
 from hapi.wire import messages
+
+SERVER_NAME = "hapi"
+"""What answers say in the header ``Server``: no versions, which help who looks for a weak one."""
+_NO_THREAD = "can't start new thread"
+"""Python's words for it; the error has no class of its own."""
 
 
 class HttpError(BadRequestError):
@@ -19,7 +33,7 @@ class HttpError(BadRequestError):
     def __init__(self, error: web.HTTPException) -> None:
         self.allow = error.headers.get("Allow")
         allowed = f"; allowed here: {self.allow}" if self.allow else ""
-        super().__init__(f"{error.status} {error.reason}{allowed}")
+        super().__init__(f"{error.status} {HTTPStatus(error.status).phrase}{allowed}")
         self.status = error.status  # type: ignore[misc]  # of this one, where the class has a usual one
 
 
@@ -34,10 +48,23 @@ def as_hapi_error(error: Exception) -> HapiError:
     if isinstance(error, web.HTTPException):
         return HttpError(error)
     if isinstance(error, web.RequestPayloadError):
-        return BadRequestError(f"the request's body broke off: {error}")
+        # The parser's own words quote what it could not read.
+        return BadRequestError(f"the request's body broke off ({type(error.__cause__ or error).__name__})")
     if isinstance(error, TimeoutError):
         return BadRequestError("the request took too long to arrive or to be read")
+    if (short_of := shortage(error)) is not None:
+        return short_of
     return HapiError("internal error; the server's log says more")
+
+
+def shortage(error: Exception) -> ShortageError | None:
+    """The error for what the system cannot give for now; None for any other error."""
+    what = SHORT_OF.get(error.errno or 0) if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        what = "threads"
+    if what is None:
+        return None
+    return ShortageError(f"the server is short of {what} for now; come back in 1 s", retry_after=1.0)
 
 
 def body_too_large() -> TooLargeError:
@@ -49,7 +76,7 @@ def body_too_large() -> TooLargeError:
 
 def problem_response(problem: HapiError) -> web.Response:
     """The answer that carries ``problem``."""
-    headers = {}
+    headers = {"Server": SERVER_NAME}
     if problem.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))
     if problem.status == 401:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import json
 import logging
 import os
 import signal
@@ -15,20 +13,23 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import UsageError
+from hapi.server import audit
 from hapi.server.app import Application
+from hapi.server.descriptors import descriptor_limit, raise_descriptor_limit
 from hapi.server.ending import END_SECONDS, end_within
 from hapi.server.foreign_output import foreign_output_logged
+from hapi.server.listening import listen as listen_at
+from hapi.server.log_limits import LimitedHandler, tell_left_out
+from hapi.server.overview import shown
+from hapi.server.same_origin import is_loopback
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.server.tenants import Tenants
+from hapi.server.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants
 from hapi.storage.objects import open_store
 
 log = logging.getLogger("hapi.server")
@@ -54,25 +55,6 @@ class ListenSettings:
     """Stop when standard input closes, that is, when the process that started this one is gone."""
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, event, and what the record carries beside it."""
-
-    _own = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One log record as one line of JSON."""
-        document: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        document.update({k: v for k, v in vars(record).items() if k not in self._own})
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
-        return json.dumps(document, default=str)
-
-
 def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
     """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
 
@@ -85,12 +67,9 @@ def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: s
 
 
 def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> int:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(without_traceback_for_bad_http)
+    logging.basicConfig(level=log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
     check_exposure(listen)
+    raise_descriptor_limit()
     tls = _tls(listen)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -109,26 +88,26 @@ def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> in
         service.close()
 
 
-def without_traceback_for_bad_http(record: logging.LogRecord) -> bool:
-    """One short line for what is no HTTP: whoever sends garbage must not fill the log with tracebacks."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        reason = " ".join(error.message.split())[:200]
-        record.msg, record.args, record.exc_info = f"bad HTTP: {reason}", (), None
-        record.levelno, record.levelname = logging.INFO, "INFO"
-    return True
-
-
 def check_exposure(listen: ListenSettings) -> None:
-    """Refuse to listen beyond loopback when everybody may ask."""
-    try:
-        loopback = listen.host == "localhost" or ipaddress.ip_address(listen.host).is_loopback
-    except ValueError:
-        loopback = False
+    """Refuse to listen beyond loopback when everybody may ask, or guess the token; warn where others may read it."""
+    loopback = is_loopback(f"[{listen.host}]" if ":" in listen.host else listen.host)
+    shortest = listen.tenants.shortest
     if not loopback and listen.tenants.open:
         raise UsageError(
             f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN, --token-file or "
             "--tenants), or listen on 127.0.0.1"
+        )
+    if not loopback and shortest is not None and shortest < LEAST_TOKEN:
+        raise UsageError(
+            f"--host {listen.host} is reachable from other machines, and the token of HAPI_TOKEN or --token-file can "
+            f"be guessed: it has {shortest} characters; give at least {LEAST_TOKEN}, better {GOOD_TOKEN} random ones"
+        )
+    if not loopback and shortest is not None and shortest < GOOD_TOKEN:
+        log.warning("the token is short: %d random characters or more are better", GOOD_TOKEN)
+    if not loopback and not listen.tls_cert:
+        log.warning(
+            "tokens and data cross the network readable by others: give --tls-cert and --tls-key, "
+            "or let a proxy on this machine speak TLS"
         )
     if bool(listen.tls_cert) != bool(listen.tls_key):
         raise UsageError("--tls-cert and --tls-key belong together: give both")
@@ -149,18 +128,6 @@ def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
     return context
 
 
-def runner_of(application: Application) -> web.AppRunner:
-    """How the application is served: handlers are cancelled when their client leaves, bodies are not inflated."""
-    return web.AppRunner(
-        application.web,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=1.0,
-        keepalive_timeout=75.0,
-        auto_decompress=False,  # a few bytes could grow to megabytes; no client compresses its requests
-    )
-
-
 async def _serve(
     application: Application,
     listen: ListenSettings,
@@ -173,17 +140,17 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def asked_to_stop() -> None:
+        audit.administered("stop" if stop.is_set() else "drain", by="signal")
         (at_once if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
     if listen.exit_with_stdin:
         threading.Thread(target=_watch_stdin, args=(loop, stop, at_once), daemon=True).start()
-    runner = runner_of(application)
+    runner = application.runner()
     await runner.setup()
-    site = web.TCPSite(runner, listen.host, listen.port, ssl_context=tls, backlog=512)
     try:
-        await site.start()
+        await listen_at(runner, application.connections, listen.host, listen.port, tls)
     except OSError as error:
         await runner.cleanup()
         raise UsageError(f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}") from None
@@ -191,11 +158,29 @@ async def _serve(
     shown = f"[{host}]" if ":" in str(host) else host
     print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
+    _tell_start(application, listen, str(host), port)
     code = await _stopped(application, stop)
     await _drain(application, at_once)
     ending(code)
     await runner.cleanup()
     return code
+
+
+def _tell_start(application: Application, listen: ListenSettings, host: str, port: int) -> None:
+    """Tell the audit how the server was started."""
+    tenants, limits = listen.tenants, application.connections.limits
+    audit.administered(
+        "start",
+        host=host,
+        port=port,
+        tls=bool(listen.tls_cert),
+        tenants=[] if tenants.open else sorted(tenant.name for tenant in tenants.all)[:100],
+        tenants_in_all=0 if tenants.open else len(tenants.all),
+        settings=shown(application.service.settings),
+        descriptors=descriptor_limit(),
+        connections=limits.total,
+        connections_per_address=limits.per_address,
+    )
 
 
 async def _stopped(application: Application, stop: asyncio.Event) -> int:
@@ -205,6 +190,7 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
             return 0
+        tell_left_out()
         idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
         if idle >= IDLE_SECONDS:
             idle = 0.0
@@ -221,6 +207,7 @@ async def _drain(application: Application, at_once: asyncio.Event) -> None:
     while application.admission.running and time.monotonic() < deadline and not at_once.is_set():
         await asyncio.sleep(0.05)
     log.info("stopped", extra={"cut_off": application.admission.running})
+    tell_left_out(at_once=True)
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:

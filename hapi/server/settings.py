@@ -64,6 +64,13 @@ class ServerSettings:
     drain_seconds: float = 30.0
     """Time that running requests get after SIGTERM."""
 
+    max_connections: int | None = None
+    """Connections in all; None for what the limit of open files allows, see :mod:`hapi.server.descriptors`."""
+    max_connections_per_address: int | None = None
+    """Of one client's address; None for half of them all."""
+    tell_store: bool = False
+    """Errors tell clients where the store lies and what is in it: only its owner asks."""
+
     @property
     def policy(self) -> str:
         """How the COS batch is really chosen."""

@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from hapi.errors import BusyError, DeadlineError, DrainingError, HapiError, UnauthorizedError
+from hapi.errors import (
+    BusyError,
+    DeadlineError,
+    DrainingError,
+    ForbiddenError,
+    HapiError,
+    ShortageError,
+    UnauthorizedError,
+)
 from hapi.server.costs import Request
 from hapi.server.fair_queue import Tenant
 from hapi.wire.messages import ExtractRequest, SamplesRequest
@@ -23,7 +31,7 @@ from hapi.wire.report import STAGES
 ERRORS_KEPT = 50
 MAX_LINE = 400
 """Most characters of an error that are kept."""
-EXPECTED = (BusyError, DeadlineError, DrainingError, UnauthorizedError)
+EXPECTED = (BusyError, DeadlineError, DrainingError, UnauthorizedError, ForbiddenError, ShortageError)
 """Answers of a healthy server; they have counters, and whoever causes them must not push the errors out of the list."""
 
 

@@ -25,7 +25,9 @@ from hapi.wire.references import check_name
 DEFAULT = Tenant(name="default")
 """Whoever has the server's one token, or everybody where no token is wanted."""
 LEAST_TOKEN = 8
-"""Fewest characters of a token in a file: anything shorter can be guessed."""
+"""Fewest characters of a token in a file, and of one that other machines may try: anything shorter can be guessed."""
+GOOD_TOKEN = 16
+"""Fewest characters of a token that nobody guesses."""
 MAX_TENANTS = 10_000
 
 
@@ -46,6 +48,8 @@ class Tenants:
     def __init__(self, by_digest: dict[bytes, Tenant] | None = None, token: str | None = None) -> None:
         """``by_digest``: tenants by the SHA-256 of their tokens; ``token``: the default tenant's."""
         self._by_digest = dict(by_digest or {})
+        self.shortest = len(token) if token is not None else None
+        """Characters of the default tenant's token; None without one."""
         if token is not None:
             self._by_digest[_digest(token.encode())] = DEFAULT
         self.all: Sequence[Tenant] = tuple(self._by_digest.values()) or (DEFAULT,)
@@ -60,8 +64,9 @@ class Tenants:
         if self.open:
             return DEFAULT
         scheme, _, given = authorization.encode("utf-8", "surrogateescape").partition(b" ")
+        given = given.lstrip(b" ")
         # How long a look-up of digests takes says nothing about a token: nobody can choose a digest's bytes.
-        tenant = self._by_digest.get(_digest(given)) if scheme == b"Bearer" else None
+        tenant = self._by_digest.get(_digest(given)) if scheme.lower() == b"bearer" else None
         if tenant is None:
             raise UnauthorizedError(
                 "this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one"
@@ -79,9 +84,7 @@ def read_tenants(path: str | None, token: str | None) -> Tenants:
     entries = load_each(TenantSettings, Path(path))
     if not 1 <= len(entries) <= MAX_TENANTS:
         raise ConfigError(f"{path}: has {len(entries)} tenants; expected from 1 to {MAX_TENANTS}")
-    found: dict[bytes, Tenant] = {}
-    if token is not None:
-        found[_digest(token.encode())] = DEFAULT
+    found = {_digest(token.encode()): DEFAULT} if token is not None else {}
     for name, entry in entries.items():
         try:
             tenant, digest = _tenant(name, entry)
@@ -93,7 +96,7 @@ def read_tenants(path: str | None, token: str | None) -> Tenants:
                 "(the one of HAPI_TOKEN or --token-file is the default tenant's)"
             )
         found[digest] = tenant
-    return Tenants(found)
+    return Tenants(found, token)
 
 
 def _tenant(name: str, entry: TenantSettings) -> tuple[Tenant, bytes]:

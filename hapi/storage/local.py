@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.atomic import claim, clean_partials, partial_name, sync_folder
-from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.errors import SHORT_OF, ConflictError, HapiError, NotFoundError, ShortageError, StoreError
 from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
 from hapi.storage.locks import FORCE, LockOwner
@@ -290,6 +290,12 @@ class LocalStore(ObjectStore):
         if error.errno in _FULL:
             return StoreError(
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
+            )
+        if error.errno in SHORT_OF:
+            return ShortageError(
+                f"{where}: this process is short of {SHORT_OF[error.errno]}",
+                retry_after=1.0,
+                outside=f"the server is short of {SHORT_OF[error.errno]} for now; come back in 1 s",
             )
         return StoreError(f"{where}: {error.strerror or error}")
 

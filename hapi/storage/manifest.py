@@ -244,7 +244,8 @@ def load_manifest(store: ObjectStore, name: str) -> Manifest:
     except NotFoundError:
         store.ping()
         raise NotFoundError(
-            f"there is no data set {name!r} in {store.url}; {_what_is_there(store, name)}"
+            f"there is no data set {name!r} in {store.url}; {_what_is_there(store, name)}",
+            outside=f"there is no data set {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is",
         ) from None
     return Manifest.from_bytes(data, name, f"{store.url}/{key}")
 

@@ -86,16 +86,17 @@ def garbage(server: ServedApplication, known: Known, over: threading.Event) -> N
     good = json.dumps(known.extract()).encode()
     kinds: list[Callable[[], bytes]] = [
         lambda: how.randbytes(how.randrange(1, 4000)),
-        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
-        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + good,
-        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n" + good,
-        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n" + good,
+        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + good,
+        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n" + good,
+        lambda: b"POST /v1/extract HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n" + good,
         lambda: (
-            b"POST /v1/extract HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n" + good
+            b"POST /v1/extract HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"
+            + good
         ),
         lambda: request_bytes(EXTRACT, good[: how.randrange(len(good))]),
         lambda: request_bytes(EXTRACT, bytes(b ^ (how.random() < 0.01) for b in good)),
-        lambda: b"GET /v1/datasets/" + b"%2e%2e/" * 50 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        lambda: b"GET /v1/datasets/" + b"%2e%2e/" * 50 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ]
     slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
     while not over.wait(0.01):

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from forked import ForkedProcess, environment
 class ServerProcess:
     """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same.
 
-    ``fresh``: a new interpreter, where what it holds in memory or how it begins is the point.
+    ``fresh``: a new interpreter, where what it holds in memory or how it begins is the point. ``open_files``: how many
+    it may have, then always in a new interpreter (``ulimit -n``, the soft and the hard limit).
     """
 
     def __init__(
@@ -32,9 +35,11 @@ class ServerProcess:
         port: int = 0,
         log: Path | None = None,
         fresh: bool = False,
+        open_files: int | None = None,
         **env: str,
     ) -> None:
         self.store, self.arguments, self.env, self.log, self.fresh = store, arguments, env, log, fresh
+        self.open_files = open_files
         command = [
             "hapi.cli.server",
             "--store",
@@ -49,9 +54,9 @@ class ServerProcess:
         self.process: Any = (
             subprocess.Popen(
                 [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-                env=environment(**env),
+                env=environment(**env), preexec_fn=open_files and partial(_limit_open_files, open_files),
             )
-            if fresh
+            if fresh or open_files
             else ForkedProcess(command, env=environment(**env), stdout=subprocess.PIPE, stderr=self._stderr)
         )  # fmt: skip
         lines: queue.Queue[str] = queue.Queue()
@@ -83,13 +88,23 @@ class ServerProcess:
     def restarted(self) -> ServerProcess:
         """A new process on the same port."""
         return ServerProcess(
-            self.store, *self.arguments, port=self.port, log=self.log, fresh=self.fresh, **self.env
+            self.store,
+            *self.arguments,
+            port=self.port,
+            log=self.log,
+            fresh=self.fresh,
+            open_files=self.open_files,
+            **self.env,
         )
 
     def _close(self) -> None:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._stderr.close()
+
+
+def _limit_open_files(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
 
 
 @contextlib.contextmanager

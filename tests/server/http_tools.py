@@ -23,7 +23,7 @@ from hapi.errors import PROBLEM_MEDIA_TYPE
 from hapi.models.repository import push, zoo_reference
 from hapi.models.zoo import ModelSpec, build
 from hapi.server.app import Application
-from hapi.server.run import runner_of
+from hapi.server.listening import listen
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.server.tenants import Tenants
@@ -197,7 +197,7 @@ def _drained(sock: socket.socket) -> bytes:
 
 def request_bytes(path: str, body: bytes, method: str = "POST", **headers: str) -> bytes:
     """A request as it goes over the socket."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -277,11 +277,9 @@ class ServedApplication:
         self._loop.close()
 
     async def _serve(self) -> None:
-        from aiohttp import web
-
-        runner = runner_of(self.application)
+        runner = self.application.runner()
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await listen(runner, self.application.connections, "127.0.0.1", 0)
         self.port = runner.addresses[0][1]
         self._stop = asyncio.Event()
         self._ready.set()

@@ -11,7 +11,7 @@ from http_tools import EXTRACT, Known, check_problem, exchange, raw, request_byt
 
 from hapi.cli.server import main
 
-WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "bearer a-long-secret", "Basic a-long-secret",
+WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bear a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",
                 "Bearer a-long-secret2"]  # fmt: skip
 
@@ -33,7 +33,9 @@ def test_tokens(folder: Path) -> None:
         assert raw(server.port, odd).startswith(b"HTTP/1.1 401 ")
         assert exchange(server.port, "GET", "/healthz").status == 200
         assert exchange(server.port, "GET", "/readyz").status == 200
-        good = {"Authorization": "Bearer a-long-secret"}
+        for scheme in ("bearer", "BEARER", "Bearer "):
+            good = {"Authorization": f"{scheme} a-long-secret"}
+            assert exchange(server.port, "GET", "/v1", headers=good).status == 200
         known.check_features(
             exchange(server.port, "POST", EXTRACT, known.extract(), good).body, [3, 39, 0, 17]
         )
@@ -52,6 +54,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no openssl to make a certificate: {error}")
     (made / "empty").touch()
+    (made / "short").write_text("1234567\n")
     return made
 
 
@@ -74,6 +77,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "0 tenants", "--store STORE --tenants KEYS/empty"),
         (2, "abacus", "--store STORE --device abacus"),
         (2, "TAKEN", "--store STORE --port TAKEN"),
+        (2, "7 characters", "--store STORE --host 0.0.0.0 --token-file KEYS/short"),
+        (2, "file descriptors", "--store STORE --max-connections 1000000"),
     ],
 )
 def test_servers_that_must_not_start(

@@ -245,7 +245,10 @@ def test_slow_bodies_of_one_tenant(
 ) -> None:
     monkeypatch.setattr(server_app, "MAX_BODIES", 4)
     with served(folder, tenants=tenants) as small:
-        head = f"POST {EXTRACT} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nAuthorization: Bearer heavy-secret\r\n\r\n"
+        head = (
+            f"POST {EXTRACT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+            "Authorization: Bearer heavy-secret\r\n\r\n"
+        )
         socks = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(4)]
         for sock in socks:
             sock.sendall(head.encode())

@@ -1,0 +1,51 @@
+"""What an error tells a client, which may be another tenant: not where the store lies, nor what else is in it.
+
+The log keeps every message whole, under the request's id.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from hapi.errors import HapiError, StoreError, StoreUnavailableError
+from hapi.text import printable
+
+E = TypeVar("E", bound=HapiError)
+
+_LOG = "the server's log says more, under this request's id"
+_ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,;)]*")
+_OWN = "(?:v1|healthz|readyz|metrics)"
+_PATH = re.compile(rf"(?<![\w/.~-])/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)*")
+"""An absolute path, but for those of the HTTP interface."""
+
+
+class Disclosure:
+    """Makes of errors what clients are told."""
+
+    def __init__(self, store_url: str, *, everything: bool = False) -> None:
+        """``everything``: all clients may know the store, as its owner is the only one."""
+        self._store = sorted(
+            {store_url, printable(store_url, len(store_url) * 8)} - {""}, key=len, reverse=True
+        )
+        self._everything = everything
+
+    def of(self, error: E) -> E:
+        """``error`` with the message that a client is told."""
+        if self._everything:
+            return error
+        told = type(error).__new__(type(error), self._text(error))
+        told.__dict__.update(error.__dict__)
+        return told
+
+    def _text(self, error: HapiError) -> str:
+        if error.outside is not None:
+            return error.outside
+        if isinstance(error, StoreUnavailableError):
+            return f"the server's object store is out of reach or overloaded for now; {_LOG}"
+        if isinstance(error, StoreError):
+            return f"the server's object store refuses or fails; {_LOG}"
+        text = str(error)
+        for url in self._store:
+            text = text.replace(url, "the store")
+        return _PATH.sub("(a path)", _ADDRESS.sub("(an address)", text))

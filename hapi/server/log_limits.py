@@ -1,0 +1,148 @@
+"""The server's log: one JSON object a line, few lines of one kind, and no bytes of requests that are no HTTP.
+
+Whoever repeats something must not fill the disk with it: of one kind of line at most :data:`MOST` are written in a
+minute, and how many were left out is told when it is over. Requests that went well are not counted among these.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+MOST = 30
+"""Lines of one kind in a minute."""
+WINDOW_SECONDS = 60.0
+MAX_KINDS = 1000
+"""Kinds told apart in a minute; what comes beyond is one kind."""
+REQUEST = "request"
+"""Event of the line that each request has."""
+
+Kind = tuple[str, str, str, str]
+_KIND = ("of", "error", "audit", "tenant")
+"""By which lines are told apart: their event, and these fields of theirs."""
+_OTHERS: Kind = ("other lines", "", "", "")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, event, and what the record carries beside it."""
+
+    _own = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One log record as one line of JSON."""
+        document: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        document.update({k: v for k, v in vars(record).items() if k not in self._own})
+        if record.exc_info and record.exc_info[1] is not None:
+            quoting = _quoting(record.exc_info[1])
+            document["exception"] = quoting or self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def _quoting(error: BaseException) -> str:
+    """The class of an error whose text, or that of its causes, quotes bytes of a request; empty for others."""
+    found: BaseException | None = error
+    for _ in range(20):
+        if found is None:
+            return ""
+        if isinstance(found, HttpProcessingError | web.RequestPayloadError):
+            return f"{type(found).__name__} (its text is left out, since it quotes the request)"
+        found = found.__cause__ or found.__context__
+    return ""
+
+
+class Repeats:
+    """Counts lines by kind. Not thread-safe."""
+
+    def __init__(self, most: int = MOST, seconds: float = WINDOW_SECONDS) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._windows: dict[Kind, tuple[float, int]] = {}
+        """By kind, in the order of their ends: when its window ends, and lines in it."""
+
+    def admits(self, kind: Kind, now: float) -> bool:
+        """Count a line; whether it is to be written. Ask :meth:`over` first."""
+        if kind not in self._windows and len(self._windows) >= MAX_KINDS:
+            kind = _OTHERS
+        ends, count = self._windows.get(kind, (now + self._seconds, 0))
+        self._windows[kind] = ends, count + 1
+        return count < self._most
+
+    def over(self, now: float) -> Iterator[tuple[Kind, int]]:
+        """Forget windows that have ended: their kinds, and how many lines were left out where some were."""
+        while self._windows:
+            kind, (ends, count) = next(iter(self._windows.items()))
+            if ends > now:
+                return
+            del self._windows[kind]
+            if count > self._most:
+                yield kind, count - self._most
+
+
+class LimitedHandler(logging.StreamHandler[TextIO]):
+    """Writes log records, few of one kind."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self.setFormatter(JsonLines())
+        self._clock = clock
+        self._repeats = Repeats()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it, if there were not too many like it."""
+        now = self._clock()
+        self._tell(now)
+        kind = _kind(record)
+        if kind is None or self._repeats.admits(kind, now):
+            super().emit(record)
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Tell what was left out in minutes that are over, or ``at_once`` in this one too."""
+        self.acquire()
+        try:
+            self._tell(float("inf") if at_once else self._clock())
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Tell all that was left out."""
+        self.tell(at_once=True)
+        super().close()
+
+    def _tell(self, now: float) -> None:
+        for kind, count in self._repeats.over(now):
+            fields = {name: text for name, text in zip(_KIND, kind, strict=True) if text}
+            record = {
+                "name": "hapi.server",
+                "levelno": logging.INFO,
+                "levelname": "INFO",
+                "msg": "lines left out",
+            }
+            super().emit(logging.makeLogRecord({**record, **fields, "left_out": count}))
+
+
+def tell_left_out(*, at_once: bool = False) -> None:
+    """Have the log tell what it left out: to be called now and then, also while nothing is logged, and at the end."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LimitedHandler):
+            handler.tell(at_once=at_once)
+
+
+def _kind(record: logging.LogRecord) -> Kind | None:
+    """What other lines are like this one; None for lines that are never left out."""
+    fields = vars(record)
+    event = str(record.msg).partition("\n")[0][:120]
+    if event == REQUEST and int(fields.get("status", 0)) < 400:
+        return None
+    error, audited, tenant = (str(fields.get(name, ""))[:80] for name in _KIND[1:])
+    return event, error, audited, tenant
