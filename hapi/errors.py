@@ -189,8 +189,16 @@ class DivergedError(HapiError):
 
     slug, title = "diverged", "Training has diverged"
 
-    def __init__(self, message: str, *, epoch: int = 0, batch: int = 0, **hints: float | None) -> None:
-        super().__init__(message, **hints)
+    def __init__(
+        self,
+        message: str,
+        *,
+        epoch: int = 0,
+        batch: int = 0,
+        retry_after: float | None = None,
+        expected_wait: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after, expected_wait=expected_wait)
         self.epoch, self.batch = epoch, batch
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from typing import TypeVar
 
-from hapi.errors import HapiError, StoreError, StoreUnavailableError
+from hapi.errors import HapiError
 from hapi.text import printable
 
 E = TypeVar("E", bound=HapiError)
 
-_LOG = "the server's log says more, under this request's id"
 _ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,;)]*")
 _OWN = "(?:v1|healthz|readyz|metrics)"
-_PATH = re.compile(rf"(?<![\w/.~-])/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)*")
+_PATH = re.compile(rf"(?<![\w/.~-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)*")
 """An absolute path, but for those of the HTTP interface."""
 
 
@@ -41,10 +40,6 @@ class Disclosure:
     def _text(self, error: HapiError) -> str:
         if error.outside is not None:
             return error.outside
-        if isinstance(error, StoreUnavailableError):
-            return f"the server's object store is out of reach or overloaded for now; {_LOG}"
-        if isinstance(error, StoreError):
-            return f"the server's object store refuses or fails; {_LOG}"
         text = str(error)
         for url in self._store:
             text = text.replace(url, "the store")

@@ -24,8 +24,10 @@ from hapi.errors import (
     DeadlineError,
     DeviceMemoryError,
     DrainingError,
+    ForbiddenError,
     HapiError,
     NotFoundError,
+    ShortageError,
     StoreError,
     TooLargeError,
     UnauthorizedError,
@@ -48,9 +50,10 @@ from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, r
 JSON_MEDIA_TYPE = "application/json"
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 
-_EVERYWHERE: tuple[type[HapiError], ...] = (BadRequestError, HapiError, DrainingError)
+_EVERYWHERE: tuple[type[HapiError], ...] = (BadRequestError, HapiError, DrainingError, ShortageError)
 """What any request may be answered: it is malformed, the server has a defect or cannot take it."""
-_AUTHORISED = (*_EVERYWHERE, UnauthorizedError)
+_PAGE = (*_EVERYWHERE, ForbiddenError)
+_AUTHORISED = (*_PAGE, UnauthorizedError)
 _READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, DataError)
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
 METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
@@ -98,7 +101,7 @@ def operations() -> list[Operation]:
         Operation(get, messages.METRICS_PATH, "Metrics for Prometheus.", ("text/plain", TEXT), _AUTHORISED),
         Operation(get, messages.HEALTH_PATH, "The process lives.", _json(_state("alive")), _EVERYWHERE),
         Operation(get, messages.READY_PATH, "It takes work.", _json(_state("ready")), _EVERYWHERE),
-        Operation(get, messages.PAGE_PATH, "A page that shows what the server does.", ("text/html", TEXT), _EVERYWHERE),
+        Operation(get, messages.PAGE_PATH, "A page that shows what the server does.", ("text/html", TEXT), _PAGE),
     ]  # fmt: skip
 
 

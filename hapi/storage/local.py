@@ -291,11 +291,11 @@ class LocalStore(ObjectStore):
             return StoreError(
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
             )
-        if error.errno in SHORT_OF:
+        if (missing := SHORT_OF.get(error.errno or 0)) is not None:
             return ShortageError(
-                f"{where}: this process is short of {SHORT_OF[error.errno]}",
+                f"{where}: this process is short of {missing}",
                 retry_after=1.0,
-                outside=f"the server is short of {SHORT_OF[error.errno]} for now; come back in 1 s",
+                outside=f"the server is short of {missing} for now; come back in 1 s",
             )
         return StoreError(f"{where}: {error.strerror or error}")
 

@@ -30,7 +30,24 @@ _CAUSES = (
 
 
 def store_error(error: BaseException, url: str, key: str, connection: Connection) -> HapiError:
-    """The error of ours that says what ``error`` of obstore means for ``key`` in the store at ``url``."""
+    """The error of ours that says what ``error`` of obstore means for ``key`` in the store at ``url``.
+
+    A server's client is not told the store's address, what its operator should set, nor the store's own words.
+    """
+    meaning = _meaning(error, url, key, connection)
+    what = key or "the object store"
+    if isinstance(meaning, NotFoundError):
+        meaning.outside = f"{what} is not there"
+    elif isinstance(meaning, StoreUnavailableError):
+        meaning.outside = (
+            f"{what}: the object store is out of reach or overloaded for now; the server's log says more"
+        )
+    else:
+        meaning.outside = f"{what}: the object store refuses or fails; the server's log says more"
+    return meaning
+
+
+def _meaning(error: BaseException, url: str, key: str, connection: Connection) -> HapiError:
     said, _, below = " ".join(str(error).split()).partition("Debug source:")
     code, status = _found(r"<Code>(\w+)</Code>", said), _found(r"status code: (\d{3})", said)
     place = connection.place or url

@@ -42,7 +42,7 @@ def test_a_file(tmp_path: Path) -> None:
         "Bearer",
         "Bearer ",
         f"Bearer {DIGEST}",
-        "bearer a-long-secret",
+        "Bear a-long-secret",
         "Bearer a-long-secret ",
     ):
         with pytest.raises(UnauthorizedError, match="--token-file"):
