@@ -27,7 +27,8 @@ from hapi.errors import (
 from hapi.models.built import BuiltFront, BuiltModels, check_size, spec_of
 from hapi.models.layers import LayeredModel
 from hapi.models.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
-from hapi.models.pushed import PushedModel, StoredModel
+from hapi.models.pushed import PushedModel
+from hapi.models.stored import StoredModel
 from hapi.models.tensorfile import TensorEntry, encode
 from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, skeleton

@@ -22,7 +22,6 @@ from hapi.errors import (
     BadRequestError,
     ConflictError,
     DataError,
-    HapiError,
     ModelError,
     NotFoundError,
     UnprocessableError,
@@ -248,7 +247,7 @@ def test_a_flipped_byte_names_the_tensor(pushed_folder: Path, tmp_path: Path) ->
         stored.load(stored.layered(), 0, 11)
     stored.load(stored.layered(), 0, 4)  # the layers before it are whole
     path.write_bytes(bytes(data[: entry.start]))
-    with pytest.raises(HapiError, match="shorter than it should be"):
+    with pytest.raises(DataError, match=r"has .* bytes, .* or more are needed; push the model again"):
         stored.load(stored.layered(), 0, 11)
 
 
@@ -291,6 +290,32 @@ def test_replacing_needs_to_be_said_and_leaves_one_push(tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="was replaced while it was read"):
         first.load(first.layered(), 0, 1)
     assert open_model(store, "net", second.digest).digest == second.digest
+
+
+def test_the_same_pushed_again_is_read_on(tmp_path: Path) -> None:
+    """Also when its weights lie at other places, and repair of damage is one more push."""
+    store = LocalStore(str(tmp_path))
+    first = push(store, "net", net(), SPEC)
+    weights = tmp_path / first.manifest.weights_key
+    weights.write_bytes(weights.read_bytes()[:-1])
+    model = first.layered()
+    with pytest.raises(DataError, match=r"'net'.*are needed; push the model again with --replace"):
+        first.load(model, 0, len(model))
+    weights.unlink()
+    with pytest.raises(DataError, match=r"'net'.*has 0 bytes"):
+        first.load(first.layered(), 0, 1)
+    push(store, "net", net(), SPEC, replace_existing=True)
+    assert first.load(model, 0, len(model)) > 0 and not any(t.is_meta for t in model.module.parameters())
+    store.delete("models/net/model.json")
+    with pytest.raises(ConflictError, match="removed"):
+        open_weights(first, store)
+
+
+def open_weights(stored: StoredModel, store: LocalStore) -> None:
+    """Read all weights after their file is gone."""
+    store.delete(stored.manifest.weights_key)
+    model = stored.layered()
+    stored.load(model, 0, len(model))
 
 
 def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
