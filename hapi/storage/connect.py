@@ -20,9 +20,6 @@ from hapi.storage.s3 import s3_settings
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-LONGEST_REQUEST = timedelta(seconds=300)
-"""Generous: a large range on a slow link is no failure; what stands still is ended by ``StorePatience.read``."""
-
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_guard = threading.Lock()
 
@@ -38,17 +35,21 @@ class StorePatience:
     connect: float = 5.0
     read: float = 8.0
     """Without a single byte."""
+    request: float = 300.0
+    """From a request's beginning to the last byte of its answer, which is 16 MiB at most. Generous: a slow link is no
+    failure, but a store that drips must not hold a reader for ever."""
     retries: int = 3
     retry_within: float = 20.0
     """After this long no further try is made."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StorePatience:
-        """``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_RETRIES`` and ``_RETRY_SECONDS``."""
+        """``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``, ``_RETRY_SECONDS``."""
         retries = _number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
         return cls(
             connect=_number(environment, "HAPI_STORE_CONNECT_TIMEOUT", cls.connect, 0.01, 3600),
             read=_number(environment, "HAPI_STORE_READ_TIMEOUT", cls.read, 0.01, 3600),
+            request=_number(environment, "HAPI_STORE_REQUEST_TIMEOUT", cls.request, 0.01, 86400),
             retries=int(retries),
             # Requests are signed once, and a signature holds five minutes.
             retry_within=_number(environment, "HAPI_STORE_RETRY_SECONDS", cls.retry_within, 0, 290),
@@ -59,7 +60,7 @@ class StorePatience:
         return {
             "connect_timeout": timedelta(seconds=self.connect),
             "read_timeout": timedelta(seconds=self.read),
-            "timeout": max(LONGEST_REQUEST, timedelta(seconds=self.read)),
+            "timeout": timedelta(seconds=max(self.request, self.read)),
         }
 
     def retry(self) -> RetryConfig:

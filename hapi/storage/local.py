@@ -18,12 +18,14 @@ from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
 from hapi.storage.locks import FORCE, LockOwner
 from hapi.storage.objects import (
+    DOCUMENT_BYTES,
     Names,
     ObjectInfo,
     ObjectStore,
     Range,
     ReadPart,
     Then,
+    check_document,
     check_key,
     check_prefix,
     nothing,
@@ -52,9 +54,10 @@ class LocalStore(ObjectStore):
                 f"there is no folder {self.root}; check the store's path, or pack a data set into it"
             )
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
         try:
             with os.fdopen(self._open(key), "rb") as file:
+                check_document(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, most)
                 return file.read()
         except OSError as error:
             raise self._mapped(error, key) from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from hapi.errors import BadRequestError, UsageError
+from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.storage.locks import FORCE
 from hapi.wire.references import given_name
 
@@ -25,6 +25,8 @@ REMOTE_SCHEMES = ("memory", "s3", "s3a", "gs", "az", "azure", "adl", "abfs", "ab
 
 
 Names = list[str]
+DOCUMENT_BYTES = 64 << 20
+"""Largest description that is read: a manifest with a million classes has a third of it."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,27 @@ def check_key(key: str) -> str:
     return key
 
 
+def is_key(key: str) -> bool:
+    """Whether :func:`check_key` takes ``key``; a listing has what others put there, under any names."""
+    try:
+        check_key(key)
+    except BadRequestError:
+        return False
+    return True
+
+
 def check_prefix(prefix: str) -> str:
     """``prefix`` without a trailing slash, checked like a key; empty stands for the whole store."""
     trimmed = prefix.removesuffix("/")
     return check_key(trimmed) if trimmed else ""
+
+
+def check_document(where: str, size: int, most: int) -> None:
+    """:class:`DataError` for an object of ``size`` bytes where ``most`` are expected; ``where`` names it."""
+    if size > most:
+        raise DataError(
+            f"{where}: has more than the {most} bytes that are read of such an object; it is damaged"
+        )
 
 
 class ObjectStore(ABC):
@@ -91,8 +110,8 @@ class ObjectStore(ABC):
         """Return when the store answers. :class:`NotFoundError` when there is no such folder or bucket."""
 
     @abstractmethod
-    def get(self, key: str) -> bytes:
-        """The whole object; for small ones."""
+    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+        """The whole object, if it has at most ``most`` bytes; else :class:`DataError`, before it is in memory."""
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         """Fill ``out`` with the object's bytes from ``start`` on: exactly ``len(out)`` or an error."""

@@ -36,12 +36,14 @@ from hapi.storage.manifest import (
     load_manifest,
     manifest_key,
 )
-from hapi.storage.objects import ObjectStore
+from hapi.storage.objects import ObjectStore, is_key
 from hapi.storage.replaced import KEEP_OLD_SECONDS, kept, record, replaced_prefix
 from hapi.storage.runs import runs_of
 from hapi.wire.references import TransformSpec, check_digest, check_name, strict_fields
 
 LOCK_NAME = "pack.lock"
+PART_BYTES = 8 << 30
+"""Largest part of an index: of a shard of 250 million samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,9 @@ class PackFolder:
         """What :meth:`write_part` wrote; None when it is not there or not whole."""
         key = self._part_key(part)
         try:
-            index, metadata = SampleIndex.from_buffer(np.frombuffer(self.store.get(key), dtype=np.uint8), key)
+            index, metadata = SampleIndex.from_buffer(
+                np.frombuffer(self.store.get(key, PART_BYTES), dtype=np.uint8), key
+            )
             index.directory.check(index.shards, key, AGAIN)
             sealed = metadata.pop("seal", "") == _seal(index, metadata)
             return (index, metadata) if sealed else None
@@ -189,7 +193,7 @@ class PackFolder:
         """
         prefix = dataset_prefix(self.name)
         last = f"{prefix}/{PACKING_NAME}"
-        keys = [info.key for info in self.store.list(prefix)]
+        keys = [info.key for info in self.store.list(prefix) if is_key(info.key)]
         left = kept(self.store, manifest, keys, keep_old)
         left |= {key for key in keys if key.startswith(f"{self.prefix}/")}
         left = {key for key in left if not key.endswith(".part.safetensors")}

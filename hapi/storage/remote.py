@@ -19,15 +19,18 @@ from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
 from hapi.storage.locks import FORCE, LockOwner, takeover_guard
 from hapi.storage.objects import (
+    DOCUMENT_BYTES,
     Names,
     ObjectInfo,
     ObjectStore,
     ReadPart,
     Then,
+    check_document,
     check_key,
     check_prefix,
     nothing,
 )
+from hapi.storage.remote_listing import Listing
 from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
 
 COALESCE_GAP = 256 << 10
@@ -81,11 +84,17 @@ class RemoteStore(ObjectStore):
 
     def ping(self) -> None:
         with self._mapped(""):
-            obstore.list_with_delimiter(self._store)
+            next(Listing(self._store, "datasets", self.url).pages(), None)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+        whole = bytearray()
         with self._mapped(key):
-            return bytes(obstore.get(self._store, check_key(key)).bytes())
+            answer = obstore.get(self._store, check_key(key))
+            check_document(f"{self.url}/{key}", int(answer.meta["size"]), most)
+            for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
+                whole += memoryview(data)
+                check_document(f"{self.url}/{key}", len(whole), most)
+        return bytes(whole)
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
         fetches = _coalesced(parts)
@@ -138,6 +147,11 @@ class RemoteStore(ObjectStore):
         for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
             stretch = memoryview(data).cast("B")
             stop = at + len(stretch)
+            if stop > fetch.stop:
+                raise StoreError(
+                    f"{self.url}/{fetch.key}: more bytes came than the range {fetch.start}..{fetch.stop} has; "
+                    "the store, or something on the way, is broken"
+                )
             while first < len(parts) and parts[first].stop <= at:
                 first += 1
             number = first
@@ -167,7 +181,7 @@ class RemoteStore(ObjectStore):
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         found = []
         with self._mapped(prefix):
-            for page in obstore.list(self._store, check_prefix(prefix) or None, chunk_size=1000):
+            for page in Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").pages():
                 found += [
                     ObjectInfo(
                         str(meta["path"]),
@@ -180,8 +194,7 @@ class RemoteStore(ObjectStore):
 
     def list_names(self, prefix: str) -> Names:
         with self._mapped(prefix):
-            result = obstore.list_with_delimiter(self._store, check_prefix(prefix) or None)
-        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in result["common_prefixes"])
+            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").folders()
 
     def delete(self, key: str) -> None:
         try:

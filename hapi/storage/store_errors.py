@@ -24,7 +24,7 @@ _CAUSES = (
     ("InvalidDnsName", "has a host name that nobody knows; check the endpoint"),
     ("InvalidCertificate", "has a certificate that is not trusted; check the endpoint, or SSL_CERT_FILE"),
     ("InvalidContentType", "does not speak TLS; is the endpoint's http:// written as https://?"),
-    ("TimedOut", "did not answer in time (HAPI_STORE_READ_TIMEOUT, HAPI_STORE_CONNECT_TIMEOUT)"),
+    ("TimedOut", "did not answer in time (HAPI_STORE_READ_TIMEOUT, _CONNECT_TIMEOUT, _REQUEST_TIMEOUT)"),
 )
 """What is found in the errors below, and what it means."""
 
@@ -70,10 +70,11 @@ def _meaning(error: BaseException, url: str, key: str, connection: Connection) -
         return StoreError(
             f"{where}: {place} refuses the region {connection.region!r}: {belongs}; set AWS_REGION"
         )
-    if "contained empty path segment" in said:
-        name = _found(r'[Pp]ath "([^"]*)" contained empty path segment', said) or "NAME//NAME"
+    name = _found(r'[Pp]ath "([^"]*)"(?:: Encountered illegal| contained empty path segment)', said)
+    if name is not None:
+        wrong = "an empty part in its name" if "contained empty" in said else "a name that is no path"
         return StoreError(
-            f"{where}: cannot be listed: the object {name[:200]!r} there has an empty part in its name; rename or "
+            f"{where}: cannot be listed: the object {name[:200]!r} there has {wrong}; rename or "
             "remove it, or give a narrower FOLDER that does not hold it"
         )
     denied = _denial(code, status, connection.origin)

@@ -18,7 +18,7 @@ from hapi.storage.index_file import read_index
 from hapi.storage.listing import PACKING_NAME
 from hapi.storage.locks import lock_keys
 from hapi.storage.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
-from hapi.storage.objects import ObjectStore
+from hapi.storage.objects import ObjectStore, is_key
 from hapi.storage.packing import LOCK_NAME
 from hapi.storage.replaced import kept
 from hapi.storage.sequence import IntArray
@@ -191,5 +191,5 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     known |= kept(store, manifest, [info.key for info in there])
     for info in there:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
-        if info.key not in known and store.exists(info.key):
+        if info.key not in known and (not is_key(info.key) or store.exists(info.key)):
             yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed")

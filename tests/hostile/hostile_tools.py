@@ -14,8 +14,14 @@ def resident_bytes(pid: int) -> int:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that lay in memory at any time."""
+    """The most that lay in memory at any time, or since :func:`reset_peak`."""
     return _status(pid, "VmHWM")
+
+
+def reset_peak(pid: int) -> int:
+    """Begin the peak anew; the bytes that lie in memory now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_bytes(pid)
 
 
 def _status(pid: int, field: str) -> int:

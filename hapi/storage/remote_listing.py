@@ -1,0 +1,93 @@
+"""Listings of the stores behind obstore, which end whatever the store answers.
+
+A store that tells of a next page again and again would be asked for ever, and its names kept. So every page is looked
+at: one that came before ends it, as do more objects or more time than any listing of ours needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import obstore
+from obstore.store import AzureStore
+
+from hapi.errors import StoreError
+
+MOST_OBJECTS = 2_000_000
+"""Twice the single images that are indexed in place; a data set has thousands."""
+MOST_SECONDS = 1800.0
+"""Longest time between the first page of a listing and its last."""
+PAGE = 1000
+"""Objects of a page, as the stores themselves have it."""
+
+Page = Sequence[Any]
+"""Metadata of some objects: ``path``, ``size``, ``e_tag``, ``last_modified``."""
+
+
+class Listing:
+    """One listing, in parts perhaps, of which the bounds hold as a whole."""
+
+    def __init__(self, store: Any, prefix: str, where: str) -> None:
+        """``store``: obstore's; ``prefix``: without a slash at its end; ``where``: what messages call the listing."""
+        self._store, self._prefix, self._where = store, prefix, where
+        self._firsts: set[str] = set()
+        self._count, self._started = 0, time.monotonic()
+
+    def pages(self, after: str | None = None) -> Iterator[Page]:
+        """All objects below the prefix, past the key ``after``, a page at a time, in the store's order.
+
+        Raises :class:`StoreError` for a listing that does not end; other errors are obstore's.
+        """
+        for page in obstore.list(self._store, self._prefix or None, offset=after, chunk_size=PAGE):
+            self._check(page)
+            yield page
+
+    def _check(self, page: Page) -> None:
+        first = str(page[0]["path"]) if page else ""
+        if first in self._firsts:
+            raise StoreError(
+                f"{self._where}: the store's listing goes in circles, {first[:200]!r} comes again; is it a store?"
+            )
+        self._firsts.add(first)
+        self._count += len(page)
+        if self._count > MOST_OBJECTS:
+            raise StoreError(
+                f"{self._where}: there are more than {MOST_OBJECTS} objects, or the store's listing has no end; "
+                "give a folder that holds fewer"
+            )
+        if time.monotonic() - self._started > MOST_SECONDS:
+            raise StoreError(
+                f"{self._where}: the store's listing had {self._count} objects in {MOST_SECONDS:.0f} s and no end; "
+                "give a folder that holds fewer"
+            )
+
+    def folders(self) -> list[str]:
+        """Names of the folders directly below the prefix, sorted; errors as for :meth:`pages`.
+
+        Not asked of the store by a delimiter, as obstore would collect all pages of that by itself. When a whole page
+        is in one folder, the rest of it is skipped, where the store can begin anywhere (Azure cannot).
+        """
+        below = f"{self._prefix}/" if self._prefix else ""
+        found: set[str] = set()
+        skipped: set[str] = set() if not isinstance(self._store, AzureStore) else {""}
+        after: str | None = None
+        while True:
+            for page in self.pages(after):
+                keys = [str(meta["path"]) for meta in page]
+                names = {_folder(key, below) for key in keys}
+                found |= names
+                name = names.pop()
+                if not names and len(keys) == PAGE and not skipped & {"", name} and keys == sorted(keys):
+                    skipped.add(name)
+                    after = f"{below}{name}/~"  # past all that Hapi writes there
+                    break
+            else:
+                return sorted(found - {""})
+
+
+def _folder(key: str, below: str) -> str:
+    """The first part of a key below a prefix, when there is more behind it; else nothing."""
+    name, slash, _ = key.removeprefix(below).partition("/")
+    return name if slash else ""
