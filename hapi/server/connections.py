@@ -2,7 +2,7 @@
 
 A connection that never made an authorised request makes room when there is none; one that has made some keeps its
 place while it is open. What comes when all places are taken by such finds a small reserve, in which it may ask for
-the server's health within a second; it is told to come back otherwise. Beyond that a connection is closed unread.
+the server's health within a second; it is told to come back otherwise. There too the oldest makes room.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Connections:
                 reason = ""
         if reason:
             self.refuse(reason, network)
-        if self.open >= limits.total + limits.reserve:
-            if not reason:
-                self.refuse("full", network)
+            if len(self._over) >= limits.reserve:
+                self._end_over(next(iter(self._over)))
+        if self.open > limits.total + limits.reserve:  # those that were ended are not closed in time
             return None
         place = Place(sock, network, self._clock())
         place.over = reason
@@ -192,6 +192,12 @@ class Connections:
         self._ended[place] = None
         place.end(self._clock())
 
+    def _end_over(self, place: Place) -> None:
+        """End one that was refused already."""
+        self._leave(place)
+        self._ended[place] = None
+        place.end(self._clock())
+
     def _leave(self, place: Place) -> None:
         """It holds no place any more."""
         self._over.pop(place, None)
@@ -231,9 +237,7 @@ class Connections:
             late = list(itertools.takewhile(lambda p, longest=seconds: now - p.since >= longest, places))  # type: ignore[misc]
             for place in late:
                 if place.over:
-                    self._leave(place)
-                    self._ended[place] = None
-                    place.end(now)
+                    self._end_over(place)
                 else:
                     self._end(place, "late")
 

@@ -24,13 +24,20 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from hapi import __version__
-from hapi.errors import DataError, DeviceMemoryError, HapiError, StoreError, StoreUnavailableError
+from hapi.errors import (
+    DataError,
+    DeviceMemoryError,
+    HapiError,
+    ShortageError,
+    StoreError,
+    StoreUnavailableError,
+)
 from hapi.server.pace import REASONS
 from hapi.wire.frames import WIRE_VERSION
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _COS_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_WATCHED = (StoreError, StoreUnavailableError, DataError, DeviceMemoryError, HapiError)
+_WATCHED = (StoreError, StoreUnavailableError, DataError, DeviceMemoryError, ShortageError, HapiError)
 """Errors that begin at 0, so that the first one is seen as an increase."""
 
 

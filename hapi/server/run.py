@@ -140,7 +140,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def asked_to_stop() -> None:
-        audit.administered("stop" if stop.is_set() else "drain", by="signal")
+        if stop.is_set():
+            audit.administered("stop")
         (at_once if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -202,7 +203,8 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
 async def _drain(application: Application, at_once: asyncio.Event) -> None:
     application.draining = True
     seconds = application.service.settings.drain_seconds
-    log.info("draining", extra={"running": application.admission.running, "seconds": seconds})
+    running = application.admission.running
+    log.info("draining", extra={"audit": "drain", "running": running, "seconds": seconds})
     deadline = time.monotonic() + seconds
     while application.admission.running and time.monotonic() < deadline and not at_once.is_set():
         await asyncio.sleep(0.05)

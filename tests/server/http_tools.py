@@ -7,6 +7,7 @@ import copy
 import http.client
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -258,8 +259,15 @@ class ServedApplication:
     """The real application on a loopback port, its event loop in a thread of this process."""
 
     def __init__(
-        self, folder: Path, *, token: str | None = None, tenants: Tenants | None = None, **settings: Any
+        self,
+        folder: Path,
+        *,
+        token: str | None = None,
+        tenants: Tenants | None = None,
+        tls: ssl.SSLContext | None = None,
+        **settings: Any,
     ) -> None:
+        self._tls = tls
         self.settings = ServerSettings(store=str(folder), **{"device": "cpu", **settings})
         self.service = Service(self.settings, open_store(str(folder)))
         self.application = Application(self.service, tenants or Tenants(token=token))
@@ -279,7 +287,7 @@ class ServedApplication:
     async def _serve(self) -> None:
         runner = self.application.runner()
         await runner.setup()
-        await listen(runner, self.application.connections, "127.0.0.1", 0)
+        await listen(runner, self.application.connections, "127.0.0.1", 0, self._tls)
         self.port = runner.addresses[0][1]
         self._stop = asyncio.Event()
         self._ready.set()

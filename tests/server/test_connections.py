@@ -74,12 +74,16 @@ def test_those_that_were_authorised_stay(door: Door) -> None:
         door.connections.authorise(place)
     new = door.come()
     assert new is not None and new.over == "full"
-    assert door.come() is not None
-    assert door.come() is None  # the reserve is full too
+    second = door.come()
+    third = door.come()  # the reserve is full too
+    assert second is not None and third is not None
+    assert new.ended == 0.0 and second.ended is third.ended is None
     assert door.connections.refused == {"full": 3}
+    door.close_ended()
+    assert door.connections.open == 6
     door.now = HEALTH_SECONDS
     door.connections.sweep()
-    assert new.ended == HEALTH_SECONDS
+    assert second.ended == third.ended == HEALTH_SECONDS
     door.close_ended()
     assert door.connections.open == 4
     door.connections.authorise(new)  # too late, and no matter
@@ -128,10 +132,12 @@ def test_a_first_request_has_its_time(door: Door) -> None:
 
 def test_new_ones_wait_for_those_that_are_being_closed(door: Door) -> None:
     for _ in range(6):
+        assert not door.connections.awaits_closing()
         door.come()
     assert door.connections.awaits_closing()
     door.now = CLOSING_SECONDS
     assert not door.connections.awaits_closing()  # something went wrong: better to refuse than to wait
+    assert door.come() is not None
     assert door.come() is None
     door.close_ended()
     assert not door.connections.awaits_closing()

@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,19 +244,61 @@ def metric_of(server: ServedApplication, name: str) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-def test_connections_beyond_the_reserve_are_closed(folder: Path) -> None:
+def test_health_when_the_reserve_is_flooded(folder: Path) -> None:
+    """Silent connections in the reserve make room for others."""
     with served(folder, max_connections=2, max_connections_per_address=2) as small:
         limits = small.application.connections.limits
-        crowd = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(2)]
-        for sock in crowd:
+        held = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(2)]
+        for sock in held:
             sock.sendall(request_bytes("/v1", b"", "GET"))
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
-        crowd += [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(50)]
-        assert small.application.connections.open <= limits.total + limits.reserve
-        for sock in crowd[2:]:  # at once, or after its second
+        crowd = []
+        for _ in range(20):
+            crowd += [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(20)]
+            began = time.monotonic()
+            assert exchange(small.port, "GET", "/healthz", seconds=5).status == 200
+            assert time.monotonic() - began < 1
+            assert small.application.connections.open <= limits.total + limits.reserve + 1
+        for sock in crowd:  # at once, or after its second
             with contextlib.suppress(ConnectionError):
                 assert sock.recv(1) == b""
-        for sock in crowd:
+        held[0].sendall(request_bytes("/v1", b"", "GET"))
+        assert held[0].recv(65536).startswith(b"HTTP/1.1 200")
+        for sock in (*held, *crowd):
             sock.close()
         until(lambda: small.application.connections.open == 0, 5, "the end of the crowd")
         assert metric(small.port, "hapi_connections") == 1
+
+
+def test_tls_handshakes_have_their_time_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+    )
+    try:
+        subprocess.run(command.split(), check=True, capture_output=True, cwd=tmp_path)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no openssl to make a certificate: {error}")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    monkeypatch.setattr(connections, "FIRST_REQUEST_SECONDS", 0.5)
+    with served(folder, tls=tls, max_connections=4, max_connections_per_address=4) as small:
+        silent = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(3)]
+        until(lambda: small.application.connections.open == 3, 5, "their places")
+        for sock in silent:
+            assert sock.recv(1) == b""
+            sock.close()
+        until(lambda: small.application.connections.open == 0, 5, "the end of all")
+        client = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        for _ in range(2):
+            crowd = [socket.create_connection(("127.0.0.1", small.port), timeout=10) for _ in range(6)]
+            with (
+                socket.create_connection(("127.0.0.1", small.port), timeout=10) as plain,
+                client.wrap_socket(plain, server_hostname="localhost") as sock,
+            ):
+                sock.sendall(request_bytes("/healthz", b"", "GET"))
+                assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+            for sock in crowd:
+                sock.close()
+        assert small.application.connections.refused["replaced"] >= 3
