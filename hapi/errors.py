@@ -178,6 +178,12 @@ class DrainingError(HapiError):
     status, slug, title, retryable = 503, "draining", "Server is draining", True
 
 
+class HostMemoryError(HapiError):
+    """The server's machine had no memory for the work just now; the batch was halved as far as it goes."""
+
+    status, slug, title, retryable = 503, "host-memory", "Out of memory", True
+
+
 class DeviceMemoryError(HapiError):
     """The work does not fit the device, not even with a batch of one."""
 

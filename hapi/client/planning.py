@@ -219,9 +219,13 @@ class Planning:
         self._keep_within((epoch, batch), split, f"out of memory at split {split}")
         return True
 
+    def movable(self, split: int) -> bool:
+        """Whether an earlier split than ``split`` fits this side's memory; from any thread."""
+        return split > self._earliest
+
     def refused(self, epoch: int, batch: int, split: int) -> bool:
         """A server has no memory for a batch at ``split``; False if it has none for any that fits this side's."""
-        if split <= self._earliest:
+        if not self.movable(split):
             return False
         self._latest = min(self._latest, split - 1)
         self._keep_within((epoch, batch), split, f"a server has no memory for split {split}")

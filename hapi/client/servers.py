@@ -20,6 +20,7 @@ from hapi.errors import (
     DeadlineError,
     DrainingError,
     HapiError,
+    HostMemoryError,
     StoreUnavailableError,
     TransportError,
 )
@@ -281,5 +282,6 @@ class ServerPool:
 def _is_absence(error: HapiError) -> bool:
     """Whether the server, or the store behind it, was not there for the request, as opposed to a bad answer."""
     return isinstance(
-        error, TransportError | BusyError | DeadlineError | DrainingError | StoreUnavailableError
+        error,
+        TransportError | BusyError | DeadlineError | DrainingError | HostMemoryError | StoreUnavailableError,
     )

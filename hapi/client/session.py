@@ -249,6 +249,7 @@ class Session:
             caches=self._used_caches,
             pacing=Pacing(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
+            movable=splits.movable,
         )
         meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()

@@ -40,6 +40,9 @@ class Splits(Protocol):
     def failed(self, number: int, split: int) -> bool:
         """Batch ``number`` did not fit this side's memory; whether it is to be tried at another split."""
 
+    def movable(self, split: int) -> bool:
+        """Whether a batch that servers have no memory for at ``split`` may be tried at an earlier one."""
+
     def refused(self, number: int, split: int) -> bool:
         """A server has no memory for batch ``number``; whether it is to be tried at another split."""
 
@@ -64,6 +67,9 @@ class Fixed:
         return
 
     def failed(self, number: int, split: int) -> bool:
+        return False
+
+    def movable(self, split: int) -> bool:
         return False
 
     def refused(self, number: int, split: int) -> bool:
@@ -107,6 +113,9 @@ class Planned:
 
     def failed(self, number: int, split: int) -> bool:
         return self.planning.failed(self.epoch, number, split)
+
+    def movable(self, split: int) -> bool:
+        return self.planning.movable(split)
 
     def refused(self, number: int, split: int) -> bool:
         return self.planning.refused(self.epoch, number, split)

@@ -41,8 +41,8 @@ from hapi.client.receiving import OpenBatch, Piece, Receiver, Span
 from hapi.client.servers import ServerPool, Stopped
 from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
-from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, WireError
-from hapi.models.devices import is_out_of_memory
+from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, HostMemoryError, WireError
+from hapi.shortage import is_out_of_memory
 from hapi.storage.sample_cache import SampleCache
 from hapi.trace import Tracer
 from hapi.wire import messages
@@ -53,6 +53,8 @@ from hapi.wire.report import RequestReport
 _SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
 """About what an answer has beside its samples' own bytes: ids, labels and offsets; frames' headers and its report;
 HTTP's headers. What of it is wrong is corrected when the answer has come."""
+SHORT_TRIES = 5
+"""Times that servers may be out of memory for a request before another split is tried, where there is one."""
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
 
@@ -93,11 +95,13 @@ class Window:
         caches: Mapping[DatasetReference, SampleCache] | None = None,
         pacing: Pacing | None = None,
         check: bool = True,
+        movable: Callable[[int], bool] = lambda split: False,
     ) -> None:
         """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set.
 
         ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``check``: as in
-        :class:`Receiver`.
+        :class:`Receiver`. ``movable(split)``: whether what servers have no memory for at ``split`` may be asked for at
+        an earlier one.
         """
         self._job_of = job_of
         self._tracer = tracer
@@ -111,6 +115,7 @@ class Window:
             self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode, check
         )
         self._pacing = pacing
+        self._movable = movable
         self._changed = threading.Condition()
         self._opened = 0
         self._pieces: list[Piece] = []
@@ -216,7 +221,7 @@ class Window:
         self._await_turn(piece)
         try:
             received = self._servers.run(
-                lambda transport: self._attempt(transport, piece),
+                self._patient(piece),
                 progress=lambda: piece.next,
                 cancelled=lambda: self._closed,
             )
@@ -228,6 +233,22 @@ class Window:
                 with self._changed:
                     self._pacing.done(piece, piece.batch.job.split, received)
                     self._changed.notify_all()
+
+    def _patient(self, piece: Piece) -> Callable[[Transport], int]:
+        """Attempts for ``piece``; of servers that stay out of memory it has enough before the patience ends."""
+        split, short = piece.batch.job.split, 0
+
+        def attempt(transport: Transport) -> int:
+            nonlocal short
+            try:
+                return self._attempt(transport, piece)
+            except HostMemoryError as error:
+                short += 1
+                if short < SHORT_TRIES or not self._movable(split):
+                    raise
+                raise DeviceMemoryError(str(error)) from None
+
+        return attempt
 
     def _await_turn(self, piece: Piece) -> None:
         """Return when the request for ``piece`` should go out: in the order of the pieces, as the pacing has it."""

@@ -9,17 +9,7 @@ from pathlib import Path
 import torch
 
 from hapi.allocator import give_back_freed_memory
-from hapi.errors import UsageError
-
-_MEMORY_TEXTS = (
-    "out of memory",
-    "can't allocate memory",
-    "ALLOC_FAILED",  # cuBLAS and cuDNN, for a handle or a workspace
-    "ALLOCATION_FAILED",
-    # cuDNN tried every way of a convolution and none could have its workspace; for the float32 forward passes of
-    # frozen layers there is no other reason.
-    "unable to find an engine",
-)
+from hapi.errors import DeviceMemoryError, HapiError, HostMemoryError, UsageError
 
 
 def resolve_device(name: str, what: str = "device") -> torch.device:
@@ -43,12 +33,15 @@ def resolve_device(name: str, what: str = "device") -> torch.device:
     return device
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed for lack of memory, on a GPU or on the host."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(t in text for t in _MEMORY_TEXTS)
+def does_not_fit(device: torch.device, text: str) -> HapiError:
+    """The error for a server's work that found no memory on ``device``, although it was thought to fit.
+
+    A GPU is the server's own: the same work will not fit later either (:class:`DeviceMemoryError`). A CPU's memory is
+    shared with all else on the machine, and may be there in a second (:class:`HostMemoryError`).
+    """
+    if device.type == "cpu":
+        return HostMemoryError(text)
+    return DeviceMemoryError(text)
 
 
 def give_back_unused(device: torch.device) -> None:

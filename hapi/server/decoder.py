@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hapi.errors import HapiError
+from hapi.errors import HapiError, HostMemoryError
+from hapi.shortage import is_out_of_memory
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape
@@ -103,7 +104,11 @@ def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mma
         input_batch(samples, layout, transform, order["threads"], out=out)
     except HapiError as error:
         return {"problem": error.to_problem()}
-    except Exception:  # a defect: for the server's log, as if it had happened there
+    except Exception as error:
+        if is_out_of_memory(error):
+            short = HostMemoryError("a process that decodes ran out of memory; ask again, or another server")
+            return {"problem": short.to_problem()}
+        # A defect: for the server's log, as if it had happened there.
         return {"failure": traceback.format_exc()}
     return {}
 

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, TransportError
-from hapi.models.devices import event_on, exact_arithmetic, finish, give_back_unused, is_out_of_memory
+from hapi.errors import TransportError
+from hapi.models.devices import does_not_fit, event_on, exact_arithmetic, finish, give_back_unused
 from hapi.profiler.memory import ObservedMemory
 from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
 from hapi.server.health import Health
 from hapi.server.turns import Turns
+from hapi.shortage import is_out_of_memory
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,7 +101,7 @@ class Running:
     def result(self) -> int:
         """Wait until the output is there; the batch size that fitted.
 
-        Raises :class:`DeviceMemoryError` when even one sample does not fit.
+        Raises as :func:`does_not_fit` when even one sample does not.
         """
         batch, ready = self._pass.future.result()
         if ready is not None:
@@ -295,9 +296,10 @@ class Device:
             if batch > 1:
                 batch = self._memory.out_of_memory(one.key, batch)
             elif relieved or not self._relieve():
-                raise DeviceMemoryError(
+                raise does_not_fit(
+                    self.device,
                     f"one sample of shape {tuple(one.inputs.shape[1:])} does not fit {self.device}; "
-                    "choose an earlier split or a smaller input"
+                    "choose an earlier split or a smaller input",
                 )
             else:
                 relieved = True

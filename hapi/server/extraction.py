@@ -22,6 +22,7 @@ from hapi.server.decoding import Decoders
 from hapi.server.device import Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
 from hapi.server.fronts import front_key
+from hapi.server.host_memory import halving
 from hapi.server.memory import Ask
 from hapi.server.model_cache import Front
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
@@ -94,6 +95,7 @@ class Extraction:
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
                 claim = stack.enter_context(worker.memory.claim(ask, cancelled, latest))
+            stack.enter_context(halving(lambda: worker.memory.out_of_memory(ask.key, claim.batch)))
             worker.cos_batch = claim.batch
             progress.choose(worker.name, claim.batch)
             with self._account.busy.running(), clock.stage("model"):

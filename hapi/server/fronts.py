@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
-from hapi.errors import DeviceMemoryError, UnprocessableError
+from hapi.errors import UnprocessableError
 from hapi.models.built import BuiltModels
-from hapi.models.devices import is_out_of_memory
+from hapi.models.devices import does_not_fit
 from hapi.models.digest import content_key
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import FrontSource, open_front
@@ -17,6 +17,7 @@ from hapi.profiler.timing import layer_segments
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.server.sizing import front_weights
+from hapi.shortage import is_out_of_memory
 from hapi.storage.objects import ObjectStore
 from hapi.wire import messages
 
@@ -34,7 +35,7 @@ class FrontLoader:
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
     def load(self, request: messages.ExtractRequest) -> Front:
-        """The front of ``request``; raises as :func:`open_front`, and :class:`DeviceMemoryError`.
+        """The front of ``request``; raises as :func:`open_front` and :func:`does_not_fit`.
 
         Its weights are taken from the cache's pool; only what is not there is read or built.
         """
@@ -76,9 +77,10 @@ class FrontLoader:
                     raise
             if attempt or not self._cache.drop_idle():
                 break
-        raise DeviceMemoryError(
+        raise does_not_fit(
+            self._device,
             f"the weights of layers 1 to {split} do not fit {self._device} beside the {self._cache.resident_bytes} "
-            "bytes of weights and all else there; choose an earlier split, or try later"
+            "bytes of weights and all else there; choose an earlier split, or try later",
         )
 
 

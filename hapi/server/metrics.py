@@ -28,6 +28,7 @@ from hapi.errors import (
     DataError,
     DeviceMemoryError,
     HapiError,
+    HostMemoryError,
     ShortageError,
     StoreError,
     StoreUnavailableError,
@@ -37,7 +38,15 @@ from hapi.wire.frames import WIRE_VERSION
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _COS_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_WATCHED = (StoreError, StoreUnavailableError, DataError, DeviceMemoryError, ShortageError, HapiError)
+_WATCHED = (
+    StoreError,
+    StoreUnavailableError,
+    DataError,
+    DeviceMemoryError,
+    HostMemoryError,
+    ShortageError,
+    HapiError,
+)
 """Errors that begin at 0, so that the first one is seen as an increase."""
 
 

@@ -17,6 +17,8 @@ from hapi.errors import (
     ShortageError,
     TooLargeError,
 )
+from hapi.server.host_memory import out_of_memory
+from hapi.shortage import is_out_of_memory
 from hapi.wire import messages
 
 SERVER_NAME = "hapi"
@@ -54,6 +56,8 @@ def as_hapi_error(error: Exception) -> HapiError:
         return BadRequestError("the request took too long to arrive or to be read")
     if (short_of := shortage(error)) is not None:
         return short_of
+    if is_out_of_memory(error):
+        return out_of_memory()
     return HapiError("internal error; the server's log says more")
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from hapi.errors import DataError
+from hapi.shortage import is_out_of_memory
 from hapi.storage.vision import vision
 
 MAX_PIXELS = 89_478_485
@@ -53,8 +54,9 @@ def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
         _check_size(*size)
         try:
             return _decode_jpeg(encoded)
-        except RuntimeError:  # damaged, or torchvision was built without libjpeg
-            pass
+        except RuntimeError as error:  # damaged, or torchvision was built without libjpeg
+            if is_out_of_memory(error):
+                raise MemoryError(f"an image of {size[0]} x {size[1]} found no memory") from None
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _check_size(image.width, image.height)
@@ -103,7 +105,9 @@ def _plain_jpeg(data: bytes) -> tuple[int, int] | None:
 
 
 def _undecodable(error: Exception) -> DataError:
-    """In Pillow's words, which may name an object in memory."""
+    """The damage in Pillow's words, which may name an object in memory; MemoryError is no damage, and raised."""
+    if is_out_of_memory(error):
+        raise MemoryError("an image found no memory") from error
     return DataError(f"cannot be decoded as an image: {str(error).partition(' <_io.BytesIO')[0][:200]}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hapi.client.planning import Planning
 from hapi.client.session import Session
 from hapi.client.trainer import Trainer
 from hapi.client.transport import Handler
-from hapi.errors import BadRequestError, DeviceMemoryError, UsageError
+from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, UsageError
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Profile
 from hapi.server.loopback import loopback_handler
@@ -341,6 +342,27 @@ def test_a_server_with_little_memory_gets_an_earlier_split(service: Service, ref
     assert report["plan"]["changes"][0]["why"].startswith(f"a server has no memory for split {FREEZE}")
     with pytest.raises(DeviceMemoryError, match="does not fit cpu"):
         train(small, split="freeze")
+
+
+@pytest.mark.slow
+def test_a_server_that_stays_out_of_memory_gets_an_earlier_split(
+    service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.client.window.SHORT_TRIES", 2)
+    handle, refused = loopback_handler(service), Counter[int]()
+
+    def short(method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
+        document = json.loads(body) if body else {}
+        if (split := document.get("split", 0)) > 9 and refused[split] < 3:
+            refused[split] += 1
+            return 503, {}, iter([json.dumps(HostMemoryError("out of memory").to_problem()).encode()])
+        return handle(method, path, body)
+
+    report = train(short, split="auto")
+    assert losses(report) == pytest.approx(reference, rel=1e-4)
+    assert report["plan"]["changes"][0]["why"].startswith(f"a server has no memory for split {FREEZE}")
+    refused.clear()
+    assert losses(train(short, split="freeze")) == pytest.approx(reference, rel=1e-4)
 
 
 def test_an_epoch_that_is_resumed_late_leaves_the_rest_of_profiling_to_the_next(service: Service) -> None:

@@ -24,6 +24,11 @@ def reset_peak(pid: int) -> int:
     return peak_bytes(pid)
 
 
+def virtual_bytes(pid: int) -> int:
+    """Bytes of address space that a process has taken, which ``RLIMIT_AS`` bounds."""
+    return _status(pid, "VmSize")
+
+
 def _status(pid: int, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):

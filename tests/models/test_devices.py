@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hapi.errors import UsageError
-from hapi.models.devices import finish, is_out_of_memory, resolve_device
+from hapi.errors import DeviceMemoryError, HostMemoryError, UsageError
+from hapi.models.devices import does_not_fit, finish, resolve_device
 
 EXACT = """
 import torch
@@ -34,24 +34,11 @@ def test_devices_that_are() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[enforce fail] DefaultCPUAllocator: can't allocate memory",
-        "CUDA error: out of memory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "GET was unable to find an engine to execute this computation",
-    ],
-)
-def test_kinds_of_out_of_memory(text: str) -> None:
-    assert is_out_of_memory(RuntimeError(text))
-    assert not is_out_of_memory(ValueError(text))
-
-
-def test_other_errors_are_none() -> None:
-    assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
-    assert not is_out_of_memory(RuntimeError("index out of range"))
+def test_work_that_does_not_fit() -> None:
+    """A GPU will not have room later either; a machine may."""
+    assert isinstance(does_not_fit(torch.device("cuda"), "no room"), DeviceMemoryError)
+    host = does_not_fit(torch.device("cpu"), "no room")
+    assert isinstance(host, HostMemoryError) and host.retryable and host.status == 503
 
 
 def test_finishing_on_the_cpu_is_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hapi.clocks import StageClock
-from hapi.errors import DeviceMemoryError, TransportError
+from hapi.errors import HostMemoryError, TransportError
 from hapi.profiler.memory import HEALTHY_PASSES
 from hapi.server.device import Device, Turn
 from hapi.server.fair_queue import Tenant
@@ -59,7 +59,7 @@ def test_halves_until_it_fits_and_remembers(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_one_sample_that_does_not_fit_is_said_so() -> None:
     device = Device(torch.device("cpu"))
-    with pytest.raises(DeviceMemoryError, match=r"one sample of shape \(3,\)"):
+    with pytest.raises(HostMemoryError, match=r"one sample of shape \(3,\)"):
         run(device, Hungry(0), 4)
     run(device, Hungry(9), 4, key="the device lives on")
     device.close()
@@ -111,7 +111,7 @@ def test_what_can_be_done_without_goes_before_one_sample_is_refused() -> None:
 def test_relief_is_asked_for_once() -> None:
     asked: list[int] = []
     device = Device(torch.device("cpu"), lambda: asked.append(1) or 100)  # type: ignore[func-returns-value]
-    with pytest.raises(DeviceMemoryError, match="one sample"):
+    with pytest.raises(HostMemoryError, match="one sample"):
         run(device, Hungry(0), 1)
     assert asked == [1]
     device.close()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from front_tools import CountingStore, contents, tuned
 
-from hapi.errors import ConflictError, DeviceMemoryError, StoreError, UnprocessableError
+from hapi.errors import ConflictError, HostMemoryError, StoreError, UnprocessableError
 from hapi.models.layers import LayeredModel
 from hapi.models.repository import materialise, open_model, push, store_reference, zoo_reference
 from hapi.models.zoo import ModelSpec, build
@@ -248,7 +248,7 @@ def test_a_device_without_room_gives_up_idle_fronts_first(
     room[0] = bench.cache.resident_bytes // 2
     monkeypatch.setattr(torch.Tensor, "to", to)
     with bench.use(bench.request("tuned", 2)) as small:
-        with pytest.raises(DeviceMemoryError, match="do not fit cpu"), bench.use(requests[1]):
+        with pytest.raises(HostMemoryError, match="do not fit cpu"), bench.use(requests[1]):
             pass
         assert bench.cache.resident_bytes == small.nbytes
     assert bench.cache.loading_bytes == 0

@@ -1,0 +1,42 @@
+"""Recognising that memory was not to be had, whichever library says so.
+
+Each library has an error of its own for it, and most have none but a sentence. The table is what they said under an
+address space limit (``RLIMIT_AS``) and on full GPUs.
+"""
+
+from __future__ import annotations
+
+import errno
+
+_SENTENCES = (
+    "out of memory",  # CUDA; Pillow's "out of memory error when reading image file"
+    "can't allocate memory",  # torch's DefaultCPUAllocator
+    "cannot allocate memory",  # the C library's word for ENOMEM, inside other messages
+    "not enough memory",  # DefaultCPUAllocator on other systems
+    "insufficient memory",  # libjpeg
+    "bad_alloc",  # C++'s own, through pybind
+    "could not execute a primitive",  # oneDNN
+    "can't start new thread",  # Python: no room for a stack, or no more threads for this user
+    "alloc_failed",  # cuBLAS and cuDNN, for a handle or a workspace
+    "allocation_failed",
+    # cuDNN tried every way of a convolution and none could have its workspace; for the float32 forward passes of
+    # frozen layers there is no other reason.
+    "unable to find an engine",
+)
+_PRIMITIVE, _DESCRIPTOR = "could not create a primitive", "could not create a primitive descriptor"
+"""oneDNN without room for a kernel that it generates; with "descriptor" it has no such operation at all."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a foreign ``error`` (of torch, oneDNN, numpy, Pillow, the system) says that memory was short.
+
+    GPU or host, bytes or the stack of a thread. Errors of Hapi's own are never meant.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    if not isinstance(error, RuntimeError | OSError):
+        return False
+    text = str(error).lower()
+    return any(s in text for s in _SENTENCES) or (_PRIMITIVE in text and _DESCRIPTOR not in text)

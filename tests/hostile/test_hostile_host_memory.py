@@ -1,0 +1,129 @@
+"""A server whose machine has no memory left, and one that is asked for more than it may take."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import ServerProcess, losses, report_of, server, start_train, train, wait_for
+from hostile_tools import virtual_bytes
+from http_tools import EXTRACT, Answer, Known, check_problem, exchange, make_store, received
+
+from hapi.wire.references import TransformSpec
+
+MIB = 1 << 20
+SIDE = 224
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Known:
+    return Known(folder)
+
+
+@contextmanager
+def no_more_than(process: ServerProcess, spare: int) -> Iterator[None]:
+    """Inside the block the process may take ``spare`` bytes of address space beyond what it has."""
+    limit = virtual_bytes(process.process.pid) + spare
+    resource.prlimit(process.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(
+            process.process.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+
+
+def large(known: Known, ids: list[int]) -> dict[str, Any]:
+    """A request for features at 224 pixels: 3 MiB a sample."""
+    return known.extract(
+        ids, model=known.model_at(SIDE), transform=TransformSpec.for_image_size(SIDE).to_json()
+    )
+
+
+def ask(process: ServerProcess, document: dict[str, Any], path: str = EXTRACT) -> Answer:
+    return exchange(process.port, "POST", path, document)
+
+
+def errors(process: ServerProcess, kind: str) -> float:
+    """Requests that ended with this kind of error so far; 0 while the server has not even memory to say so."""
+    lines = exchange(process.port, "GET", "/metrics").body.decode().splitlines()
+    return float(next((v for n, v in map(str.split, filter(_is_sample, lines)) if f'"{kind}"' in n), 0))
+
+
+def _is_sample(line: str) -> bool:
+    return line.startswith("hapi_errors_total{")
+
+
+def features(answer: Answer) -> np.ndarray:
+    """Of an answer with status 200, float32."""
+    _, (found, _) = received(answer.body, 2)
+    return found.view(np.float32)
+
+
+def until_answered(process: ServerProcess, document: dict[str, Any], path: str = EXTRACT) -> Answer:
+    """Ask again as a client does for as long as the machine is out of memory; nothing else may happen."""
+    for _ in range(12):
+        answer = ask(process, document, path)
+        if answer.status == 200 and b"urn:hapi:problem" not in answer.body[-4096:]:
+            return answer
+        check_short(answer)
+    raise AssertionError("halving did not help")
+
+
+def check_short(answer: Answer) -> None:
+    """The server says that it is out of memory for now, before the answer or at its end."""
+    if answer.status == 200:
+        assert b"urn:hapi:problem:host-memory" in answer.body[-4096:]
+    else:
+        check_problem(answer, 503, "out of memory")
+        assert answer.json()["type"] == "urn:hapi:problem:host-memory"
+        assert answer.headers["Retry-After"] == "1"
+
+
+def test_a_machine_without_memory_halves_and_asks_to_come_back(folder: Path, known: Known) -> None:
+    ids = [n % 40 for n in range(64)]
+    with server(folder, "--cos-batch", "64", "--max-running", "2", fresh=True) as process:
+        first = ask(process, large(known, ids[:1]))  # layers loaded, threads begun
+        assert first.status == 200
+        with no_more_than(process, 0):
+            check_short(ask(process, large(known, ids)))
+            assert exchange(process.port, "GET", "/healthz").status == 200
+        with no_more_than(process, 100 * MIB):  # of the 800 that 64 samples take
+            short = until_answered(process, large(known, ids))
+            assert errors(process, "host-memory") > 1
+        roomy = ask(process, large(known, ids))
+        np.testing.assert_allclose(features(short), features(roomy), rtol=1e-4, atol=1e-4)
+        assert errors(process, "internal") == 0
+
+
+def test_training_goes_on_when_the_machine_has_memory_again(folder: Path, tmp_path: Path) -> None:
+    arguments = (
+        "--dataset", "digits", "--model", "resnet18", "--image-size", "64", "--weights", "random:0", "--bs", "40",
+        "--epochs", "1", "--split", "freeze", "--lr", "0.01",
+    )  # fmt: skip
+    reports = tmp_path / "short.json", tmp_path / "calm.json"
+    with server(folder, "--max-running", "2", fresh=True) as process:
+        with no_more_than(process, 2 * MIB):
+            training = start_train("--server", process.url, *arguments, "--report", str(reports[0]))
+            try:
+                wait_for(lambda: errors(process, "host-memory") > 1, what="a request without memory")
+            except BaseException:
+                training.kill()
+                raise
+        output, _ = training.communicate(60)
+        assert training.wait() == 0, output
+        assert errors(process, "internal") == 0
+        train("--server", process.url, *arguments, "--report", str(reports[1]))
+    short, calm = (losses(report_of(report)) for report in reports)
+    assert short == pytest.approx(calm, rel=1e-5)
