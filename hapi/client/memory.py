@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hapi.errors import DeviceMemoryError
+from hapi.memory_errors import is_out_of_memory
 from hapi.models.devices import free_bytes, give_back_unused
 from hapi.models.layers import LayeredModel
-from hapi.shortage import is_out_of_memory
 
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
 """Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some. The host's

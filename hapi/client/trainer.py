@@ -24,9 +24,9 @@ from hapi.client.report import Measured, Totals, epoch_entry
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DeviceMemoryError, DivergedError, HapiError, UnprocessableError, UsageError
+from hapi.memory_errors import is_out_of_memory
 from hapi.models.tracing import TRACE_LOCK
 from hapi.profiler.profile import Profile
-from hapi.shortage import is_out_of_memory
 
 log = logging.getLogger("hapi.client")
 

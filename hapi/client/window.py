@@ -42,7 +42,7 @@ from hapi.client.servers import ServerPool, Stopped
 from hapi.client.traffic import Traffic
 from hapi.client.transport import Transport
 from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, HostMemoryError, WireError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory
 from hapi.storage.sample_cache import SampleCache
 from hapi.trace import Tracer
 from hapi.wire import messages

@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
@@ -38,6 +37,7 @@ from hapi.server.metrics import Metrics
 from hapi.server.overview import Overview
 from hapi.server.pace import Pace
 from hapi.server.page import page, page_headers
+from hapi.server.pools import started_pool
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.same_origin import check_origin
 from hapi.server.service import FrameStream, Service
@@ -95,11 +95,12 @@ class Application:
         """Request bodies that are arriving, or wait to be parsed."""
         self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
-        self._parser = ThreadPoolExecutor(1, thread_name_prefix="hapi-parse")
+        self._parser = started_pool(1, "hapi-parse")
         self._parsing = asyncio.Lock()
-        self._workers = ThreadPoolExecutor(service.slots + 1, thread_name_prefix="hapi-request")
-        self._documents = ThreadPoolExecutor(DOCUMENT_THREADS, thread_name_prefix="hapi-document")
-        self._looks = ThreadPoolExecutor(1, thread_name_prefix="hapi-look")
+        self._workers = started_pool(service.slots + 1, "hapi-request")
+        self._documents = started_pool(DOCUMENT_THREADS, "hapi-document")
+        self.looks = started_pool(1, "hapi-look")
+        """The thread for looks at the server, and for tidying up."""
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
@@ -114,7 +115,7 @@ class Application:
         self._parser.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._documents.shutdown(wait=False, cancel_futures=True)
-        self._looks.shutdown(wait=False, cancel_futures=True)
+        self.looks.shutdown(wait=False, cancel_futures=True)
 
     def _routes(self) -> None:
         add = self.web.router
@@ -244,11 +245,11 @@ class Application:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = await finished(self._looks.submit(self.metrics.render), lambda text: None)
+        text = await finished(self.looks.submit(self.metrics.render), lambda text: None)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        look = self._looks.submit(self.overview.document, self.draining)
+        look = self.looks.submit(self.overview.document, self.draining)
         headers = {"Cache-Control": "no-store"}
         return web.json_response(await finished(look, lambda document: None), headers=headers)
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from hapi.errors import HapiError, HostMemoryError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape

@@ -19,13 +19,13 @@ import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import TransportError
+from hapi.memory_errors import is_out_of_memory
 from hapi.models.devices import does_not_fit, event_on, exact_arithmetic, finish, give_back_unused
 from hapi.profiler.memory import ObservedMemory
 from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
 from hapi.server.health import Health
 from hapi.server.turns import Turns
-from hapi.shortage import is_out_of_memory
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
 

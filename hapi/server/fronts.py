@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 
 from hapi.errors import UnprocessableError
+from hapi.memory_errors import is_out_of_memory
 from hapi.models.built import BuiltModels
 from hapi.models.devices import does_not_fit
 from hapi.models.digest import content_key
@@ -17,7 +18,6 @@ from hapi.profiler.timing import layer_segments
 from hapi.server.model_cache import Front, ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.server.sizing import front_weights
-from hapi.shortage import is_out_of_memory
 from hapi.storage.objects import ObjectStore
 from hapi.wire import messages
 

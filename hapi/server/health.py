@@ -11,7 +11,7 @@ import logging
 import torch
 
 from hapi.errors import TransportError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory
 
 log = logging.getLogger("hapi.server")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import HostMemoryError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory
 
 SHORT_SECONDS = 1.0
 """When whoever met a machine without memory is to ask again."""

@@ -12,19 +12,22 @@ from hapi.errors import (
     PROBLEM_MEDIA_TYPE,
     SHORT_OF,
     BadRequestError,
+    DeviceMemoryError,
     HapiError,
+    HostMemoryError,
     NotFoundError,
     ShortageError,
     TooLargeError,
 )
+from hapi.memory_errors import was_for_memory
 from hapi.server.host_memory import out_of_memory
-from hapi.shortage import is_out_of_memory
 from hapi.wire import messages
 
 SERVER_NAME = "hapi"
 """What answers say in the header ``Server``: no versions, which help who looks for a weak one."""
 _NO_THREAD = "can't start new thread"
 """Python's words for it; the error has no class of its own."""
+_MEMORY = (DeviceMemoryError, HostMemoryError, ShortageError)
 
 
 class HttpError(BadRequestError):
@@ -40,7 +43,14 @@ class HttpError(BadRequestError):
 
 
 def as_hapi_error(error: Exception) -> HapiError:
-    """Foreign errors become ours; what nobody expected becomes a plain :class:`HapiError`."""
+    """The error of ours for a foreign one; :class:`HapiError` for one that nobody expected.
+
+    One of ours that lack of memory is behind is :class:`HostMemoryError`, whatever it was taken for.
+    """
+    if (short_of := shortage(error)) is not None:
+        return short_of
+    if was_for_memory(error) and not isinstance(error, _MEMORY):
+        return out_of_memory()
     if isinstance(error, HapiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -54,10 +64,6 @@ def as_hapi_error(error: Exception) -> HapiError:
         return BadRequestError(f"the request's body broke off ({type(error.__cause__ or error).__name__})")
     if isinstance(error, TimeoutError):
         return BadRequestError("the request took too long to arrive or to be read")
-    if (short_of := shortage(error)) is not None:
-        return short_of
-    if is_out_of_memory(error):
-        return out_of_memory()
     return HapiError("internal error; the server's log says more")
 
 

@@ -11,7 +11,6 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
 from hapi.server.orders import Orders
+from hapi.server.pools import started_pool
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
@@ -97,7 +97,7 @@ class Service:
             reuse=settings.model_reuse,
             elsewhere=lambda: self.decoders.cpu_seconds,
         )
-        self._loaders = ThreadPoolExecutor(self.slots + 1, thread_name_prefix="hapi-load")
+        self._loaders = started_pool(self.slots + 1, "hapi-load")
         self._datasets = OpenDatasets(store, chunk_cache(store, settings.chunk_cache_bytes))
         self._orders = Orders()
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)

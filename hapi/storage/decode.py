@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from hapi.errors import DataError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory
 from hapi.storage.vision import vision
 
 MAX_PIXELS = 89_478_485

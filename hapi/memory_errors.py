@@ -40,3 +40,19 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     text = str(error).lower()
     return any(s in text for s in _SENTENCES) or (_PRIMITIVE in text and _DESCRIPTOR not in text)
+
+
+def was_for_memory(error: BaseException) -> bool:
+    """Whether ``error`` was raised while one that :func:`is_out_of_memory` recognises was handled.
+
+    Whoever maps what a library raises (a model that cannot be built, an image that cannot be decoded) need not tell
+    lack of memory from all else.
+    """
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if is_out_of_memory(behind):
+            return True
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return False

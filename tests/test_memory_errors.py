@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hapi.errors import DataError
-from hapi.shortage import is_out_of_memory
+from hapi.memory_errors import is_out_of_memory, was_for_memory
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,21 @@ def test_classes() -> None:
 )
 def test_other_errors_are_none(error: Exception) -> None:
     assert not is_out_of_memory(error)
+
+
+def test_what_is_behind_another_error() -> None:
+    try:
+        try:
+            raise RuntimeError("could not create a primitive")
+        except RuntimeError as error:
+            raise DataError("the model cannot be built") from error
+    except DataError as error:
+        found = error
+    assert was_for_memory(found) and not is_out_of_memory(found)
+    found.__cause__ = None  # as "from None" leaves it
+    assert was_for_memory(found)
+    found.__context__ = found
+    assert not was_for_memory(found)
 
 
 STARVED = """
