@@ -26,6 +26,7 @@ from hapi.errors import (
     DrainingError,
     ForbiddenError,
     HapiError,
+    HostMemoryError,
     NotFoundError,
     ShortageError,
     StoreError,
@@ -50,7 +51,13 @@ from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, r
 JSON_MEDIA_TYPE = "application/json"
 TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
 
-_EVERYWHERE: tuple[type[HapiError], ...] = (BadRequestError, HapiError, DrainingError, ShortageError)
+_EVERYWHERE: tuple[type[HapiError], ...] = (
+    BadRequestError,
+    HapiError,
+    DrainingError,
+    HostMemoryError,
+    ShortageError,
+)
 """What any request may be answered: it is malformed, the server has a defect or cannot take it."""
 _PAGE = (*_EVERYWHERE, ForbiddenError)
 _AUTHORISED = (*_PAGE, UnauthorizedError)
