@@ -26,6 +26,7 @@ _SETTLED_SECONDS = 60.0
 """After this long without a write, an unlocked file's writer on this machine is not just about to lock it."""
 _OLD_SECONDS = 24 * 3600.0
 """After this long without a write, a writer that cannot be seen from here counts as dead."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
 
 
@@ -63,6 +64,23 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     """Write ``data`` to ``path``, whole or not at all; errors are those of :func:`replacing`."""
     with replacing(path) as file:
         file.write(data)
+
+
+def move_to_free(partial: Path, path: Path) -> bool:
+    """Have the file ``partial`` be at ``path`` too, or there alone, unless something is there; whether it is."""
+    try:
+        path.hardlink_to(partial)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        try:  # the place is taken by an empty file, and then given over
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            return False
+        partial.replace(path)
+    return True
 
 
 def claim(descriptor: int) -> None:

@@ -32,7 +32,8 @@ from hapi.models.stored import StoredModel
 from hapi.models.tensorfile import TensorEntry, encode
 from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, skeleton
-from hapi.storage.locks import FORCE, lock_keys
+from hapi.storage.commit import commit
+from hapi.storage.locks import FORCE, is_lock_object
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import ModelReference, check_digest, check_name
 
@@ -72,8 +73,9 @@ def push(
     """
     check_name(name, "model")
     lock = f"{model_prefix(name)}/{LOCK_NAME}"
-    with store.lock(lock, force=force_lock, advice=advice):
-        if not replace_existing and store.exists(manifest_key(name)):
+    with store.lock(lock, force=force_lock, advice=advice) as lease:
+        mark = store.mark(manifest_key(name))
+        if not replace_existing and mark is not None:
             raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
         names = model.tensor_names(0, len(model))
         data, entries = encode([(n, model.tensors.get(n)) for n in names])
@@ -81,10 +83,13 @@ def push(
             model.remember_digest(entry.name, entry.digest)
         manifest = _manifest(name, model, spec, entries)
         store.put(manifest.weights_key, data)
-        store.put(manifest_key(name), manifest.to_bytes())
-        for info in store.list(model_prefix(name)):
-            if info.key not in (manifest.weights_key, manifest_key(name), *lock_keys(lock)):
-                store.delete(info.key)  # an earlier push, or what a killed one left
+        kept, parts = (manifest.weights_key, manifest_key(name)), {manifest.weights_key: len(data)}
+        commit(store, manifest_key(name), manifest.to_bytes(), mark=mark, lease=lease, parts=parts)
+        left = [info.key for info in store.list(model_prefix(name)) if info.key not in kept]
+        lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
+        for key in left:
+            if not is_lock_object(key, lock):
+                store.delete(key)  # an earlier push, or what a killed one left
         store.clean_temporary(model_prefix(name))
     return StoredModel(store, manifest)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
-from hapi.atomic import claim, clean_partials, partial_name, sync_folder
+from hapi.atomic import claim, clean_partials, move_to_free, partial_name, sync_folder
 from hapi.errors import SHORT_OF, ConflictError, HapiError, NotFoundError, ShortageError, StoreError
 from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
-from hapi.storage.locks import FORCE, LockOwner
+from hapi.storage.lock_objects import FolderLockObjects
+from hapi.storage.locks import LockObjects
 from hapi.storage.objects import (
     DOCUMENT_BYTES,
     Names,
@@ -140,20 +140,45 @@ class LocalStore(ObjectStore):
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
         """Write ``data`` beside its place and move it there, so that a reader sees all of it or nothing."""
-        path = self._path(key)
-        try:
+        self._write(key, data, _replace)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """See :meth:`hapi.storage.objects.ObjectStore.put_new`."""
+        return self._write(key, data, move_to_free)
+
+    def _write(
+        self, key: str, data: bytes | bytearray | memoryview, move: Callable[[Path, Path], bool]
+    ) -> bool:
+        """Write ``data`` beside its place and ``move`` it there; whether it is."""
+        path = self.path_of(key)
+        with self.mapping(key):
             temporary = path.parent / partial_name(path.name)
-            descriptor = self._create(temporary, os.O_WRONLY | os.O_EXCL)
+            descriptor = self.create(temporary, os.O_WRONLY | os.O_EXCL)
             try:
                 claim(descriptor)
                 _write_durably(descriptor, memoryview(data).cast("B"))
-                temporary.replace(path)
-            except BaseException:
+                moved = move(temporary, path)
+            finally:
                 temporary.unlink(missing_ok=True)
-                raise
             sync_folder(path.parent)
+        return moved
+
+    def mark(self, key: str) -> str | None:
+        try:
+            state = self.path_of(key).stat()
         except OSError as error:
+            if error.errno in GONE:
+                return None
             raise self._mapped(error, key) from error
+        return f"{state.st_ino} {state.st_size} {state.st_mtime_ns}"
+
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        if self.mark(key) != mark or (mark is None and not self.put_new(key, data)):
+            raise ConflictError(
+                f"{self.path_of(key)} was written by another process meanwhile; look what it wrote"
+            )
+        if mark is not None:
+            self.put(key, data)
 
     def _make_folder(self, folder: Path) -> None:
         """Make ``folder`` and its parents, each entry made durable."""
@@ -170,12 +195,12 @@ class LocalStore(ObjectStore):
 
     def size(self, key: str) -> int:
         try:
-            return self._path(key).stat().st_size
+            return self.path_of(key).stat().st_size
         except OSError as error:
             raise self._mapped(error, key) from error
 
     def exists(self, key: str) -> bool:
-        return stat.S_ISREG(self._mode(self._path(key), key))
+        return stat.S_ISREG(self._mode(self.path_of(key), key))
 
     def _mode(self, path: Path, key: str) -> int:
         """What ``path`` is, as ``stat`` has it; 0 when nothing is there."""
@@ -199,6 +224,19 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, prefix) from error
         return sorted(found, key=lambda info: info.key)
 
+    def list_keys(self, prefix: str) -> Names:
+        top = self.root / check_prefix(prefix)
+        below = f"{prefix.rstrip('/')}/" if prefix else ""
+        try:
+            with os.scandir(top) as entries:
+                return sorted(
+                    f"{below}{e.name}" for e in entries if e.is_file() and not e.name.startswith(".")
+                )
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise self._mapped(error, prefix) from error
+
     def list_names(self, prefix: str) -> Names:
         """Names one level below ``prefix`` that hold objects, in order."""
         top = self.root / check_prefix(prefix)
@@ -211,7 +249,7 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, prefix) from error
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self.path_of(key)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
@@ -227,45 +265,10 @@ class LocalStore(ObjectStore):
                 return
             folder = folder.parent
 
-    @contextmanager
-    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[None]:
-        """``flock``: the kernel frees it when its process dies, so there is nothing to force here."""
-        path = self._path(key)
-        try:
-            descriptor = self._acquire(path)
-        except OSError as error:
-            raise self._mapped(error, key) from error
-        try:
-            try:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, LockOwner.this_process().to_bytes(), 0)
-            except OSError as error:
-                raise self._mapped(error, key) from error
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
-            self._prune(path.parent)
+    def _lock_objects(self, key: str) -> LockObjects:
+        return FolderLockObjects(self, key)
 
-    def _acquire(self, path: Path) -> int:
-        while True:
-            descriptor = self._create(path, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(descriptor, path):
-                    return descriptor
-                os.close(descriptor)
-            except BlockingIOError:
-                owner = LockOwner.from_bytes(os.pread(descriptor, 4096, 0))
-                os.close(descriptor)
-                raise ConflictError(
-                    f"{path.parent} is being written by {owner}; wait until it is done"
-                ) from None
-            except BaseException:
-                os.close(descriptor)
-                raise
-
-    def _create(self, path: Path, flags: int) -> int:
+    def create(self, path: Path, flags: int) -> int:
         """Open ``path``, made with its folders, which another process may be removing as empty just now."""
         for _ in range(1000):
             try:
@@ -276,15 +279,24 @@ class LocalStore(ObjectStore):
         raise StoreError(f"{path.parent} cannot be made: there can be no folders, or something removes it")
 
     def local_path(self, key: str) -> Path | None:
-        return self._path(key)
+        return self.path_of(key)
 
     def clean_temporary(self, prefix: str) -> None:
         for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
             if clean_partials(Path(folder), alone=True):
                 self._prune(Path(folder))
 
-    def _path(self, key: str) -> Path:
+    def path_of(self, key: str) -> Path:
+        """Where the object of this key lies."""
         return self.root / check_key(key)
+
+    @contextmanager
+    def mapping(self, key: str) -> Iterator[None]:
+        """Have the system's errors in the block be ours, about ``key``."""
+        try:
+            yield
+        except OSError as error:
+            raise self._mapped(error, key) from error
 
     def _mapped(self, error: OSError, key: str) -> HapiError:
         where = f"{self.url}/{key}" if key else self.url
@@ -347,16 +359,9 @@ def _announced(descriptor: int, parts: Sequence[ReadPart], numbers: Sequence[int
     yield from waiting
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one at ``path``.
-
-    The former holder of a lock may have removed the file between our open and our lock: then our lock is on a
-    file that nobody else can find, and worth nothing.
-    """
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
+def _replace(temporary: Path, path: Path) -> bool:
+    temporary.replace(path)
+    return True
 
 
 def _write_durably(descriptor: int, data: memoryview) -> None:

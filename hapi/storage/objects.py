@@ -8,8 +8,8 @@ everything else goes through obstore (``remote.py``). Foreign errors become :cla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hapi.errors import BadRequestError, DataError, UsageError
-from hapi.storage.locks import FORCE
+from hapi.storage.lease import held
+from hapi.storage.locks import FORCE, Lease, LockObjects
 from hapi.wire.references import given_name
 
 LOCAL_SCHEMES = ("", "file")
@@ -142,6 +143,21 @@ class ObjectStore(ABC):
         """Write an object. Atomic: readers see the old object or the whole new one, also after a crash."""
 
     @abstractmethod
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Write a small object unless there is one; whether what is there now was written by this call."""
+
+    @abstractmethod
+    def mark(self, key: str) -> str | None:
+        """A mark of the object as it is now, which is another one once it was written again; None without one."""
+
+    @abstractmethod
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        """Write a small object if its :meth:`mark` is still ``mark``; else :class:`ConflictError`.
+
+        One step where the store can do it, as most can for what is not there yet (``mark`` None); else two.
+        """
+
+    @abstractmethod
     def size(self, key: str) -> int:
         """Size of the object in bytes."""
 
@@ -153,6 +169,10 @@ class ObjectStore(ABC):
         """All objects under ``prefix`` (whole path segments), at any depth, sorted by key."""
 
     @abstractmethod
+    def list_keys(self, prefix: str) -> Names:
+        """Keys of the objects directly below ``prefix``, sorted."""
+
+    @abstractmethod
     def list_names(self, prefix: str) -> Names:
         """The direct children of ``prefix`` that have objects below them ("directories"), sorted."""
 
@@ -160,13 +180,19 @@ class ObjectStore(ABC):
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens when there is none."""
 
-    @abstractmethod
-    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> AbstractContextManager[None]:
-        """Hold the lock ``key``; :class:`ConflictError` naming the owner when somebody else does.
+    @contextmanager
+    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[Lease]:
+        """Hold the lock ``key`` as a lease; :class:`ConflictError` naming the owner when somebody else does.
 
-        A lock whose process died on this host is taken over. ``force`` takes any; ``advice``: how a person does so,
-        for the error.
+        A lock whose owner is dead, or shows no life for its lease (``locks.py``), is taken over; a line of the log
+        says for how long that is waited for. ``force`` does not wait; ``advice``: how a person does so, for the error.
         """
+        with held(self._lock_objects(check_key(key)), key, force=force, advice=advice) as lease:
+            yield lease
+
+    @abstractmethod
+    def _lock_objects(self, key: str) -> LockObjects:
+        """How this store keeps the objects of the lock ``key``."""
 
     def local_path(self, key: str) -> Path | None:
         """Where the object lies in the file system (for memory maps); None for a store that is not local."""

@@ -24,9 +24,10 @@ from typing import Self
 import numpy as np
 
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError, UsageError
+from hapi.storage.commit import commit
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
-from hapi.storage.locks import lock_keys
+from hapi.storage.locks import Lease, is_lock_object
 from hapi.storage.manifest import (
     AGAIN,
     InPlace,
@@ -103,8 +104,11 @@ class Packing:
 class PackFolder:
     """The objects of one packing in the store."""
 
-    def __init__(self, store: ObjectStore, name: str, pack: str) -> None:
+    def __init__(self, store: ObjectStore, name: str, pack: str, lease: Lease) -> None:
+        """``lease`` guards the data set's name; once it is lost nothing more is written or removed."""
         self.store = store
+        self.lease = lease
+        self._parts: dict[str, int] = {}
         self.name = name
         self.pack = pack
         self.prefix = f"{dataset_prefix(name)}/{pack}"
@@ -116,6 +120,7 @@ class PackFolder:
         self, number: int, data: memoryview, index: SampleIndex, metadata: Mapping[str, str]
     ) -> None:
         """The shard, and then its part of the index, which makes it count."""
+        self.lease.raise_if_lost()
         self.store.put(f"{self.prefix}/{shard_name(number)}", data)
         self.write_part(f"shard-{number:05d}", index, metadata)
 
@@ -179,7 +184,17 @@ class PackFolder:
             created=packing.created,
         )
         self.store.put(manifest.index_key, encoded)
+        shards = index.shards
+        self._parts = {
+            manifest.key_of(shards.key(number)): shards[number].size for number in range(len(shards))
+        }
+        self._parts[manifest.index_key] = len(encoded)
         return manifest
+
+    def commit(self, manifest: Manifest, mark: str | None) -> None:
+        """Write the manifest that :meth:`write_index` made; ``mark``: see :func:`hapi.storage.commit.commit`."""
+        key, data = manifest_key(self.name), manifest.to_bytes()
+        commit(self.store, key, data, mark=mark, lease=self.lease, parts=self._parts)
 
     def is_empty(self) -> bool:
         """Whether nothing was written yet."""
@@ -194,14 +209,17 @@ class PackFolder:
         prefix = dataset_prefix(self.name)
         last = f"{prefix}/{PACKING_NAME}"
         keys = [info.key for info in self.store.list(prefix) if is_key(info.key)]
+        self.lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
         left = kept(self.store, manifest, keys, keep_old)
         left |= {key for key in keys if key.startswith(f"{self.prefix}/")}
         left = {key for key in left if not key.endswith(".part.safetensors")}
-        left |= {last, manifest_key(self.name), *lock_keys(f"{prefix}/{LOCK_NAME}")}
+        left |= {key for key in keys if is_lock_object(key, f"{prefix}/{LOCK_NAME}")}
+        left |= {last, manifest_key(self.name)}
         records = f"{replaced_prefix(self.name)}/"
         for key in sorted(set(keys) - left, key=lambda key: (not key.startswith(records), key)):
             self.store.delete(key)
         self.store.clean_temporary(prefix)
+        self.lease.check()
         self.store.delete(last)
 
 
@@ -230,19 +248,20 @@ def write_dataset(
     else. When ``make`` refuses what it finds before it has written anything, nothing is left behind. A version that is
     replaced stays readable for ``keep_old`` seconds; 0 removes it, and all that were replaced before.
     """
-    with store.lock(f"{dataset_prefix(name)}/{LOCK_NAME}", force=force_lock):
-        asked = Packing.new(source, fingerprint, whole)
-        folder, packing = _begin(store, name, asked, replace, restart, keep_old)
+    with store.lock(f"{dataset_prefix(name)}/{LOCK_NAME}", force=force_lock) as lease:
+        asked, mark = Packing.new(source, fingerprint, whole), store.mark(manifest_key(name))
+        folder, packing = _begin(store, name, lease, asked, replace, restart, keep_old)
         manifest = _finished(store, name, packing)
         if manifest is None:
             try:
                 manifest = make(folder, packing)
             except (DataError, UsageError):
                 if folder.is_empty():
+                    lease.check()
                     store.delete(f"{dataset_prefix(name)}/{PACKING_NAME}")
                 raise
             record(store, manifest, keep_old)
-            store.put(manifest_key(name), manifest.to_bytes())
+            folder.commit(manifest, mark)
         folder.clean(manifest, keep_old)
     return manifest
 
@@ -259,7 +278,7 @@ def _finished(store: ObjectStore, name: str, packing: Packing) -> Manifest | Non
 
 
 def _begin(
-    store: ObjectStore, name: str, asked: Packing, replace: bool, restart: bool, keep_old: float
+    store: ObjectStore, name: str, lease: Lease, asked: Packing, replace: bool, restart: bool, keep_old: float
 ) -> tuple[PackFolder, Packing]:
     """The packing to go on with, or ``asked``, a new one."""
     where = f"{store.url}/{name}"
@@ -267,7 +286,7 @@ def _begin(
     finished = None if packing is None else _finished(store, name, packing)
     if packing is not None and finished is not None and packing.whole != asked.whole:
         # Nothing was left to do of it but to clean up. What is asked for now is another one, if only in its labels.
-        PackFolder(store, name, packing.pack).clean(finished, keep_old)
+        PackFolder(store, name, packing.pack, lease).clean(finished, keep_old)
         packing = finished = None
     if packing is not None and packing.fingerprint != asked.fingerprint:
         raise ConflictError(
@@ -282,7 +301,7 @@ def _begin(
         # Its parts are of use all the same; what comes of them is what is asked for now.
         packing = asked if packing is None else dataclasses.replace(asked, pack=packing.pack)
         store.put(f"{dataset_prefix(name)}/{PACKING_NAME}", packing.to_bytes())
-    return PackFolder(store, name, packing.pack), packing
+    return PackFolder(store, name, packing.pack, lease), packing
 
 
 def shard_name(number: int) -> str:

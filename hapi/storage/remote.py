@@ -6,6 +6,7 @@ must be bytes, and stores that hang in a forked child. ``connect.py`` has its ti
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,7 +18,8 @@ from obstore import exceptions
 
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
 from hapi.storage.connect import connect
-from hapi.storage.locks import FORCE, LockOwner, takeover_guard
+from hapi.storage.lock_objects import StoreLockObjects
+from hapi.storage.locks import LockObjects
 from hapi.storage.objects import (
     DOCUMENT_BYTES,
     Names,
@@ -43,6 +45,8 @@ RECEIVED_BYTES = 256 << 10
 copied."""
 RANGE_TRIES = 3
 """Times that a range is asked for when fewer bytes come."""
+_MARKS = ("e_tag", "version")
+"""What a store calls one state of an object; each store compares what it has."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,53 @@ class RemoteStore(ObjectStore):
         with self._mapped(key):
             obstore.put(self._store, check_key(key), memoryview(data).cast("B"))
 
+    def put_new(self, key: str, data: bytes) -> bool:
+        """See :meth:`hapi.storage.objects.ObjectStore.put_new`.
+
+        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
+        """
+        with self._mapped(key):
+            try:
+                obstore.put(self._store, check_key(key), data, mode="create", use_multipart=False)
+            except exceptions.AlreadyExistsError:
+                return self._is(key, data)
+        return True
+
+    def mark(self, key: str) -> str | None:
+        try:
+            with self._mapped(key):
+                meta = obstore.head(self._store, check_key(key))
+        except NotFoundError:
+            return None
+        return json.dumps({name: meta.get(name) for name in _MARKS if meta.get(name)})
+
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        done = self.put_new(key, data) if mark is None else self._put_unchanged(key, data, mark)
+        if not done:
+            raise ConflictError(
+                f"{self.url}/{key} was written by another process meanwhile; look what it wrote"
+            )
+
+    def _put_unchanged(self, key: str, data: bytes, mark: str) -> bool:
+        try:
+            with self._mapped(key):
+                obstore.put(self._store, check_key(key), data, mode=json.loads(mark), use_multipart=False)
+            return True
+        except HapiError as error:
+            if isinstance(error.__cause__, exceptions.PreconditionError | FileNotFoundError):
+                return self._is(key, data)
+        # OpenStack Swift, for one, cannot do it in one step.
+        if self.mark(key) != mark:
+            return self._is(key, data)
+        self.put(key, data)
+        return True
+
+    def _is(self, key: str, data: bytes) -> bool:
+        try:
+            return self.get(key) == data
+        except NotFoundError:
+            return False
+
     def size(self, key: str) -> int:
         with self._mapped(key):
             return int(obstore.head(self._store, check_key(key))["size"])
@@ -192,6 +243,11 @@ class RemoteStore(ObjectStore):
                 ]
         return sorted(found, key=lambda info: info.key)
 
+    def list_keys(self, prefix: str) -> Names:
+        with self._mapped(prefix):
+            result = obstore.list_with_delimiter(self._store, check_prefix(prefix) or None)
+        return sorted(str(meta["path"]) for meta in result["objects"])
+
     def list_names(self, prefix: str) -> Names:
         with self._mapped(prefix):
             return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").folders()
@@ -203,64 +259,8 @@ class RemoteStore(ObjectStore):
         except NotFoundError:
             return
 
-    @contextmanager
-    def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[None]:
-        """An object written with "create if absent"; a dead owner's lock is taken over.
-
-        Taking over is guarded by a second such object, since not every S3 store can replace an object on the
-        condition that it is unchanged (OpenStack Swift cannot).
-        """
-        mine = LockOwner.this_process()
-        self._take(check_key(key), mine, force, advice)
-        try:
-            yield
-        finally:
-            self._release(key, mine)
-
-    def _take(self, key: str, mine: LockOwner, force: bool, advice: str) -> None:
-        if force:
-            self.put(key, mine.to_bytes())
-            self.delete(takeover_guard(key))
-            return
-        while not self._create(key, mine):
-            owner = self._owner(key)
-            if owner is None:
-                continue
-            guard = takeover_guard(key)
-            if not owner.is_dead() or not self._create(guard, mine):
-                raise ConflictError(
-                    f"{self.url}/{key.rpartition('/')[0]} is being written by {owner}; wait until it is done, "
-                    f"or {advice} when you know that it is dead"
-                )
-            try:
-                # Another may have taken it over, and been done, between our look and our guard.
-                if self._owner(key) == owner:
-                    self.put(key, mine.to_bytes())
-                    return
-            finally:
-                self._release(guard, mine)
-
-    def _create(self, key: str, mine: LockOwner) -> bool:
-        """Write the lock unless there is one.
-
-        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
-        """
-        with self._mapped(key):
-            try:
-                obstore.put(self._store, key, mine.to_bytes(), mode="create")
-            except exceptions.AlreadyExistsError:
-                return self._owner(key) == mine
-        return True
-
-    def _owner(self, key: str) -> LockOwner | None:
-        try:
-            return LockOwner.from_bytes(self.get(key))
-        except NotFoundError:
-            return None
-
-    def _release(self, key: str, mine: LockOwner) -> None:
-        if self._owner(key) == mine:
-            self.delete(key)
+    def _lock_objects(self, key: str) -> LockObjects:
+        return StoreLockObjects(self, key)
 
     @contextmanager
     def _mapped(self, key: str) -> Iterator[None]:

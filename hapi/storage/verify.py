@@ -16,7 +16,7 @@ from hapi.errors import DataError, NotFoundError
 from hapi.storage.index import SampleIndex
 from hapi.storage.index_file import read_index
 from hapi.storage.listing import PACKING_NAME
-from hapi.storage.locks import lock_keys
+from hapi.storage.locks import is_lock_object
 from hapi.storage.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.storage.objects import ObjectStore, is_key
 from hapi.storage.packing import LOCK_NAME
@@ -186,9 +186,10 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     prefix = dataset_prefix(manifest.name)
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
-    known = {manifest_key(manifest.name), manifest.index_key, *lock_keys(f"{prefix}/{LOCK_NAME}"), *shards}
+    known = {manifest_key(manifest.name), manifest.index_key, *shards}
     there = store.list(prefix)
     known |= kept(store, manifest, [info.key for info in there])
+    known |= {info.key for info in there if is_lock_object(info.key, f"{prefix}/{LOCK_NAME}")}
     for info in there:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and (not is_key(info.key) or store.exists(info.key)):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from local_job import open_session, pack_blobs, service_of
+from lock_owners import living_elsewhere
 from safetensors.torch import save_file
 
 from hapi.cli.main import main
@@ -28,7 +29,6 @@ from hapi.models.zoo import ModelSpec, build
 from hapi.server.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.storage.local import LocalStore
-from hapi.storage.locks import LockOwner
 from hapi.storage.objects import open_store
 
 MODULE = "hapi_test_client_models"
@@ -151,9 +151,9 @@ def test_the_lock_of_a_push_that_died_elsewhere(
     url = f"memory://{uuid.uuid4().hex}"
     name = f"file-{build(replace(SPEC, weights=weights), allow_import=True).front_digest(5)[:16]}"
     store = open_store(url)
-    store.put(f"models/{name}/push.lock", LockOwner("another-host", 1, 1, "t").to_bytes())
     monkeypatch.setattr(models, "PUSH_SECONDS", 0)
-    with pytest.raises(ConflictError, match="written by process 1 on another-host") as caught:
+    refused = pytest.raises(ConflictError, match="written by process 1 on another-host")
+    with living_elsewhere(store, f"models/{name}/push.lock"), refused as caught:
         open_from_file(service, url, weights)
     found = re.search(
         r"; wait until it is done, or run '(.*)' and this again when you know that it is dead$",

@@ -42,7 +42,7 @@ from hapi.models.repository import (
 from hapi.models.tensorfile import TensorEntry
 from hapi.models.zoo import ModelSpec, build
 from hapi.storage.local import LocalStore
-from hapi.storage.locks import LockOwner
+from hapi.storage.locks import LeaseLostError
 from hapi.storage.objects import ReadPart, Then, nothing, open_store
 from hapi.wire.references import ModelReference
 
@@ -320,10 +320,8 @@ def open_weights(stored: StoredModel, store: LocalStore) -> None:
 
 def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
     class Dying(LocalStore):
-        def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-            if key.endswith("model.json"):
-                raise KeyboardInterrupt
-            super().put(key, data)
+        def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         push(Dying(str(tmp_path)), "net", net(), SPEC)
@@ -342,14 +340,40 @@ def test_a_killed_push_leaves_no_model(tmp_path: Path) -> None:
     assert summary.to_json()["problem"] is None
 
 
-def test_another_that_is_taking_the_lock_keeps_its_guard() -> None:
-    """It has seen an owner that is dead, and is about to see that this push is not."""
+def test_a_push_that_has_lost_its_lock_writes_and_removes_nothing_more() -> None:
+    """Another one takes the lock by force, and is done, while this one writes the weights."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
-    push(store, "net", net(), SPEC)
-    store.put("models/net/push.lock.takeover", LockOwner("another-host", 1, 1, "t").to_bytes())
+    put = store.put
+
+    def meanwhile(key: str, data: bytes | bytearray | memoryview) -> None:
+        put(key, data)
+        if key.endswith("weights.safetensors"):
+            store.put = put  # type: ignore[method-assign]
+            push(store, "net", net(), SPEC, force_lock=True)
+
+    store.put = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(LeaseLostError, match=r"taken over by process|removed by another"):
+        push(store, "net", net(), SPEC)
+    assert open_model(store, "net").manifest.name == "net"
+    assert store.exists(open_model(store, "net").manifest.weights_key)
     push(store, "net", net(), SPEC, replace_existing=True)
-    left = [info.key.rpartition("/")[2] for info in store.list()]
-    assert left == ["model.json", "weights.safetensors", "push.lock.takeover"]
+    assert sorted(info.key.rpartition("/")[2] for info in store.list()) == [
+        "model.json",
+        "weights.safetensors",
+    ]
+
+
+def test_weights_that_go_before_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    put = store.put
+
+    def without(key: str, data: bytes | bytearray | memoryview) -> None:
+        put(key, data if not key.endswith("weights.safetensors") else bytes(data)[:-1])
+
+    monkeypatch.setattr(store, "put", without)
+    with pytest.raises(DataError, match=r"weights.safetensors has \d+ bytes instead of \d+"):
+        push(store, "net", net(), SPEC)
+    assert not store.exists("models/net/model.json")
 
 
 def test_buffers_outside_the_state_dict_come_out_right(

@@ -14,16 +14,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import obstore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.atomic import partial_name
-from hapi.errors import BadRequestError, ConflictError, NotFoundError, StoreError, UsageError
+from hapi.errors import BadRequestError, NotFoundError, StoreError, UsageError
 from hapi.storage.listing import list_datasets
 from hapi.storage.local import LocalStore
-from hapi.storage.locks import LockOwner
 from hapi.storage.objects import ObjectStore, ReadPart, check_key, open_store, split_address
 from hapi.storage.remote import COALESCE_GAP, PIECE_BYTES, RemoteStore, _coalesced, _Fetch
 
@@ -403,117 +401,6 @@ def test_large_remote_read_is_split_and_whole() -> None:
     assert out == data[3:]
 
 
-def test_lock_excludes_and_frees(store: ObjectStore) -> None:
-    refused = pytest.raises(ConflictError, match=str(os.getpid()))
-    with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
-        pass
-    with store.lock("d/pack.lock"):
-        pass
-    assert store.list() == []
-
-
-@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
-def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    def full(*arguments: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    store = LocalStore(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, call, full)
-        with pytest.raises(StoreError, match=r"d/pack\.lock: .*No space left on device; make room"):
-            store.lock("d/pack.lock").__enter__()
-    with store.lock("d/pack.lock"):
-        assert store.exists("d/pack.lock")
-    with pytest.raises(OSError, match="mine"), store.lock("d/pack.lock"):
-        raise OSError("mine")
-
-
-@pytest.mark.parametrize("dead", [False, True])
-def test_a_lock_that_was_written_without_a_word_is_ours(monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
-    """The store answers with an error, is asked again, and finds what it wrote."""
-    store = memory()
-    if dead:
-        owner = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
-        store.put("d/pack.lock", owner.to_bytes())
-    put = obstore.put
-
-    def again(*arguments: Any, **options: Any) -> Any:
-        if options.get("mode") == "create":
-            put(*arguments, **options)
-        return put(*arguments, **options)
-
-    monkeypatch.setattr(obstore, "put", again)
-    refused = pytest.raises(ConflictError, match=str(os.getpid()))
-    with store.lock("d/pack.lock"), refused, store.lock("d/pack.lock"):
-        pass
-    assert store.list() == []
-
-
-def test_dead_owners_lock_is_taken_over() -> None:
-    store = open_store(f"memory://{uuid.uuid4().hex}")
-    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
-    store.put("pack.lock", dead.to_bytes())
-    with store.lock("pack.lock"):
-        pass
-    elsewhere = LockOwner("another-host", 1, 1, "t")
-    store.put("pack.lock", elsewhere.to_bytes())
-    with pytest.raises(ConflictError, match=r"another-host.*--force-lock"), store.lock("pack.lock"):
-        pass
-    with store.lock("pack.lock", force=True):
-        pass
-    store.put("pack.lock", b"not json")
-    with pytest.raises(ConflictError, match="unknown host"), store.lock("pack.lock"):
-        pass
-
-
-def test_the_guard_of_another_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody forced the lock while this process was taking it over, and a third one is at it already."""
-    store = open_store(f"memory://{uuid.uuid4().hex}")
-    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
-    others = LockOwner("another-host", 1, 1, "t").to_bytes()
-    store.put("pack.lock", dead.to_bytes())
-    put = store.put
-
-    def meanwhile(key: str, data: bytes | bytearray | memoryview) -> None:
-        put("pack.lock.takeover", others)
-        put(key, data)
-
-    monkeypatch.setattr(store, "put", meanwhile)
-    with store.lock("pack.lock"):
-        assert store.get("pack.lock.takeover") == others
-    assert [info.key for info in store.list()] == ["pack.lock.takeover"]
-
-
-def test_one_of_many_threads_gets_the_lock(store: ObjectStore) -> None:
-    inside, most, got = 0, 0, 0
-    wrong: list[BaseException] = []
-    guard = threading.Lock()
-
-    def attempt() -> None:
-        nonlocal inside, most, got
-        for _ in range(10):
-            try:
-                with store.lock("d/pack.lock"):
-                    with guard:
-                        inside, got = inside + 1, got + 1
-                        most = max(most, inside)
-                    time.sleep(0.001)
-                    with guard:
-                        inside -= 1
-            except ConflictError:
-                continue
-            except BaseException as error:
-                wrong.append(error)
-                raise
-
-    threads = [threading.Thread(target=attempt) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1 and got >= 1 and not wrong
-
-
 def _dead_store_seconds(monkeypatch: pytest.MonkeyPatch, port: int) -> float:
     for key, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -560,31 +447,3 @@ def test_forked_store_says_so_instead_of_hanging() -> None:
     assert "fork" in answer.get(timeout=20)
     child.join(20)
     assert child.exitcode == 0
-
-
-def test_one_of_many_takes_a_dead_owners_lock_over() -> None:
-    """At any time at most one of the threads that find the dead lock is inside."""
-    dead = LockOwner(socket.gethostname(), os.getpid(), LockOwner.this_process().started + 1, "t")
-    for _ in range(20):
-        store = open_store(f"memory://{uuid.uuid4().hex}")
-        store.put("d/pack.lock", dead.to_bytes())
-        inside: list[int] = []
-        seen: list[int] = []
-
-        def attempt(store: ObjectStore = store, inside: list[int] = inside, seen: list[int] = seen) -> None:
-            try:
-                with store.lock("d/pack.lock"):
-                    inside.append(1)
-                    time.sleep(0.002)
-                    seen.append(len(inside))
-                    inside.pop()
-            except ConflictError:
-                return
-
-        threads = [threading.Thread(target=attempt) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert seen and set(seen) == {1}
-        assert store.list() == []

@@ -29,6 +29,7 @@ from hapi.storage.dataset import open_dataset
 from hapi.storage.directory import SampleDirectory
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import describe, list_datasets
+from hapi.storage.locks import LeaseLostError, LockOwner
 from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectStore, open_store
 from hapi.storage.pack import pack
@@ -324,6 +325,10 @@ class DyingStore:
         self._change()
         self._store.put(key, data)
 
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        self._change()
+        self._store.put_over(key, data, mark)
+
     def delete(self, key: str) -> None:
         self._change()
         self._store.delete(key)
@@ -478,12 +483,62 @@ def test_threads_read_the_same(store: ObjectStore) -> None:
     assert not wrong
 
 
-def test_another_that_is_taking_the_lock_keeps_its_guard(store: ObjectStore) -> None:
-    guard = "datasets/d/pack.lock.takeover"
-    store.put(guard, b"another's")
+def test_a_packing_that_has_lost_its_lock_removes_nothing_of_the_others(store: ObjectStore) -> None:
+    """Another one takes the lock, and is done, at each of the steps of this one."""
+    for step in ("shard-00000.bin", "shard-00000.part.safetensors", "index.safetensors"):
+        other = ByteSource(30, seed=1)
+        put = store.put
+
+        def meanwhile(key: str, data: Any, step: str = step, put: Any = put) -> None:
+            put(key, data)
+            if key.endswith(step):
+                store.put = put  # type: ignore[method-assign]
+                key = next(i.key for i in store.list("datasets/d") if i.key.endswith("pack.lock"))
+                owner = LockOwner.from_bytes(store.get(key).partition(b"\n")[0])
+                store.put(f"{key}.after-{owner.id}", LockOwner.new().to_bytes())
+                store.put("datasets/d/new/shard-00000.bin", b"the other's")
+
+        store.put = meanwhile  # type: ignore[method-assign]
+        with pytest.raises(LeaseLostError, match="taken over by process"):
+            pack(other, store, "d", SMALL)
+        assert store.get("datasets/d/new/shard-00000.bin") == b"the other's"
+        assert not store.exists("datasets/d/manifest.json")
+        for info in store.list():
+            store.delete(info.key)
+
+
+def test_a_manifest_that_another_wrote_meanwhile_stays(store: ObjectStore) -> None:
+    """The last line of defence: this one was paused after its last look at the lock."""
     pack(ByteSource(30), store, "d", SMALL)
-    pack(ByteSource(30, seed=1), store, "d", SMALL, replace=True)
-    assert store.get(guard) == b"another's" and verify_dataset(store, "d").sound
+    replaced = store.put_over
+
+    def late(key: str, data: bytes, mark: str | None) -> None:
+        store.put(key, b"the other's")
+        replaced(key, data, mark)
+
+    store.put_over = late  # type: ignore[method-assign]
+    with pytest.raises(ConflictError, match="written by another process meanwhile"):
+        pack(ByteSource(30, seed=1), store, "d", SMALL, replace=True)
+    assert store.get("datasets/d/manifest.json") == b"the other's"
+
+
+@pytest.mark.parametrize("change", ["gone", "cut"])
+def test_a_shard_that_goes_before_the_manifest_is_written(store: ObjectStore, change: str) -> None:
+    put = store.put
+
+    def meanwhile(key: str, data: Any) -> None:
+        put(key, data)
+        if key.endswith("index.safetensors"):
+            shard = next(i.key for i in store.list("datasets/d") if i.key.endswith("shard-00001.bin"))
+            store.delete(shard) if change == "gone" else put(shard, b"1")
+
+    store.put = meanwhile  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"shard-00001.bin (is gone|has 1 bytes instead of)"):
+        pack(ByteSource(200), store, "d", SMALL)
+    assert not store.exists("datasets/d/manifest.json")
+    store.put = put  # type: ignore[method-assign]
+    pack(ByteSource(200), store, "d", SMALL)
+    assert verify_dataset(store, "d").sound
 
 
 def test_listing(store: ObjectStore) -> None:

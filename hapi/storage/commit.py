@@ -1,0 +1,55 @@
+"""The step that makes a data set or model be there: its manifest is written, last, if all it names is in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hapi.errors import DataError, NotFoundError
+from hapi.storage.locks import Lease
+from hapi.storage.objects import ObjectStore
+
+
+def commit(
+    store: ObjectStore, key: str, data: bytes, *, mark: str | None, lease: Lease, parts: Mapping[str, int]
+) -> None:
+    """Write the manifest ``key``, and nothing if anything is amiss.
+
+    Where the store can compare and write in one step, a writer that was paused just before this step cannot write
+    over its successor's manifest, however long it was paused.
+
+    Args:
+        store: where it is written.
+        key: the manifest's object.
+        data: its bytes.
+        mark: :meth:`ObjectStore.mark` of the manifest that was there when the lock was taken.
+        lease: the lock that guards the name.
+        parts: size in bytes of each object that the manifest relies on, by key.
+
+    Raises:
+        DataError: a part is not there, or has another size.
+        LeaseLostError: the lock is another's by now.
+        ConflictError: another process wrote the manifest meanwhile.
+    """
+    lease.check()  # before the parts are missed: a successor may have removed them
+    _look_for(store, parts)
+    lease.check()  # after it, as it may take long
+    store.put_over(key, data, mark)
+
+
+def _look_for(store: ObjectStore, parts: Mapping[str, int]) -> None:
+    """:class:`DataError` unless all ``parts`` are there. One listing for each folder; what it lacks is asked for."""
+    listed: dict[str, int] = {}
+    for folder in {key.rpartition("/")[0] for key in parts} if len(parts) > 1 else ():
+        listed |= {info.key: info.size for info in store.list(folder)}
+    for key, size in parts.items():
+        if listed.get(key) == size:
+            continue
+        try:  # a listing may be older than the object
+            found = f"has {there} bytes instead of {size}" if (there := store.size(key)) != size else None
+        except NotFoundError:
+            found = "is gone"
+        if found is not None:
+            raise DataError(
+                f"{store.url}/{key} {found}, although it was there: another process or person removed or changed it; "
+                "run the same again"
+            )
