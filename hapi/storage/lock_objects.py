@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hapi.storage.objects import ObjectStore
 
 _MAX_BYTES = 64 << 10
-"""Of a lock's object that is looked at."""
+"""Of a lock's object at most."""
 _BEAT_DIGITS = 20
 
 
@@ -41,7 +41,7 @@ class StoreLockObjects(LockObjects):
 
     def _get(self, key: str) -> bytes | None:
         try:
-            return self._store.get(key)
+            return self._store.get(key, _MAX_BYTES)
         except NotFoundError:
             return None
 
@@ -98,8 +98,7 @@ class FolderLockObjects(LockObjects):
 
     def read(self, key: str) -> Seen | None:
         try:
-            with self._store.mapping(key), self._store.path_of(key).open("rb") as file:
-                document, _, beat = file.read(_MAX_BYTES).partition(b"\n")
+            document, _, beat = self._store.get(key, _MAX_BYTES).partition(b"\n")
         except NotFoundError:
             return None
         return Seen(document, beat)
@@ -112,7 +111,7 @@ class FolderLockObjects(LockObjects):
 
     def lives(self, key: str, owner: LockOwner) -> bool | None:
         try:
-            descriptor = os.open(self._store.path_of(key), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._store.path_of(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return owner.lives()
         try:
