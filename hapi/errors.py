@@ -184,6 +184,12 @@ class HostMemoryError(HapiError):
     status, slug, title, retryable = 503, "host-memory", "Out of memory", True
 
 
+class StuckError(HapiError):
+    """The server takes work, but what it has does not move: ``/readyz`` says so."""
+
+    status, slug, title, retryable = 503, "stuck", "Server is stuck", True
+
+
 class DeviceMemoryError(HapiError):
     """The work does not fit the device, not even with a batch of one."""
 

@@ -130,10 +130,17 @@ def _add_limits(p: argparse.ArgumentParser) -> None:
         ("--max-request-seconds", 600.0, "a request's longest wait, and its longest time in all"),
         ("--send-timeout", 60.0, "seconds after which a client that takes nothing is dropped"),
         ("--slow-reader-seconds", 30.0, "seconds over which --slow-reader-rate is measured"),
+        ("--stuck-seconds", 60.0, "seconds without a step after which work counts as stuck, and is given up"),
     ):
         p.add_argument(
             flag, type=_timeout, default=seconds, metavar="SECONDS", help=f"{what} (default {seconds:g})"
         )
+    p.add_argument(
+        "--max-lost-threads",
+        type=_natural,
+        metavar="N",
+        help="threads that may wait for a store that does not answer, given up (default 4 per slot, at least 16)",
+    )
     p.add_argument(
         "--slow-reader-rate",
         type=_size,
@@ -209,6 +216,8 @@ def _run(args: argparse.Namespace) -> int:
         max_connections=args.max_connections,
         max_connections_per_address=args.max_connections_per_address,
         tell_store=args.tell_store,
+        stuck_seconds=args.stuck_seconds,
+        max_lost_threads=args.max_lost_threads,
     )
     listen = ListenSettings(
         host=args.host,

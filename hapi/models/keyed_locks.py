@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from hapi.waiting import holding
+
 
 @dataclass
 class _Turn:
@@ -29,12 +31,16 @@ class KeyedLocks:
 
     @contextmanager
     def holding(self, key: Hashable) -> Iterator[None]:
-        """Inside the block nobody else is inside with the same ``key``."""
+        """Inside the block nobody else is inside with the same ``key``.
+
+        Raises:
+            StoreUnavailableError: This thread's work was given up before it was its turn.
+        """
         with self._lock:
             turn = self._turns.setdefault(key, _Turn())
             turn.wanted += 1
         try:
-            with turn.lock:
+            with holding(turn.lock):
                 yield
         finally:
             with self._lock:

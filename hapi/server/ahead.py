@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
 from hapi.errors import BadRequestError
+from hapi.threads import Threads, Work
+from hapi.waiting import result
 
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
@@ -18,17 +19,18 @@ class Ahead(Generic[I, R]):
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
+        pool: Threads,
         work: Callable[[I], R],
         items: Sequence[I],
         cancelled: threading.Event,
     ) -> None:
-        """At least one item. Once ``cancelled`` is set there are no more results."""
+        """At least one item. Once ``cancelled`` is set there are no more results; once the calling thread's work is
+        given up nobody waits for one."""
         self._pool = pool
         self._work = work
         self._items = iter(items)
         self._cancelled = cancelled
-        self._pending: Future[R] | None = pool.submit(work, next(self._items))
+        self._pending: Work[R] | None = pool.submit(work, next(self._items))
 
     def ready(self) -> bool:
         """Whether the next result is there already."""
@@ -38,14 +40,14 @@ class Ahead(Generic[I, R]):
         """The next result; StopIteration after the last, :class:`BadRequestError` once it was cancelled."""
         if self._pending is None:
             raise StopIteration
-        result = self._pending.result()
+        found = result(self._pending)
         self._pending = None
         if self._cancelled.is_set():
             raise BadRequestError("the client went away")
         for item in self._items:
             self._pending = self._pool.submit(self._work, item)
             break
-        return result
+        return found
 
     def __iter__(self) -> Iterator[R]:
         while self._pending is not None:

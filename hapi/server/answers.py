@@ -18,19 +18,20 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from hapi.errors import SHORT_OF, HapiError
+from hapi.errors import SHORT_OF, HapiError, StoreUnavailableError
 from hapi.server.disclosure import Disclosure
 from hapi.server.pace import DroppedReaderError, Pace
 from hapi.server.problems import as_hapi_error
 from hapi.server.service import Frame, FrameStream
+from hapi.threads import Threads, Work
+from hapi.waiting import Interest
 from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
 from hapi.wire.messages import REQUEST_ID_HEADER
 
@@ -58,7 +59,7 @@ class Answer:
 
     def __init__(
         self,
-        workers: ThreadPoolExecutor,
+        workers: Threads,
         send_timeout: float,
         pace: Pace,
         count: Callable[[float], None],
@@ -80,28 +81,25 @@ class Answer:
         self._handed = 0
         """Bytes of the answer that went into the socket."""
 
-    async def send(
-        self, request: web.Request, stream: FrameStream, cancelled: threading.Event
-    ) -> web.StreamResponse:
+    async def send(self, request: web.Request, stream: FrameStream, interest: Interest) -> web.StreamResponse:
         """Send all frames. The first is awaited before the status line."""
-        loop = asyncio.get_running_loop()
         self.unsent = stream.content_length
-        working: asyncio.Future[Any] = loop.run_in_executor(self._workers, next, stream.frames, None)
+        working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
         headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
         response = web.StreamResponse(headers=headers)
         response.content_length = stream.content_length
         try:
-            frame: Frame | None = await asyncio.shield(working)
+            frame: Frame | None = await outcome(working)
             async with asyncio.timeout(self._send_timeout):
                 await response.prepare(request)
                 await response.write(b"")  # the headers alone: what goes with them would take the slow way
                 self._socket = await _duplicate(request)
             if self._socket is None:
-                await self._through_transport(request, response, stream, frame)
+                await self._through_transport(request, response, stream, frame, interest)
             else:
-                sending = (stream, self._socket, frame)
-                working = loop.run_in_executor(self._workers, self._through_socket, *sending)
-                await asyncio.shield(working)
+                sending = (stream, self._socket, frame, interest)
+                working = self._workers.submit_in(interest, self._through_socket, *sending)
+                await outcome(working)
             request[STATUS] = response.status
             await response.write_eof()
             return response
@@ -114,23 +112,34 @@ class Answer:
             request[STATUS] = GONE if gone else as_hapi_error(error).status
             return await self._fail_midway(request, response, error)
         finally:
-            cancelled.set()
+            interest.set()
             if not working.done():  # the client is gone: what waits for it must wake up
                 self._shut()
-            await done(working)  # a generator that is at work cannot be closed
+            await over(working)  # a generator that is at work cannot be closed
             if not self.unsent:
                 request[STATUS] = response.status  # the client had all of it and was free to leave
-            closing = loop.run_in_executor(self._workers, stream.close)
-            await done(closing)
-            if self._socket is not None:
-                self._socket.close()
-            closing.result()
+            try:
+                await self._close(stream, working, interest)
+            finally:
+                if self._socket is not None:
+                    self._socket.close()
 
-    def _through_socket(self, stream: FrameStream, sock: socket.socket, frame: Frame | None) -> None:
+    async def _close(self, stream: FrameStream, last: Work[Any], interest: Interest) -> None:
+        """Close the stream, whose ``last`` work is over; a lost thread does it itself when it comes back."""
+        if not last.done():
+            last.add_done_callback(lambda _: stream.close())
+            return
+        closing = self._workers.submit_in(interest, stream.close)
+        await over(closing)
+        closing.outcome()
+
+    def _through_socket(
+        self, stream: FrameStream, sock: socket.socket, frame: Frame | None, interest: Interest
+    ) -> None:
         """In a worker thread: every frame as it is made."""
         self._acked_before = _acked(sock)
         while frame is not None:
-            with stream.clock.stage("send"):
+            with interest.rest(), stream.clock.stage("send"):
                 for piece in joined(frame):
                     self._send_all(sock, piece)
                     self._sent(len(piece))
@@ -155,20 +164,25 @@ class Answer:
                 view = view[sent:]
 
     async def _through_transport(
-        self, request: web.Request, response: web.StreamResponse, stream: FrameStream, frame: Frame | None
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        stream: FrameStream,
+        frame: Frame | None,
+        interest: Interest,
     ) -> None:
-        loop = asyncio.get_running_loop()
         sock = request.transport and request.transport.get_extra_info("socket")
         self._acked_before = _acked(sock)
         while frame is not None:
-            following = loop.run_in_executor(self._workers, next, stream.frames, None)
+            following = self._workers.submit_in(interest, next, stream.frames, None)
             try:
-                for piece in joined(frame):
-                    await self._write(sock, response, piece)
-                    self._sent(len(piece))
-                frame = await asyncio.shield(following)
+                with interest.rest():
+                    for piece in joined(frame):
+                        await self._write(sock, response, piece)
+                        self._sent(len(piece))
+                frame = await outcome(following)
             finally:
-                await done(following)
+                await over(following)
 
     async def _write(self, sock: Any, response: web.StreamResponse, piece: Buffer) -> None:
         """Write ``piece`` to the loop's transport, as long as the reader keeps pace."""
@@ -265,32 +279,46 @@ async def _duplicate(request: web.Request) -> socket.socket | None:
     return duplicate
 
 
-async def done(future: asyncio.Future[Any]) -> None:
-    """Wait for what runs in a thread, whoever cancels: a connection that is dropped cancels its handler."""
-    while not future.done():
+async def over(work: Work[Any]) -> None:
+    """Wait until ``work`` is done or its thread is lost, whoever cancels: a connection that is dropped cancels its
+    handler."""
+    ending = asyncio.wrap_future(work.over)
+    while not ending.done():
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([future])
-    future.exception()  # looked at, so that asyncio does not complain; whoever waits for it has raised it
+            await asyncio.wait([ending])
+
+
+async def outcome(work: Work[T]) -> T:
+    """The result of work in a thread, as :meth:`Work.outcome` has it. A waiter that is cancelled leaves at once."""
+    await asyncio.shield(asyncio.wrap_future(work.over))
+    return work.outcome()
 
 
 async def finished(
-    future: Future[T], discard: Callable[[T], None], gone: Callable[[], object] = lambda: None
+    work: Work[T], discard: Callable[[T], object], gone: Callable[[], object] = lambda: None
 ) -> T:
     """The result of work in a thread.
 
-    A waiter that is cancelled stays until the thread is free, so that its slot is not given away too early and
+    A waiter that is cancelled stays until the thread is free or lost, so that its slot is not given away too early and
     work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
     ``gone`` tells the thread at once, so that it need not go on waiting for something itself.
     """
-    result = asyncio.wrap_future(future)
+
+    def discard_late(done: Future[T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            discard(done.result())
+
     try:
-        return await asyncio.shield(result)
+        return await outcome(work)
     except asyncio.CancelledError:
         gone()
-        if not future.cancel():
-            await done(result)
-            if result.exception() is None:
-                discard(result.result())
+        if not work.cancel():
+            await over(work)
+            work.add_done_callback(discard_late)
+        raise
+    except StoreUnavailableError:
+        if not work.done():  # lost
+            work.add_done_callback(discard_late)
         raise
 
 

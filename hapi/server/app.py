@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 import uuid
 from collections import Counter
@@ -19,6 +18,7 @@ from hapi.errors import (
     ForbiddenError,
     HapiError,
     ShortageError,
+    StuckError,
     TooLargeError,
     UnauthorizedError,
 )
@@ -37,12 +37,13 @@ from hapi.server.metrics import Metrics
 from hapi.server.overview import Overview
 from hapi.server.pace import Pace
 from hapi.server.page import page, page_headers
-from hapi.server.pools import started_pool
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
+from hapi.server.progress_watch import subject_of
 from hapi.server.same_origin import check_origin
 from hapi.server.service import FrameStream, Service
 from hapi.server.status import Board, Progress, RunningRequest
 from hapi.server.tenants import Tenants
+from hapi.waiting import Interest
 from hapi.wire import messages
 from hapi.wire.frames import WIRE_VERSION
 
@@ -95,11 +96,12 @@ class Application:
         """Request bodies that are arriving, or wait to be parsed."""
         self._bodies_of: Counter[Tenant] = Counter()
         self.draining = False
-        self._parser = started_pool(1, "hapi-parse")
+        watch = service.watch
+        self._parser = watch.threads(1, "hapi-parse")
         self._parsing = asyncio.Lock()
-        self._workers = started_pool(service.slots + 1, "hapi-request")
-        self._documents = started_pool(DOCUMENT_THREADS, "hapi-document")
-        self.looks = started_pool(1, "hapi-look")
+        self._workers = watch.threads(service.slots + 1, "hapi-request", of_slots=True)
+        self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
+        self.looks = watch.threads(1, "hapi-look")
         """The thread for looks at the server, and for tidying up."""
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
@@ -112,10 +114,10 @@ class Application:
 
     def close(self) -> None:
         """Stop the worker threads."""
-        self._parser.shutdown(wait=False, cancel_futures=True)
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        self._documents.shutdown(wait=False, cancel_futures=True)
-        self.looks.shutdown(wait=False, cancel_futures=True)
+        self._parser.close()
+        self._workers.close()
+        self._documents.close()
+        self.looks.close()
 
     def _routes(self) -> None:
         add = self.web.router
@@ -242,6 +244,8 @@ class Application:
             raise DrainingError("the server is shutting down")
         if not self.service.workers.usable:
             raise DrainingError("no device of the server works any more")
+        if reason := self.service.watch.stuck():
+            raise StuckError(f"stuck: {reason}; ask another server")
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -258,9 +262,12 @@ class Application:
 
     async def _document(self, request: web.Request) -> web.Response:
         patience, deadline = self.service.settings.max_request_seconds, _deadline(request)
+        subject = f"GET {request.path[:200]}"
+        self.service.watch.check(subject)
         async with self.documents.slot(request[TENANT], LEAST_COST, patience, deadline):
-            reading = self._documents.submit(self.service.document, request.path)
-            return web.json_response(await finished(reading, lambda document: None))
+            interest = Interest(subject, time.monotonic())  # two of them that hang would keep out all others
+            reading = self._documents.submit_in(interest, self.service.document, request.path)
+            return web.json_response(await finished(reading, lambda document: None, interest.set))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.draining:
@@ -269,8 +276,10 @@ class Application:
         self.admission.check_place(tenant)
         asked = await self._asked(request)
         settings = self.service.settings
-        cancelled = threading.Event()
         started = time.monotonic()
+        subject = subject_of(asked)
+        self.service.watch.check(subject)
+        interest = Interest(subject, started + settings.max_request_seconds)
         if deadline is not None:
             deadline -= started - arrived
         try:
@@ -284,32 +293,31 @@ class Application:
                     progress=Progress(self._chosen),
                 )
                 with self.board.running(at_work):
-                    latest = started + settings.max_request_seconds
-                    return await self._worked_on(request, at_work, cancelled, slot, latest)
+                    return await self._worked_on(request, at_work, interest, slot)
         finally:
-            cancelled.set()
+            interest.set()
 
     async def _worked_on(
         self,
         request: web.Request,
         at_work: RunningRequest,
-        cancelled: threading.Event,
+        interest: Interest,
         slot: Slot,
-        latest: float,
     ) -> web.StreamResponse:
-        """The answer of a request that has its slot, sent by ``latest`` (``time.monotonic``)."""
-        tenant, asked = request[TENANT], at_work.asked
-        opening = self._workers.submit(
+        """The answer of a request that has its slot, sent by the time that is its interest's latest."""
+        tenant, asked, latest = request[TENANT], at_work.asked, interest.latest
+        opening = self._workers.submit_in(
+            interest,
             self.service.stream,
             asked,
-            cancelled,
+            interest,
             slot.waited,
             slot.expected_wait,
             tenant,
             at_work.progress,
             latest,
         )
-        stream = await finished(opening, FrameStream.close, cancelled.set)
+        stream = await finished(opening, FrameStream.close, interest.set)
         settings = self.service.settings
         workers, progress = self.service.workers, at_work.progress
         pace = Pace(
@@ -320,7 +328,7 @@ class Application:
         )
         self.admission.sent(tenant, stream.content_length)
         try:
-            return await answer.send(request, stream, cancelled)
+            return await answer.send(request, stream, interest)
         finally:
             self.admission.sent(tenant, -answer.unsent)
             self._account(request, asked, stream, answer, slot)

@@ -24,6 +24,7 @@ from hapi.server.decoder_process import DecoderProcess, Died, Order
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape
+from hapi.waiting import wait
 from hapi.wire.references import TransformSpec
 
 log = logging.getLogger("hapi.server")
@@ -158,7 +159,7 @@ class Decoders:
             self._waiting += 1
             try:
                 while not (usable := self._usable()):
-                    self._changed.wait()
+                    wait(self._changed)
             finally:
                 self._waiting -= 1
             taken = usable[: max(1, min(most, len(usable) - self._waiting))]

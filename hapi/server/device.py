@@ -8,6 +8,7 @@ pinned memory, under the next forward.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -26,6 +27,7 @@ from hapi.profiler.timing import work_clock
 from hapi.server.fair_queue import Tenant
 from hapi.server.health import Health
 from hapi.server.turns import Turns
+from hapi.waiting import resting
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
 
@@ -97,13 +99,16 @@ class Running:
     """A forward pass that was begun."""
 
     _pass: _Pass
+    _computes: bool = False
+    """Whether it is processors of the host that compute: long as that may take, it does not hang."""
 
     def result(self) -> int:
         """Wait until the output is there; the batch size that fitted.
 
         Raises as :func:`does_not_fit` when even one sample does not.
         """
-        batch, ready = self._pass.future.result()
+        with resting() if self._computes else contextlib.nullcontext():
+            batch, ready = self._pass.future.result()
         if ready is not None:
             with self._pass.clock.stage("copy_out"):
                 ready.synchronize()
@@ -181,7 +186,7 @@ class Device:
                 raise self.health.failure()
             self._turns.add(asked.turn.tenant, asked.turn.order, asked)
             self._changed.notify()
-        return Running(asked)
+        return Running(asked, self.device.type == "cpu")
 
     def close(self) -> None:
         """Stop the thread after the forward that is under way; those that wait are cancelled."""

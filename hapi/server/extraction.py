@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from hapi.server.worker import Workers
 from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.reader import Near
 from hapi.storage.transform import input_shape
+from hapi.threads import Threads
 from hapi.wire import messages
 from hapi.wire.frames import (
     Buffer,
@@ -60,7 +60,7 @@ class Extraction:
         settings: ServerSettings,
         workers: Workers,
         account: Account,
-        loaders: ThreadPoolExecutor,
+        loaders: Threads,
         decoders: Decoders,
     ) -> None:
         self._settings = settings

@@ -33,6 +33,7 @@ from hapi.profiler.batching import (
 )
 from hapi.profiler.curves import TimeCurves
 from hapi.profiler.memory import ForwardMemory, Key, MemoryReport, ObservedMemory
+from hapi.waiting import current, resting
 
 LOOK_SECONDS = 0.25
 """How often a request that waits for memory looks whether its client is still there."""
@@ -120,13 +121,15 @@ class DeviceMemory:
         """
         claim = Claim(self._request(ask), cancelled, latest)
         check_fits(claim.request, self.budget)
-        with self._changed:
+        with resting(), self._changed:
             self._queue.append(claim)
             try:
                 self._wait(claim)
             except BaseException:
                 self._leave(claim)
                 raise
+        if (interest := current()) is not None:
+            interest.at_giving_up(lambda: self._forgo(claim))
         try:
             yield claim
         finally:
@@ -307,6 +310,12 @@ class DeviceMemory:
             claim.loading = request.weights
             self._queue.remove(claim)
             self._claims.add(claim)
+
+    def _forgo(self, claim: Claim) -> None:
+        """Its request was given up and passes no samples any more, even if its thread comes back only much later."""
+        with self._changed:
+            claim.held_bytes = 0
+            self._changed.notify_all()
 
     def _leave(self, claim: Claim) -> None:
         if claim in self._queue:

@@ -292,6 +292,8 @@ def _status() -> Schema:
             "settings": of_class(ServerSettings, leave_out=SECRET),
             "devices": listed(of_class(DeviceStatus)),
             "queue": _counts("running", "slots", "queued", "max_queued"),
+            "stuck": TEXT,
+            "lost_threads": _counts("now", "ever", "most"),
             "tenants": listed(_tenant()),
             "tenants_in_all": COUNT,
             "running": listed(_running()),

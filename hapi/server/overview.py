@@ -46,7 +46,7 @@ class Overview:
         """The answer to ``GET /v1/status``."""
         now, service, admission = time.monotonic(), self._service, self._admission
         tenants = sorted(map(self._tenant, self._board.tenants), key=_busiest)
-        running = self._board.requests()
+        running, lost = self._board.requests(), service.watch.lost
         return {
             "hapi": __version__,
             "wire": WIRE_VERSION,
@@ -62,6 +62,8 @@ class Overview:
                 "queued": admission.queued,
                 "max_queued": service.settings.max_queued,
             },
+            "stuck": service.watch.stuck(),
+            "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.most},
             "tenants": tenants[:MOST_SHOWN],
             "tenants_in_all": len(tenants),
             "running": [request.to_json(now) for request in running[:MOST_SHOWN]],
@@ -107,6 +109,14 @@ class Overview:
             "hapi_connections_refused",
             "Connections refused or ended, and why.",
             {reason: refused[reason] for reason in REFUSALS},
+        )
+        watch = self._service.watch
+        yield _gauge("hapi_stuck", "1 while the server's work does not move.", bool(watch.stuck()))
+        yield _gauge("hapi_threads_lost", "Threads that wait for the store for nobody.", watch.lost.count)
+        yield CounterMetricFamily(
+            "hapi_threads_ever_lost",
+            "Threads that were lost, those that came back included.",
+            watch.lost.ever,
         )
         wall, cpu = account.totals()
         yield _by("stage", "hapi_stage_seconds", "Wall seconds of requests by stage.", wall)

@@ -186,7 +186,7 @@ def _tell_start(application: Application, listen: ListenSettings, host: str, por
 
 async def _stopped(application: Application, stop: asyncio.Event) -> int:
     """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
-    idle, loop = 0.0, asyncio.get_running_loop()
+    idle = 0.0
     while application.service.workers.usable:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
@@ -195,7 +195,7 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
         idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
         if idle >= IDLE_SECONDS:
             idle = 0.0
-            await loop.run_in_executor(application.looks, give_back_freed_memory)
+            await asyncio.wrap_future(application.looks.submit(give_back_freed_memory))
     log.error("no device works any more")
     return 1
 

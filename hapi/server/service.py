@@ -31,7 +31,7 @@ from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
 from hapi.server.orders import Orders
-from hapi.server.pools import started_pool
+from hapi.server.progress_watch import ProgressWatch
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
@@ -97,7 +97,9 @@ class Service:
             reuse=settings.model_reuse,
             elsewhere=lambda: self.decoders.cpu_seconds,
         )
-        self._loaders = started_pool(self.slots + 1, "hapi-load")
+        self.watch = ProgressWatch(settings.stuck_seconds, settings.lost_threads(self.slots))
+        self.watch.also(store.pools())
+        self._loaders = self.watch.threads(self.slots + 1, "hapi-load", of_slots=True)
         self._datasets = OpenDatasets(store, chunk_cache(store, settings.chunk_cache_bytes))
         self._orders = Orders()
         self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
@@ -122,7 +124,8 @@ class Service:
 
     def close(self) -> None:
         """Stop the threads; streams under way end with an error."""
-        self._loaders.shutdown(wait=False, cancel_futures=True)
+        self.watch.close()
+        self._loaders.close()
         self.decoders.close()
         self.workers.close()
 

@@ -70,6 +70,15 @@ class ServerSettings:
     """Of one client's address; None for half of them all."""
     tell_store: bool = False
     """Errors tell clients where the store lies and what is in it: only its owner asks."""
+    stuck_seconds: float = 60.0
+    """Seconds without a step after which work counts as stuck; twice what a silent store takes to be given up by its
+    own time limits (docs/operations.md)."""
+    max_lost_threads: int | None = None
+    """Threads that may wait for a store for nobody; None: four times the slots, and 16 at least."""
+
+    def lost_threads(self, slots: int) -> int:
+        """Threads that may be lost by a server with so many slots."""
+        return max(16, 4 * slots) if self.max_lost_threads is None else self.max_lost_threads
 
     @property
     def policy(self) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hapi.waiting import wait
+
 Load = Callable[[Collection[str]], Iterable[tuple[str, torch.Tensor]]]
 """Gives the tensors of these keys, on the device, each in memory of its own; in any order."""
 
@@ -66,7 +68,7 @@ class WeightPool:
                 self._loading.update(mine)
                 if mine or len(held) > before:
                     return mine
-                self._changed.wait()
+                wait(self._changed)
 
     def _fill(self, mine: Mapping[str, int], load: Load, held: dict[str, torch.Tensor]) -> None:
         for key, tensor in load(mine):

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hapi.waiting import wait
+
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
@@ -146,12 +148,16 @@ class ChunkCache:
             self._changed.notify_all()
 
     def wait(self, claim: Claim) -> Ints:
-        """The claim's slots once all of them have been published; ``ABSENT`` for those that failed."""
+        """The claim's slots once all of them have been published; ``ABSENT`` for those that failed.
+
+        Raises:
+            StoreUnavailableError: The work was given up, as what another loads did not come.
+        """
         held = np.flatnonzero(claim.slots != ABSENT)
         slots = claim.slots.copy()
         with self._changed:
             while bool((self._state[slots[held]] == _LOADING).any()):
-                self._changed.wait()
+                wait(self._changed)
             failed = held[self._state[slots[held]] != _READY]
         slots[failed] = ABSENT
         return slots

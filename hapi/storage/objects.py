@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.storage.lease import held
 from hapi.storage.locks import FORCE, Lease, LockObjects
+from hapi.threads import Threads
 from hapi.wire.references import given_name
 
 LOCAL_SCHEMES = ("", "file")
@@ -133,6 +134,10 @@ class ObjectStore(ABC):
         ``then(i)`` is called, by the caller's thread, once part i is there. Where the store fills parts one by one,
         that is before the next one: the part's bytes are still in the processor's cache.
         """
+
+    def pools(self) -> Sequence[Threads]:
+        """Threads in which the store works for its callers, for who watches over threads that hang."""
+        return ()
 
     def announce(self, ranges: Sequence[Range]) -> None:
         """These will be read next: a store that can fetch them meanwhile begins to. Never an error."""

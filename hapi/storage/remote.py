@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,12 +35,15 @@ from hapi.storage.objects import (
 )
 from hapi.storage.remote_listing import Listing
 from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
+from hapi.threads import Lost, Threads
 
 COALESCE_GAP = 256 << 10
 """Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
 PIECE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
+MOST_LOST = 8 * PARALLEL_REQUESTS
+"""Threads of requests that hang and of which the caller was given up."""
 RECEIVED_BYTES = 256 << 10
 """Of an answer, taken over at a time: the whole of 8 MB at once took a quarter more CPU, and Python's lock while it was
 copied."""
@@ -84,7 +88,11 @@ class RemoteStore(ObjectStore):
         self._connection = connect(self.url)
         self._store = self._connection.store
         self._process = os.getpid()
-        self._workers = ThreadPoolExecutor(PARALLEL_REQUESTS, thread_name_prefix="hapi-store")
+        self._workers = Threads(PARALLEL_REQUESTS, "hapi-store", Lost(MOST_LOST))
+        weakref.finalize(self, self._workers.close)
+
+    def pools(self) -> Sequence[Threads]:
+        return (self._workers,)
 
     def ping(self) -> None:
         with self._mapped(""):

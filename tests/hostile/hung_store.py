@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ BUCKET = "bucket"
 
 
 class HungStore:
-    """Serves ``folder`` as ``s3://bucket`` on a free port; requests whose path contains one of ``hang`` wait."""
+    """Serves ``folder`` as ``s3://bucket`` on a free port; requests whose path fits a pattern in ``hang`` wait."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         store, parts = self.hung_store, urlsplit(self.path)
         key = unquote(parts.path).removeprefix(f"/{BUCKET}").strip("/")
-        if any(part in self.path for part in store.hang):
+        if any(re.search(pattern, self.path) for pattern in store.hang):
             store.asked.append(self.path)
             store.released.wait()
         if store.over:

@@ -7,14 +7,33 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from forked import environment
-from harness import ServerProcess, server
-from http_tools import EXTRACT, SAMPLES, Known, exchange, make_store, request_bytes, until
+from harness import ServerProcess, losses, report_of, server, train
+from http_tools import (
+    EXTRACT,
+    SAMPLES,
+    TRANSFORM,
+    Answer,
+    Known,
+    check_problem,
+    exchange,
+    make_store,
+    metric,
+    request_bytes,
+    until,
+)
 from hung_store import BUCKET, HungStore, hung_store
+
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.sources import open_source
 
 pytestmark = pytest.mark.slow
 
@@ -120,3 +139,145 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+# -- hung reads while it serves ------------------------------------------------------------------------------------
+
+IN_SHARDS = (0, 20, 39)
+"""Samples of different shards."""
+QUICK = ("--stuck-seconds", "1", "--max-running", "2")
+
+
+def ready(port: int) -> tuple[int, str]:
+    answer = exchange(port, "GET", "/readyz")
+    return answer.status, answer.body.decode()
+
+
+def lost(port: int) -> dict[str, int]:
+    found: dict[str, int] = exchange(port, "GET", "/v1/status").json()["lost_threads"]
+    return found
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[HungStore, Known, Known]]:
+    """A store with two data sets, of which the samples of ``digits`` can hang alone."""
+    folder = make_store(tmp_path / "two")
+    store = open_store(str(folder))
+    options = PackOptions(limit=20, transform=TRANSFORM, shard_bytes=2000)
+    pack(open_source("sklearn:digits"), store, "others", options)
+    with hung_store(folder) as running:
+        yield running, Known(folder), Known(folder, "others")
+
+
+def test_readers_of_one_data_set_do_not_take_the_slots_of_another(
+    two: tuple[HungStore, Known, Known],
+) -> None:
+    """Clients that leave hung reads, again and again, cost their own data set, and nobody else."""
+    store, known, others = two
+    with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
+        port = running.port
+        store.hang.add("/digits/.*/shard-")
+        for _ in range(3):
+            socks = [ask(port, SAMPLES, known.samples([n])) for n in IN_SHARDS]
+            until(
+                lambda: metric(port, "hapi_requests_running") >= 2 or lost(port)["now"] >= 2,
+                10,
+                "slots taken",
+            )
+            until(lambda: len(store.asked) >= 2, 10, "reads that hang")
+            for sock in socks:
+                sock.close()
+            until(lambda: metric(port, "hapi_requests_running") == 0, 10, "free slots")
+            assert exchange(port, "POST", SAMPLES, others.samples([1])).status == 200
+        until(lambda: lost(port)["now"] >= 2, 10, "lost threads")
+        assert exchange(port, "POST", EXTRACT, others.extract([3, 0, 17])).status == 200
+        detail = check_problem(exchange(port, "POST", SAMPLES, known.samples([30])), 502, "digits")
+        assert "no more are begun" in detail
+        count = lost(port)["now"]
+        assert 2 <= count <= 4 and metric(port, "hapi_threads_lost") == count
+        store.release()
+        until(lambda: lost(port)["now"] == 0, 10, "the return of the lost threads")
+        assert lost(port)["ever"] == count
+        assert exchange(port, "POST", SAMPLES, known.samples([30])).status == 200
+        known.check_features(exchange(port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
+        assert ready(port)[0] == 200
+
+
+def test_readiness_says_stuck_and_recovers(store: HungStore, known: Known) -> None:
+    """While all that runs hangs; health stays, and the answers come when the store does."""
+    with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
+        answers: list[Answer] = []
+        store.hang.add("/digits/.*/shard-")
+        asking = threading.Thread(
+            target=lambda: answers.append(exchange(running.port, "POST", SAMPLES, known.samples([3])))
+        )
+        asking.start()
+        until(lambda: ready(running.port)[0] == 503, 15, "the word that it is stuck")
+        assert "stuck" in ready(running.port)[1] and metric(running.port, "hapi_stuck") == 1
+        assert exchange(running.port, "GET", "/healthz").status == 200
+        store.release()
+        asking.join(20)
+        assert answers[0].status == 200 and ready(running.port)[0] == 200
+        assert lost(running.port)["ever"] == 0
+
+
+def test_who_waits_too_long_is_told(store: HungStore, known: Known) -> None:
+    """Before and in the middle of an answer; those who wait for the same chunk hear of it too."""
+    with server(
+        f"s3://{BUCKET}", *QUICK, "--max-request-seconds", "2", "--chunk-cache", "64MiB", **store.environment
+    ) as running:
+        store.hang.add("/digits/.*/shard-")
+        with ThreadPoolExecutor(2) as clients:
+            asked = [
+                clients.submit(exchange, running.port, "POST", SAMPLES, known.samples([n])) for n in (3, 4)
+            ]
+            for answer in asked:
+                check_problem(answer.result(20), 502, "digits")
+        until(lambda: metric(running.port, "hapi_requests_running") == 0, 10, "free slots")
+        until(lambda: lost(running.port)["now"] >= 1, 10, "lost threads")
+        assert exchange(running.port, "GET", "/v1/datasets/digits").status == 200
+
+
+def test_descriptions_that_hang_leave_room_for_others(two: tuple[HungStore, Known, Known]) -> None:
+    store, _, _ = two
+    with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
+        store.hang.add("/digits/manifest")
+        with ThreadPoolExecutor(3) as clients:
+            path = "/v1/datasets/digits"
+            hung = [clients.submit(exchange, running.port, "GET", path) for _ in range(3)]
+            until(lambda: len(store.asked) >= 2, 10, "hung descriptions")
+            answer = exchange(running.port, "GET", "/v1/datasets/others", seconds=15)
+            assert answer.status == 200
+            for one in hung:
+                check_problem(one.result(20), 502, "digits")
+
+
+def test_beyond_the_bound_it_stays_stuck(store: HungStore, known: Known) -> None:
+    with server(f"s3://{BUCKET}", *QUICK, "--max-lost-threads", "1", **store.environment) as running:
+        for sock in hang(running, store, known, 3):
+            sock.close()
+        until(lambda: ready(running.port)[0] == 503, 15, "the word that it is stuck")
+        until(lambda: lost(running.port) == {"now": 1, "ever": 1, "most": 1}, 10, "the one that may be lost")
+        assert ready(running.port)[0] == 503
+        store.release()
+        until(lambda: ready(running.port)[0] == 200, 15, "its recovery")
+        assert lost(running.port)["now"] == 0
+        assert exchange(running.port, "POST", SAMPLES, known.samples([0])).status == 200
+
+
+def test_a_job_goes_on_beside_a_data_set_that_hangs(
+    two: tuple[HungStore, Known, Known], tmp_path: Path
+) -> None:
+    store, known, _ = two
+    job = ("--model", "resnet18", "--image-size", "32", "--bs", "10", "--lr", "0.002", "--no-progress",
+           "--epochs", "2", "--dataset", "others", "--split", "9")  # fmt: skip
+    with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
+        reports = [tmp_path / f"report{number}.json" for number in range(2)]
+        train(*job, "--server", running.url, "--report", str(reports[0]))
+        store.hang.add("/digits/.*/shard-")
+        socks = [ask(running.port, SAMPLES, known.samples([n])) for n in range(2)]
+        until(lambda: bool(store.asked), 20, "a read that hangs")
+        for sock in socks:
+            sock.close()
+        train(*job, "--server", running.url, "--report", str(reports[1]))
+        assert losses(report_of(reports[0])) == losses(report_of(reports[1]))

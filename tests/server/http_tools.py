@@ -81,9 +81,9 @@ class Answer:
 class Known:
     """Good requests against a store, and what the right answers hold."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "digits") -> None:
         self.store = open_store(str(folder))
-        self.dataset = open_dataset(self.store, "digits")
+        self.dataset = open_dataset(self.store, name)
         self._features: dict[tuple[int, ...], torch.Tensor] = {}
 
     def extract(self, ids: list[int] | None = None, split: int = SPLIT, **changes: Any) -> dict[str, Any]:

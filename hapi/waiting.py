@@ -1,0 +1,180 @@
+"""Waits that end when the work is given up.
+
+A thread works in somebody's :class:`Interest`. What it waits for is often done by other threads: a lock, a chunk that
+another request loads, a read ahead. When a store does not answer one of them, all would wait for ever. So these waits
+end with an error once the interest is given up; a call into the store itself cannot be ended, and the thread that is in
+one is lost (:mod:`hapi.threads`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
+
+from hapi.errors import StoreUnavailableError
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.25
+"""How often a thread that waits looks whether its work was given up."""
+
+_here = threading.local()
+
+
+class Interest(threading.Event):
+    """Somebody's interest in a piece of work, in which several threads may be.
+
+    It is set when nobody wants the result any more: the work stops at its next step. Given up means more: nobody waits
+    for that step either.
+    """
+
+    def __init__(self, subject: str = "", latest: float = math.inf) -> None:
+        """Begin an interest.
+
+        Args:
+            subject: Names what is worked on, in messages.
+            latest: When the work should be over (``time.monotonic`` seconds).
+        """
+        super().__init__()
+        self.subject = subject
+        self.latest = latest
+        self.given_up_at = math.inf
+        """When nobody had patience with it any more (``time.monotonic`` seconds)."""
+        self.moved_at = time.monotonic()
+        """When a step of the work began or ended last."""
+        self._lock = threading.Lock()
+        self._resting = 0
+        self._at_giving_up: list[Callable[[], object]] = []
+
+    @property
+    def given_up(self) -> bool:
+        """Whether all waits in it are to end."""
+        return self.given_up_at < math.inf
+
+    def moved(self) -> None:
+        """A step of the work began or ended."""
+        self.moved_at = time.monotonic()
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Inside the block the work waits for what may take long in order: its reader, memory, a processor."""
+        with self._lock:
+            self._resting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._resting -= 1
+            self.moved()
+
+    def standing_still(self, now: float) -> float:
+        """Seconds since the last step at ``now`` (``time.monotonic``); 0 while the work rests."""
+        return 0.0 if self._resting else max(0.0, now - self.moved_at)
+
+    def at_giving_up(self, action: Callable[[], object]) -> None:
+        """Call ``action`` when the work is given up; at once if it is. It must neither wait nor raise."""
+        with self._lock:
+            if not self.given_up:
+                self._at_giving_up.append(action)
+                return
+        action()
+
+    def give_up(self) -> None:
+        """End all waits in this interest with an error."""
+        self.set()
+        with self._lock:
+            self.given_up_at = min(self.given_up_at, time.monotonic())
+            actions, self._at_giving_up = self._at_giving_up, []
+        for action in actions:
+            action()
+
+    def error(self) -> StoreUnavailableError:
+        """What who waits for the work is told once it was given up."""
+        still = time.monotonic() - self.moved_at
+        return StoreUnavailableError(
+            f"{self.subject or 'the request'}: the store has not answered for {still:.0f} s, and nobody waits for it "
+            "any longer; look at the store, try later, or ask another server"
+        )
+
+
+@contextmanager
+def working_in(interest: Interest | None) -> Iterator[None]:
+    """Inside the block this thread works in ``interest``."""
+    before = current()
+    _here.interest = interest
+    try:
+        yield
+    finally:
+        _here.interest = before
+
+
+def current() -> Interest | None:
+    """The interest in which this thread works."""
+    found: Interest | None = getattr(_here, "interest", None)
+    return found
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """As :meth:`Interest.rest` for this thread's work."""
+    interest = current()
+    if interest is None:
+        yield
+        return
+    with interest.rest():
+        yield
+
+
+def wait(condition: threading.Condition) -> None:
+    """Wait for ``condition``, which the caller holds and looks at again.
+
+    Raises:
+        StoreUnavailableError: This thread's work was given up.
+    """
+    interest = current()
+    condition.wait(None if interest is None else LOOK_SECONDS)
+    if interest is not None and interest.given_up:
+        raise interest.error()
+
+
+@contextmanager
+def holding(lock: threading.Lock) -> Iterator[None]:
+    """Hold ``lock`` inside the block.
+
+    Raises:
+        StoreUnavailableError: This thread's work was given up before the lock was free.
+    """
+    interest = current()
+    if interest is None:
+        lock.acquire()
+    else:
+        while not lock.acquire(timeout=LOOK_SECONDS):
+            if interest.given_up:
+                raise interest.error()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def result(future: Future[T]) -> T:
+    """The result of ``future``, waited for.
+
+    Raises:
+        StoreUnavailableError: This thread's work was given up before it was there.
+    """
+    interest = current()
+    while interest is not None:
+        try:
+            return future.result(LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                break
+            if interest.given_up:
+                raise interest.error() from None
+    return future.result()
