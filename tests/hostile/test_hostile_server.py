@@ -1,0 +1,164 @@
+"""A trainer against a server of sixty misbehaviours: one clear line, soon, within bounded memory; never a traceback.
+
+All kinds meet this side over real sockets in the tests' own process, which is fast; some of them a real hapi-train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from forked import ForkedProcess, environment
+from hostile_server import KINDS, Kind, hostile
+from hostile_tools import peak_bytes, resident_bytes
+from local_job import built, pack_blobs, remembering, service_of
+from tiny_http import TinyServer, serving
+
+from hapi.client.prepare import prepare
+from hapi.client.session import Session
+from hapi.client.settings import TrainSettings
+from hapi.client.transport import Handler
+from hapi.config import load, overrides_of
+from hapi.errors import HapiError, UsageError
+
+SECONDS = 30.0
+MOST_BYTES, MOST_GROWTH = 1200 << 20, 800 << 20
+"""Of a trainer, three times what one takes that meets an honest server; of this process, where the server is too."""
+FLAGS = (
+    "--dataset", "blobs", "--model", "resnet18", "--weights", "random", "--bs", "20", "--request-size", "20",
+    "--epochs", "1", "--freeze", "12", "--split", "12", "--no-progress", "--threads", "1", "--timeout", "2",
+    "--patience", "1", "--slow-server-seconds", "1", "--answer-timeout", "3",
+)  # fmt: skip
+REAL = (
+    "dripping 100-continue", "escapes in an error", "2^48 samples", "3 million classes", "nested deeply",
+    "document without end", "half a billion ids", "gigabytes of stored samples", "dripping frame", "false features",
+    "features that are no numbers", "trailers without end",
+)  # fmt: skip
+"""Kinds that meet a process, memory and time counted."""
+WAITED_FOR = re.compile("drip|silence|too long|twice|come back|gigabytes|half a billion|without end")
+"""Kinds that take their seconds, as something is waited for."""
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
+    folder = tmp_path_factory.mktemp("hostile") / "store"
+    pack_blobs(folder, count=40)
+    with service_of(folder) as running:
+        yield remembering(running)
+
+
+def settings_of(*flags: str) -> TrainSettings:
+    """As hapi-train reads them."""
+    from hapi.cli.train import parser
+
+    return load(TrainSettings, None, overrides_of(parser().parse_args(flags), TrainSettings), {}).value
+
+
+def train_here(kind: Kind, *urls: str) -> HapiError | None:
+    """An epoch in this process; the error that it ends with."""
+    settings = settings_of(*FLAGS, *kind.flags, *(part for url in urls for part in ("--server", url)))
+    try:
+        with mock.patch("hapi.client.models.build", built), Session(settings, prepare(settings)) as session:
+            assert sum(len(labels) for _, labels in session.epoch(0)) == 40
+    except HapiError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if WAITED_FOR.search(n) else ()) for n in KINDS]
+)
+def test_each_kind_ends_in_one_line(name: str, honest: Handler) -> None:
+    kind = KINDS[name]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before, started = resident_bytes(0), time.monotonic()
+    with serving(hostile(honest, kind)) as server:
+        error = train_here(kind, server.url)
+    assert time.monotonic() - started < SECONDS
+    assert peak_bytes(0) - before < MOST_GROWTH
+    if kind.code == 0:
+        assert error is None
+        return
+    assert error is not None
+    assert re.search(kind.says, str(error)), str(error)
+    assert str(error).isprintable() and len(str(error)) < 4500
+    assert isinstance(error, UsageError) == (kind.code == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["false features", "false labels", "features that are no numbers", "flipped bit", "another's answer",
+     "half a billion ids", "dripping frame", "silence in a frame", "reset"],
+)  # fmt: skip
+def test_with_another_server_training_goes_on(name: str, honest: Handler) -> None:
+    kind = KINDS[name]
+    with serving(hostile(honest, kind)) as server, serving(hostile(honest, None)) as other:
+        assert train_here(kind, server.url, other.url) is None
+        assert server.requests and other.requests
+
+
+class Trainer:
+    """A ``hapi-train`` process whose memory is watched."""
+
+    def __init__(self, server: TinyServer, flags: tuple[str, ...] = ()) -> None:
+        self.started = time.monotonic()
+        self.process = ForkedProcess(
+            ["hapi.cli.train", *FLAGS, *flags, "--server", server.url],
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        # Should it grow all the same, it and not the machine runs out.
+        resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (6 << 30, 6 << 30))
+        self.peak = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError, AssertionError):  # it has ended
+            while self.process.poll() is None:
+                self.peak = max(self.peak, peak_bytes(self.process.pid))
+                time.sleep(0.02)
+
+    def ended(self) -> tuple[int, str, float]:
+        """(exit code, what it said on stderr, seconds)."""
+        try:
+            _, errors = self.process.communicate(SECONDS + 30)
+        finally:
+            self.process.kill()
+        return self.process.wait(5), errors, time.monotonic() - self.started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_a_trainer_ends_well(name: str, honest: Handler) -> None:
+    kind = KINDS[name]
+    with serving(hostile(honest, kind)) as server:
+        trainer = Trainer(server, kind.flags)
+        code, errors, seconds = trainer.ended()
+    assert code == kind.code, errors
+    assert "Traceback" not in errors
+    assert all(line.isprintable() for line in errors.splitlines()), errors
+    if kind.code:
+        *_, last = errors.splitlines()
+        assert last.startswith("hapi-train: error: ") and re.search(kind.says, last), last
+    assert seconds < SECONDS
+    assert trainer.peak < MOST_BYTES, f"{trainer.peak >> 20} MiB"
+
+
+@pytest.mark.slow
+def test_the_honest_server_behind_it_is_one(honest: Handler) -> None:
+    """Without a misbehaviour training goes through."""
+    assert len(KINDS) > 60 and set(REAL) <= set(KINDS)
+    with serving(hostile(honest, None)) as server:
+        trainer = Trainer(server)
+        code, errors, _ = trainer.ended()
+    assert (code, errors) == (0, "")
+    assert trainer.peak < MOST_BYTES // 2
