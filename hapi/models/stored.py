@@ -89,13 +89,15 @@ class StoredModel(PushedModel):
         except StoreUnavailableError:
             raise
         except (NotFoundError, StoreError) as error:
-            now = self._pushed_again(error, group[-1].stop)
+            now = self._pushed_again(error, max(entry.stop for entry in group))
         return [
             pair for entry in group for pair in self._read_from(now.weights_key, [now.tensors[entry.name]])
         ]
 
     def _read_from(self, key: str, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
-        start, stop = group[0].start, group[-1].stop
+        start, stop = group[0].start, max(entry.stop for entry in group)
+        if stop - start > _GROUP_BYTES and self.store.size(key) < stop:  # before that much memory is taken
+            raise StoreError(f"{self.store.url}/{key} ends before byte {stop}")
         # torch's allocator aligns to 64 bytes, so that a tensor alone in its group is used where it lies.
         buffer = tensor_bytes(torch.empty(stop - start, dtype=torch.uint8))
         if stop > start:
