@@ -11,6 +11,7 @@ from typing import Any
 from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.storage.listing import DatasetSummary, describe, list_datasets
 from hapi.storage.objects import ObjectStore, open_store, split_address
+from hapi.storage.replaced import list_replaced
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 _MODEL_FIELDS = ("architecture", "digest", "bytes")
@@ -51,7 +52,7 @@ def _detail(address: str) -> dict[str, Any] | None:
     store = open_store(url)
     summary = describe(store, name)
     if summary is not None:
-        return _dataset(summary)
+        return {**_dataset(summary), "replaced": [str(known) for known in list_replaced(store, name)]}
     return _model(store, name) if name in store.list_names("models") else None
 
 
@@ -148,6 +149,8 @@ def _lines(detail: dict[str, Any]) -> str:
         shown["classes"] = (
             f"{len(names)}: {', '.join(map(printable, names[:10]))}{', ...' if len(names) > 10 else ''}"
         )
+    if "replaced" in shown:
+        shown["replaced"] = f"kept: {', '.join(shown['replaced'])}" if shown["replaced"] else "nothing is kept"
     return "\n".join(
         f"{key.ljust(width)}  {printable(value, MESSAGE_CHARACTERS)}" for key, value in shown.items()
     )

@@ -68,7 +68,9 @@ class TensorEntry:
         if not isinstance(d["shape"], list) or len(d["shape"]) > _MAX_DIMENSIONS:
             raise BadRequestError(f"{what}: shape is no list of at most {_MAX_DIMENSIONS} sides")
         shape = tuple(check_int(side, 0, _MAX_ELEMENTS, what) for side in d["shape"])
-        if math.prod(side for side in shape if side) > _MAX_ELEMENTS:  # torch counts so far, whatever a side of 0 says
+        if (
+            math.prod(side for side in shape if side) > _MAX_ELEMENTS
+        ):  # torch counts so far, whatever a side of 0 says
             raise BadRequestError(f"{what}: it has more than 2^40 elements")
         start = check_int(d["start"], 8, 2**62, what)
         return cls(name, d["dtype"], shape, start, check_digest(d["digest"], what))

@@ -27,6 +27,7 @@ from hapi.storage.sequence import IntArray
 from hapi.storage.shards import Shard, ShardTable
 from hapi.storage.skipped import Skipped
 from hapi.storage.sources import Source
+from hapi.storage.tensor_check import tensor_check
 from hapi.storage.transform import check_resize, input_batch, input_shape, resize_and_crop
 from hapi.wire.references import TransformSpec
 
@@ -111,6 +112,7 @@ class _Packer:
             transform = TransformSpec()
         self.layout, self.transform = _stored_form(source.layout, transform, options.preprocess)
         self._input_transform = transform
+        self._problem = tensor_check(self.layout)
         self.skipped = Skipped()
         # Here, and not in the middle of a training: does this transform fit these samples, and can both be noted down?
         input_shape(self.layout, self.transform)
@@ -241,6 +243,9 @@ class _Packer:
             raise DataError(f"{self.source.describe(number)}: {error}") from error
         if not len(data):
             raise DataError(f"{self.source.describe(number)} has no bytes")
+        problem = self._problem(memoryview(data))
+        if problem is not None:
+            raise DataError(f"{self.source.describe(number)} {problem}")
         if len(data) > MAX_SAMPLE_BYTES:
             raise DataError(f"{self.source.describe(number)} has {len(data)} bytes; 4 GiB is the most")
         return data

@@ -22,6 +22,7 @@ from hapi.storage.objects import ObjectStore, is_key
 from hapi.storage.packing import LOCK_NAME
 from hapi.storage.replaced import kept
 from hapi.storage.sequence import IntArray
+from hapi.storage.tensor_check import Check, tensor_check
 
 BLOCK_BYTES = 8 << 20
 """Bytes read at once (more by one sample at most)."""
@@ -96,10 +97,10 @@ def verify_dataset(
     except DataError as error:
         found(Damage(manifest.index_key, f"{error} (without it the shards cannot be verified)"))
         return report
-    keys = []
+    keys, check = [], tensor_check(manifest.layout)
     for number in range(len(index.shards)):
         keys.append(manifest.key_of(index.shards.key(number)))
-        for damage in _shard_damages(store, keys[-1], number, index, report, on_progress):
+        for damage in _shard_damages(store, keys[-1], number, index, check, report, on_progress):
             found(damage)
     for damage in _extra_objects(store, manifest, keys):
         found(damage)
@@ -111,6 +112,7 @@ def _shard_damages(
     key: str,
     number: int,
     index: SampleIndex,
+    check: Check,
     report: VerifyReport,
     on_progress: Progress,
 ) -> Iterator[Damage]:
@@ -127,14 +129,15 @@ def _shard_damages(
     starts, stops = places.offset, places.offset + places.length
     state, hashed = xxhash.xxh3_64(), 0
     damaged = size != shard.size
-    for begin, end, members in _blocks(starts, stops, shard.size):
+    for begin, end, members in _blocks(starts, stops, min(size, shard.size)):
         block = np.empty(max(0, min(end, size) - begin), dtype=np.uint8)
         if len(block):
             store.read_into(key, begin, block.data)
         new = block[hashed - begin :]
         state.update(new.data)
         hashed += len(new)
-        for position, problem in _wrong_samples(index.checksum[ids], members, starts, stops, begin, block):
+        wrong = _wrong_samples(index.checksum[ids], members, starts, stops, begin, block, check)
+        for position, problem in wrong:
             damaged = True
             yield Damage(key, problem, first + position, int(starts[position]), int(stops[position]))
         report.samples += len(members)
@@ -148,13 +151,16 @@ def _blocks(starts: IntArray, stops: IntArray, size: int) -> Iterator[tuple[int,
     """Stretches of a shard of about ``BLOCK_BYTES``, and which samples each of them holds whole.
 
     Samples may lie in any order, apart or over one another. The stretches cover the shard in order: each
-    begins within what was covered, or where that ends; every sample is in one of them.
+    begins within what was covered, or where that ends; every sample is in one of them. Beyond
+    ``size`` only samples are looked at.
     """
     order = np.argsort(starts, kind="stable")
     ordered = starts[order]
     covered, low = 0, 0
     while covered < size or low < len(order):
-        begin = min(covered, int(ordered[low])) if low < len(order) else covered
+        begin = covered if low == len(order) else int(ordered[low])
+        if covered < size:
+            begin = min(begin, covered)
         high = int(np.searchsorted(ordered, begin + BLOCK_BYTES))
         members = order[low:high]
         end = int(stops[members].max()) if len(members) else min(begin + BLOCK_BYTES, size)
@@ -169,6 +175,7 @@ def _wrong_samples(
     stops: IntArray,
     begin: int,
     block: Bytes,
+    check: Check,
 ) -> Iterator[tuple[int, str]]:
     """Samples of a block that are not what they should be: their place in the shard, and the problem."""
     view = block.data
@@ -179,6 +186,8 @@ def _wrong_samples(
             yield position, "cut off"
         elif xxhash.xxh3_64_intdigest(view[start - begin : stop - begin]) != checksum:
             yield position, "fails its checksum"
+        elif (problem := check(view[start - begin : stop - begin])) is not None:
+            yield position, problem
 
 
 def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]) -> Iterator[Damage]:
