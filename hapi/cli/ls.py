@@ -150,7 +150,9 @@ def _lines(detail: dict[str, Any]) -> str:
             f"{len(names)}: {', '.join(map(printable, names[:10]))}{', ...' if len(names) > 10 else ''}"
         )
     if "replaced" in shown:
-        shown["replaced"] = f"kept: {', '.join(shown['replaced'])}" if shown["replaced"] else "nothing is kept"
+        shown["replaced"] = (
+            f"kept: {', '.join(shown['replaced'])}" if shown["replaced"] else "nothing is kept"
+        )
     return "\n".join(
         f"{key.ljust(width)}  {printable(value, MESSAGE_CHARACTERS)}" for key, value in shown.items()
     )

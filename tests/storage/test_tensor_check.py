@@ -54,9 +54,9 @@ def test_verify_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_bytes_of_another_length() -> None:
-    check = tensor_check(SampleLayout(kind="tensor", sample_shape=(2, 3), sample_dtype="uint8"))
-    assert check(memoryview(b"123456")) is None
-    assert check(memoryview(b"12345")) == "has 5 bytes, a tensor of this data set has 6"
+    check = tensor_check(SampleLayout(kind="tensor", sample_shape=(2, 3), sample_dtype="float16"))
+    assert check(memoryview(bytes(12))) is None
+    assert check(memoryview(bytes(11))) == "has 11 bytes, a tensor of this data set has 12"
     assert tensor_check(SampleLayout(kind="encoded"))(memoryview(b"")) is None
 
 
