@@ -8,6 +8,7 @@ meets them. A message names what was wrong, where, and what to do about it, on o
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -233,12 +234,33 @@ class ShortageError(TransportError):
 
 
 SHORT_OF: Mapping[int, str] = {
-    errno.EMFILE: "file descriptors (raise its limit of open files)",
+    errno.EMFILE: "file descriptors (raise the limit of open files)",
     errno.ENFILE: "file descriptors of the whole system",
     errno.ENOBUFS: "network buffers",
     errno.ENOMEM: "memory",
 }
-"""Errors of the system that pass by themselves, and what it is short of."""
+"""Errors of the system that pass by themselves, and what there is too little of."""
+_TEXTS = {os.strerror(number): what for number, what in SHORT_OF.items()}
+"""The same in the words of libraries that keep no numbers."""
+
+
+def shortage(error: BaseException) -> ShortageError | None:
+    """The error for what the system cannot give for now.
+
+    None when ``error`` is no such thing, and was not raised because of one either: whoever maps what a library raises
+    (weights that are not there, a shard that cannot be read) need not tell it from all else.
+    """
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        what = SHORT_OF.get(behind.errno or 0) if isinstance(behind, OSError) else None
+        if what is None and isinstance(behind, OSError | RuntimeError):
+            what = next((what for text, what in _TEXTS.items() if text in str(behind)), None)
+        if what is not None:
+            return ShortageError(f"short of {what} for now; come back in 1 s", retry_after=1.0)
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
+    return None
 
 
 def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from hapi.errors import (
     PROBLEM_MEDIA_TYPE,
-    SHORT_OF,
     BadRequestError,
     DeviceMemoryError,
     HapiError,
@@ -18,6 +17,7 @@ from hapi.errors import (
     NotFoundError,
     ShortageError,
     TooLargeError,
+    shortage,
 )
 from hapi.memory_errors import was_for_memory
 from hapi.server.host_memory import out_of_memory
@@ -25,9 +25,7 @@ from hapi.wire import messages
 
 SERVER_NAME = "hapi"
 """What answers say in the header ``Server``: no versions, which help who looks for a weak one."""
-_NO_THREAD = "can't start new thread"
-"""Python's words for it; the error has no class of its own."""
-_MEMORY = (DeviceMemoryError, HostMemoryError, ShortageError)
+_SHORT = (DeviceMemoryError, HostMemoryError, ShortageError)
 
 
 class HttpError(BadRequestError):
@@ -45,12 +43,15 @@ class HttpError(BadRequestError):
 def as_hapi_error(error: Exception) -> HapiError:
     """The error of ours for a foreign one; :class:`HapiError` for one that nobody expected.
 
-    One of ours that lack of memory is behind is :class:`HostMemoryError`, whatever it was taken for.
+    One of ours that lack of memory is behind is :class:`HostMemoryError`, whatever it was taken for, and so is lack
+    of descriptors or buffers a :class:`ShortageError`.
     """
+    if isinstance(error, _SHORT):
+        return error
+    if was_for_memory(error):
+        return out_of_memory()
     if (short_of := shortage(error)) is not None:
         return short_of
-    if was_for_memory(error) and not isinstance(error, _MEMORY):
-        return out_of_memory()
     if isinstance(error, HapiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -65,16 +66,6 @@ def as_hapi_error(error: Exception) -> HapiError:
     if isinstance(error, TimeoutError):
         return BadRequestError("the request took too long to arrive or to be read")
     return HapiError("internal error; the server's log says more")
-
-
-def shortage(error: Exception) -> ShortageError | None:
-    """The error for what the system cannot give for now; None for any other error."""
-    what = SHORT_OF.get(error.errno or 0) if isinstance(error, OSError) else None
-    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        what = "threads"
-    if what is None:
-        return None
-    return ShortageError(f"the server is short of {what} for now; come back in 1 s", retry_after=1.0)
 
 
 def body_too_large() -> TooLargeError:

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hapi.atomic import claim, clean_partials, move_to_free, partial_name, sync_folder
-from hapi.errors import SHORT_OF, ConflictError, HapiError, NotFoundError, ShortageError, StoreError
+from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError, shortage
 from hapi.paths import user_path
 from hapi.storage.files_below import GONE, files_below
 from hapi.storage.lock_objects import FolderLockObjects
@@ -306,12 +306,8 @@ class LocalStore(ObjectStore):
             return StoreError(
                 f"{where}: cannot be written, {error.strerror}; make room and run the same again"
             )
-        if (missing := SHORT_OF.get(error.errno or 0)) is not None:
-            return ShortageError(
-                f"{where}: this process is short of {missing}",
-                retry_after=1.0,
-                outside=f"the server is short of {missing} for now; come back in 1 s",
-            )
+        if (short := shortage(error)) is not None:
+            return short
         return StoreError(f"{where}: {error.strerror or error}")
 
 
