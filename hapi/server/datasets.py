@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 
+from hapi.errors import NotFoundError
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.storage.chunks import ChunkCache
 from hapi.storage.dataset import Dataset, open_dataset
@@ -61,8 +63,10 @@ class OpenDatasets:
     def _manifest(self, name: str) -> Manifest:
         with self._guard:
             seen = self._seen.get(name)
-        if seen is not None and self._store.get(manifest_key(name)) == seen[0]:
-            return seen[1]
+        if seen is not None:
+            with suppress(NotFoundError):  # which find_manifest tells better
+                if self._store.get(manifest_key(name)) == seen[0]:
+                    return seen[1]
         manifest = find_manifest(self._store, name)
         with self._guard:
             self._seen[name] = manifest.to_bytes(), manifest

@@ -90,7 +90,7 @@ class Regular:
 
 
 class SampleDirectory:
-    """Entries of samples 0..count-1; a view of a memory map where the store is local."""
+    """Entries of samples 0..count-1; a view of the index's bytes."""
 
     def __init__(self, entries: npt.NDArray[np.void]) -> None:
         self.entries = entries

@@ -1,7 +1,7 @@
 """The index file of a data set: the sample directory, the labels and checksums of all samples, and the shards.
 
-Arrays (32 bytes a sample, 32 and its name a shard) in one safetensors file, mapped where the store is local. They are
-numpy arrays throughout, never Python objects. The checksums of runs (8 bytes for 64 KB, ``runs.py``) may be left away.
+Arrays (32 bytes a sample, 32 and its name a shard) in one safetensors file. They are numpy arrays throughout, never
+Python objects. The checksums of runs (8 bytes for 64 KB, ``runs.py``) may be left away.
 """
 
 from __future__ import annotations

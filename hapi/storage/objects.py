@@ -200,7 +200,7 @@ class ObjectStore(ABC):
         """How this store keeps the objects of the lock ``key``."""
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object lies in the file system (for memory maps); None for a store that is not local."""
+        """Where the object lies in the file system; None for a store that is not local."""
         check_key(key)
         return None
 

@@ -64,8 +64,11 @@ def test_what_was_replaced(store: LocalStore) -> None:
     assert second.reference == newer and second.count == 25 and second is not first
     assert datasets.get(first.reference) is first and len(first.read(np.arange(20))) == 20
     assert len(opened(store).get(first.reference).read([3])) == 1
+    store.delete("datasets/a/manifest.json")
+    with pytest.raises(NotFoundError, match="'a'"):
+        datasets.current("a")
     with pytest.raises(ConflictError):
-        datasets.get(DatasetReference(name="a", version="0" * 32))
+        datasets.get(DatasetReference(name="b", version="0" * 32))
 
 
 def test_a_failed_opening_is_tried_again(store: LocalStore) -> None:
