@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hapi.cli.entry import EXIT_INTERRUPTED, Interruptible
 from hapi.errors import DivergedError, HapiError, ModelChoiceError, UsageError
+from hapi.output import standard_outputs
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
-EXIT_INTERRUPTED = 130
 MAX_TOKEN_BYTES = 4096
 """Longest token: it must fit a header beside others."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage."""
+    """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage.
+
+    A flag is written in full: what is short for one today may be short for two, or for another one, tomorrow.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -46,16 +52,24 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, printable(" ".join(line.split()), MESSAGE_CHARACTERS) + "\n")
 
 
-def run_command(program: str, body: Callable[[], int]) -> int:
+def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False) -> int:
     """Run ``body`` and turn what it raises into one line on stderr and an exit code.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An error
     that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
+    ``goes_on``: what it prints is not what it is for, so it does its work without stdout too.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be of bytes that are no text
+    with standard_outputs(program, goes_on=goes_on):
+        return _guarded(program, body, goes_on)
+
+
+def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
     try:
-        return body()
+        with Interruptible():
+            code = body()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except HapiError as error:
         if os.environ.get("HAPI_DEBUG"):
             raise
@@ -65,9 +79,9 @@ def run_command(program: str, body: Callable[[], int]) -> int:
         print(f"{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone. Python would complain once more when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        if goes_on:
+            raise
+        return EXIT_FAILED  # whoever read our output is gone
 
 
 def say(line: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hapi import __version__
 from hapi.cli.common import OneLineParser, run_command
+from hapi.cli.entry import Leaving
 
 COMMANDS = {
     "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
@@ -22,6 +23,8 @@ COMMANDS = {
     "bench": "measure, and print the figures with their conditions",
 }
 """Sub-command name to help line; each lives in ``hapi/cli/NAME.py`` with ``configure`` and ``run``."""
+WORKING = frozenset(("pack", "index", "push", "bench"))
+"""Those whose work is worth it without what they print."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,18 +32,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     program = f"hapi {chosen}" if chosen in COMMANDS else "hapi"
-    return run_command(program, lambda: _run(arguments, chosen))  # importing a command takes seconds of it
+    # Importing a command takes seconds of it.
+    return run_command(program, lambda: _run(arguments, chosen), goes_on=chosen in WORKING)
 
 
-def _run(arguments: Sequence[str], chosen: str | None) -> int:
+def parser_with(chosen: str | None) -> OneLineParser:
+    """The command line of ``hapi`` with the flags of the sub-command ``chosen``; the others are only named."""
     parser = OneLineParser(prog="hapi", description="Near-data transfer learning over an object store.")
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
-            importlib.import_module(f"hapi.cli.{name}").configure(sub)
-    args = parser.parse_args(arguments)
+            with Leaving(f"hapi {name}"):
+                importlib.import_module(f"hapi.cli.{name}").configure(sub)
+    return parser
+
+
+def _run(arguments: Sequence[str], chosen: str | None) -> int:
+    args = parser_with(chosen).parse_args(arguments)
     module = importlib.import_module(f"hapi.cli.{args.command}")
     return int(module.run(args))
 

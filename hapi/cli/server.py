@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.common import OneLineParser, read_token, run_command
+from hapi.cli.entry import Leaving
 from hapi.errors import UsageError
 from hapi.factories import search_here
 from hapi.units import parse_bytes
@@ -173,13 +174,14 @@ def _add_connections(p: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-server``; returns the exit code."""
-    return run_command("hapi-server", lambda: _run(parser().parse_args(argv)))
+    return run_command("hapi-server", lambda: _run(parser().parse_args(argv)), goes_on=True)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from hapi.server.run import ListenSettings, run_server
-    from hapi.server.settings import ServerSettings
-    from hapi.server.tenants import read_tenants
+    with Leaving("hapi-server"):
+        from hapi.server.run import ListenSettings, run_server
+        from hapi.server.settings import ServerSettings
+        from hapi.server.tenants import read_tenants
 
     if not args.store:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")

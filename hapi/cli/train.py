@@ -7,12 +7,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hapi import __version__
+from hapi import __version__, output
 from hapi.allocator import keep_freed_memory
-from hapi.cli.common import OneLineParser, read_token, run_command
+from hapi.cli.common import EXIT_FAILED, EXIT_OK, OneLineParser, read_token, run_command
+from hapi.cli.entry import Leaving
 from hapi.config import Loaded, add_flags, load, overrides_of
 from hapi.config_fields import flag_of
 from hapi.errors import HapiError, UsageError
@@ -49,7 +50,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi-train``; returns the exit code."""
-    return run_command("hapi-train", lambda: _run(parser().parse_args(argv)))
+    return run_command("hapi-train", lambda: _run(_parsed(argv)), goes_on=True)
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    with Leaving("hapi-train"):
+        return parser().parse_args(argv)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -69,8 +75,9 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     settings = loaded.value
     if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
-    from hapi.client.session import Session
-    from hapi.client.trainer import Trainer
+    with Leaving("hapi-train"):
+        from hapi.client.session import Session
+        from hapi.client.trainer import Trainer
 
     if settings.allow_model or is_factory(settings.model):
         search_here()
@@ -87,34 +94,64 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
         except BaseException:
             _after_failure(trainer, tracer, loaded)
             raise
-    _write_outputs(settings, tracer, report)
+    failed = _write_outputs(settings, tracer, report, _LAST_SECONDS)
     _summarise(report, trainer.trained_epochs)
-    return 0
+    for line in failed:
+        print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
+    return EXIT_FAILED if failed else EXIT_OK
 
 
-def _write_outputs(settings: TrainSettings, tracer: Tracer, report: dict[str, Any]) -> None:
-    from hapi.client.report import write_report
+_LAST_SECONDS = 15.0
+"""How long outputs are tried again when a training has ended well."""
 
-    if settings.report is not None:
-        write_report(settings.report, report)
+
+def _write_outputs(
+    settings: TrainSettings, tracer: Tracer, report: dict[str, Any], seconds: float
+) -> list[str]:
+    """Write each output, whatever becomes of the others; returns what failed, also after ``seconds`` of trying again.
+
+    The report comes last and says it too.
+    """
+    failed: list[str] = []
+    deadline = time.monotonic() + seconds
+    if settings.trace is not None:
+        failed += _tried(lambda: tracer.write(str(settings.trace)), deadline)
     if settings.html is not None:
         from hapi.figures.html import write_html
         from hapi.figures.reading import Run
 
-        write_html(Run.from_json(report), settings.html)
-    if settings.trace is not None:
-        tracer.write(settings.trace)
+        failed += _tried(lambda: write_html(Run.from_json(report), str(settings.html)), deadline)
+    if settings.report is not None:
+        from hapi.client.report import write_report
+
+        lost = [] if output.current is None else output.current.lost()
+        said = {**report, "troubles": [*report["troubles"], *lost, *failed]}
+        failed += _tried(lambda: write_report(str(settings.report), said), deadline)
+    return failed
+
+
+def _tried(write: Callable[[], None], deadline: float) -> list[str]:
+    """Write, again and again until ``deadline``; the last error's line."""
+    pause = 1.0
+    while True:
+        try:
+            write()
+            return []
+        except HapiError as error:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return [str(error)]
+            time.sleep(min(pause, left))
+            pause *= 2
 
 
 def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings]) -> None:
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
     settings = trainer.settings
-    try:
-        _write_outputs(settings, tracer, trainer.report())
-        if settings.checkpoint and trainer.has_checkpoint:
-            print(f"go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
-    except (HapiError, OSError) as error:
-        print(f"hapi-train: {loaded.as_given(str(error))}", file=sys.stderr)
+    for line in _write_outputs(settings, tracer, trainer.report(), 0.0):
+        print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
+    if settings.checkpoint and trainer.has_checkpoint:
+        print(f"go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
 
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:

@@ -15,7 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import TextIO, cast
 
+from hapi.output import OutputStream
 from hapi.text import printable
 
 log = logging.getLogger("hapi.server")
@@ -44,7 +46,7 @@ def foreign_output_logged() -> Iterator[None]:
     os.set_blocking(writing, False)
     os.dup2(writing, _STDERR)
     os.close(writing)
-    sys.stderr = os.fdopen(kept, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stderr = cast(TextIO, OutputStream(kept, "stderr"))
     faulthandler.enable(kept)  # the last words of a crash would be lost in the pipe
     reader = threading.Thread(target=_log_lines, args=(reading,), name="hapi-stderr", daemon=True)
     reader.start()
