@@ -148,10 +148,13 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
-    """The flags of ``cls`` that were given, for :func:`load`."""
+    """The flags of ``cls`` that were given, for :func:`load`; :class:`UsageError` for one whose text is empty."""
     found: dict[str, Any] = {}
     for f in every_field(cls):
         value = getattr(args, f.name, None)
+        texts = value if isinstance(value, list) else [value]  # argparse makes [] of --flag=--
+        if any(text in ("", []) or (isinstance(text, str) and not text.strip()) for text in texts):
+            raise UsageError(f"{flag_of(f.name)}: the text is empty; give a value, or leave the flag away")
         if isinstance(value, list):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
         if value is not None:

@@ -27,7 +27,9 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 # "010" is eight in YAML 1.1 and ten in YAML 1.2: neither is guessed.
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9](?:_?[0-9]){0,24})", re.ASCII)
 _WHOLE_FLOAT = re.compile(r"[+-]?[1-9][0-9]*(?:\.0*)?[eE]\+?[0-9]{1,2}", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_FLOAT = re.compile(
+    r"[+-]?(?:[0-9](?:_?[0-9]){0,400}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII
+)
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _PLAIN_KINDS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value", "merge")
 _PLAIN_TAGS = frozenset(_STANDARD_TAG + kind for kind in _PLAIN_KINDS)

@@ -16,9 +16,12 @@ from hapi.cli.bench_shuffle import configure_shuffle
 from hapi.cli.bench_study import STUDIES, configure_studies, run_study
 from hapi.cli.bench_tenants import NAME as TENANTS
 from hapi.cli.bench_tenants import configure_tenants, run_tenants
+from hapi.cli.numbers import DAY, count, rate, seconds, size
 from hapi.errors import UsageError
 from hapi.paths import check_outputs
-from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
+from hapi.units import parse_bandwidth
+
+_SAMPLES, _BATCH, _EPOCHS = count(1, 1 << 24), count(1, 1 << 20), count(1, 10_000)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +49,16 @@ def _add_wire(benchmarks: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = benchmarks.add_parser(
         "wire", help="GB/s of features from server to client, beside a plain socket"
     )
-    parser.add_argument("--body", default="64MiB", metavar="SIZE", help="bytes per transfer (default 64MiB)")
-    parser.add_argument("--rounds", default="15", metavar="N", help="transfers each way (default 15)")
+    parser.add_argument(
+        "--body",
+        type=size(1 << 20, 1 << 32),
+        default="64MiB",
+        metavar="SIZE",
+        help="bytes per transfer (default 64MiB)",
+    )
+    parser.add_argument(
+        "--rounds", type=count(1, 10_000), default="15", metavar="N", help="transfers each way (default 15)"
+    )
     parser.set_defaults(measure=_wire)
     return parser
 
@@ -61,13 +72,20 @@ def _add_overlap(benchmarks: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--bandwidth",
+        type=rate(),
         action="append",
         metavar="RATE",
         help="may be repeated (default 8Mbps, 20Mbps, 100Mbps)",
     )
-    parser.add_argument("--samples", default="1024", metavar="N", help="samples of an epoch (default 1024)")
-    parser.add_argument("--bs", default="32", metavar="N", help="training batch size (default 32)")
-    parser.add_argument("--epochs", default="3", metavar="N", help="measured epochs each (default 3)")
+    parser.add_argument(
+        "--samples", type=_SAMPLES, default="1024", metavar="N", help="samples of an epoch (default 1024)"
+    )
+    parser.add_argument(
+        "--bs", type=_BATCH, default="32", metavar="N", help="training batch size (default 32)"
+    )
+    parser.add_argument(
+        "--epochs", type=_EPOCHS, default="3", metavar="N", help="measured epochs each (default 3)"
+    )
     parser.add_argument("--split", default="freeze", help="as for hapi-train (default freeze)")
     parser.set_defaults(measure=_overlap)
     return parser
@@ -80,8 +98,20 @@ def _add_gpu(benchmarks: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", action="append", metavar="NAME", help="one of the paper's; may be repeated"
     )
-    parser.add_argument("--seconds", default="60", metavar="N", help="about how long to measure (default 60)")
-    parser.add_argument("--image-size", default="224", metavar="N", help="side of the inputs (default 224)")
+    parser.add_argument(
+        "--seconds",
+        type=count(1, 86_400),
+        default="60",
+        metavar="N",
+        help="about how long to measure (default 60)",
+    )
+    parser.add_argument(
+        "--image-size",
+        type=count(32, 512),
+        default="224",
+        metavar="N",
+        help="side of the inputs (default 224)",
+    )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for comparison (default cuda)")
     parser.set_defaults(measure=_gpu)
     return parser
@@ -94,8 +124,12 @@ def _add_memory(benchmarks: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", action="append", metavar="NAME", help="may be repeated (default: the paper's 7)"
     )
-    parser.add_argument("--bs", action="append", metavar="N", help="may be repeated (default 16, 64, 256)")
-    parser.add_argument("--image-size", default="64", metavar="N", help="side of the inputs (default 64)")
+    parser.add_argument(
+        "--bs", type=_BATCH, action="append", metavar="N", help="may be repeated (default 16, 64, 256)"
+    )
+    parser.add_argument(
+        "--image-size", type=count(1, 1024), default="64", metavar="N", help="side of the inputs (default 64)"
+    )
     parser.set_defaults(measure=_memory)
     return parser
 
@@ -107,14 +141,27 @@ def _add_steps(benchmarks: Any) -> argparse.ArgumentParser:
     parser.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
     parser.add_argument(
         "--bandwidth",
+        type=rate(),
         action="append",
         metavar="RATE",
         help="of one stretch after the other (default 100Mbps, 10Mbps, 100Mbps)",
     )
-    parser.add_argument("--epochs", default="4", metavar="N", help="of each stretch (default 4)")
-    parser.add_argument("--samples", default="640", metavar="N", help="samples of an epoch (default 640)")
-    parser.add_argument("--bs", default="64", metavar="N", help="training batch size (default 64)")
-    parser.add_argument("--repeats", default="3", metavar="N", help="times that all is measured (default 3)")
+    parser.add_argument(
+        "--epochs", type=_EPOCHS, default="4", metavar="N", help="of each stretch (default 4)"
+    )
+    parser.add_argument(
+        "--samples", type=_SAMPLES, default="640", metavar="N", help="samples of an epoch (default 640)"
+    )
+    parser.add_argument(
+        "--bs", type=_BATCH, default="64", metavar="N", help="training batch size (default 64)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=count(1, 1000),
+        default="3",
+        metavar="N",
+        help="times that all is measured (default 3)",
+    )
     parser.set_defaults(measure=_steps)
     return parser
 
@@ -135,10 +182,14 @@ def _add_overload(benchmarks: Any) -> argparse.ArgumentParser:
         "overload", help="what a server does that is asked for ten times what it can (two cores, Linux)"
     )
     parser.add_argument("--quick", action="store_true", help="a minute and a half instead of six")
-    parser.add_argument("--seconds", metavar="TIME", help="of each of the two overloads (default 120)")
-    parser.add_argument("--clients", default="50", metavar="N", help="(default 50)")
+    parser.add_argument(
+        "--seconds", type=seconds(1, DAY), metavar="TIME", help="of each of the two overloads (default 120)"
+    )
+    parser.add_argument("--clients", type=count(1, 1000), default="50", metavar="N", help="(default 50)")
     parser.add_argument("--model", default="resnet18", metavar="NAME", help="(default resnet18)")
-    parser.add_argument("--request-size", default="32", metavar="N", help="samples (default 32)")
+    parser.add_argument(
+        "--request-size", type=count(1, 65_536), default="32", metavar="N", help="samples (default 32)"
+    )
     parser.set_defaults(measure=_overload)
     return parser
 
@@ -168,10 +219,7 @@ def run(args: argparse.Namespace) -> int:
 def _wire(args: argparse.Namespace) -> Any:
     from hapi.bench.wire import measure_wire
 
-    body, rounds = parse_bytes(args.body, "--body"), _positive(args.rounds, "--rounds")
-    if not 1 << 20 <= body <= 1 << 32:
-        raise UsageError("--body: expected a size from 1MiB to 4GiB")
-    return measure_wire(body, rounds)
+    return measure_wire(args.body, args.rounds)
 
 
 def _overlap(args: argparse.Namespace) -> Any:
@@ -179,10 +227,10 @@ def _overlap(args: argparse.Namespace) -> Any:
 
     settings = OverlapSettings(
         models=known_models(args.model or MODELS),
-        bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth or BANDWIDTHS),
-        samples=_positive(args.samples, "--samples"),
-        batch=_positive(args.bs, "--bs"),
-        epochs=_positive(args.epochs, "--epochs"),
+        bandwidths=tuple(args.bandwidth or map(parse_bandwidth, BANDWIDTHS)),
+        samples=args.samples,
+        batch=args.bs,
+        epochs=args.epochs,
         split=args.split,
     )
     return measure_overlap(settings, lambda line: print(line, file=sys.stderr, flush=True))
@@ -194,13 +242,12 @@ def _gpu(args: argparse.Namespace) -> Any:
     unknown = [m for m in args.model or () if m not in MODELS]
     if unknown:
         raise UsageError(f"--model {unknown[0]}: expected one of {', '.join(MODELS)}")
-    size = _positive(args.image_size, "--image-size")
-    if not 32 <= size <= 512 or size % 32:
+    if args.image_size % 32:
         raise UsageError("--image-size: expected a multiple of 32 from 32 to 512")
     settings = GpuSettings(
         models=tuple(args.model or MODELS),
-        image_size=size,
-        seconds=_positive(args.seconds, "--seconds"),
+        image_size=args.image_size,
+        seconds=args.seconds,
         device=args.device,
     )
     return measure_gpu(settings, lambda line: print(line, file=sys.stderr, flush=True))
@@ -211,8 +258,8 @@ def _memory(args: argparse.Namespace) -> Any:
 
     settings = MemorySettings(
         models=known_models(args.model or MODELS),
-        batches=tuple(_positive(b, "--bs") for b in args.bs) if args.bs else BATCHES,
-        image_size=_positive(args.image_size, "--image-size"),
+        batches=tuple(args.bs) if args.bs else BATCHES,
+        image_size=args.image_size,
     )
     results = Path(args.json) if args.json else None
     return measure_memory(settings, results, lambda line: print(line, file=sys.stderr, flush=True))
@@ -223,14 +270,13 @@ def _steps(args: argparse.Namespace) -> Any:
 
     settings = StepsSettings(
         model=known_models([args.model])[0],
-        epochs=_positive(args.epochs, "--epochs"),
-        samples=_positive(args.samples, "--samples"),
-        batch=_positive(args.bs, "--bs"),
-        repeats=_positive(args.repeats, "--repeats"),
+        epochs=args.epochs,
+        samples=args.samples,
+        batch=args.bs,
+        repeats=args.repeats,
     )
     if args.bandwidth:
-        bandwidths = tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth)
-        settings = replace(settings, bandwidths=bandwidths)
+        settings = replace(settings, bandwidths=tuple(args.bandwidth))
     return measure_steps(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -239,12 +285,12 @@ def _overload(args: argparse.Namespace) -> Any:
 
     settings = replace(
         QUICK if args.quick else OverloadSettings(),
-        clients=_positive(args.clients, "--clients"),
+        clients=args.clients,
         model=known_models([args.model])[0],
-        request_size=_positive(args.request_size, "--request-size"),
+        request_size=args.request_size,
     )
     if args.seconds is not None:
-        settings = replace(settings, seconds=parse_duration(args.seconds, "--seconds"))
+        settings = replace(settings, seconds=args.seconds)
     return measure_overload(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -254,10 +300,3 @@ def _plan(args: argparse.Namespace) -> Any:
 
     models = known_models(args.model) if args.model else torchvision_names()
     return measure_plan(models, lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def _positive(text: str, what: str) -> int:
-    count = parse_count(text, what)
-    if count < 1:
-        raise UsageError(f"{what}: expected at least 1")
-    return count

@@ -6,11 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from hapi.cli.bench_flags import add_folder, within
-from hapi.units import parse_bytes, parse_count
-
-_MOST_SAMPLES = 1 << 30
-_MOST_SAMPLE_BYTES = 1 << 30
+from hapi.cli.bench_flags import add_folder
+from hapi.cli.numbers import count, size
 
 
 def configure_directory(benchmarks: Any) -> None:
@@ -19,11 +16,27 @@ def configure_directory(benchmarks: Any) -> None:
         "directory",
         help="bytes a sample, load time, look-up time and memory of a sample directory (DLFS, section III-B)",
     )
-    p.add_argument("--samples", default="10M", metavar="N", help="(default 10M; 50M makes a file of 1.6 GB)")
     p.add_argument(
-        "--sample-size", default="110kB", metavar="SIZE", help="mean bytes of a sample (default 110kB)"
+        "--samples",
+        type=count(1, 1 << 30),
+        default="10M",
+        metavar="N",
+        help="(default 10M; 50M makes a file of 1.6 GB)",
     )
-    p.add_argument("--processes", default="3", metavar="N", help="that open it, each once cold (default 3)")
+    p.add_argument(
+        "--sample-size",
+        type=size(1, 1 << 30),
+        default="110kB",
+        metavar="SIZE",
+        help="mean bytes of a sample (default 110kB)",
+    )
+    p.add_argument(
+        "--processes",
+        type=count(1, 100),
+        default="3",
+        metavar="N",
+        help="that open it, each once cold (default 3)",
+    )
     add_folder(p)
     p.add_argument("--json", metavar="FILE", help="also write the figures there")
     p.set_defaults(measure=_measure)
@@ -33,11 +46,9 @@ def _measure(args: argparse.Namespace) -> Any:
     from hapi.bench.directory import DirectorySettings, measure_directory
 
     settings = DirectorySettings(
-        samples=within(parse_count(args.samples, "--samples"), 1, _MOST_SAMPLES, "--samples"),
-        sample_bytes=within(
-            parse_bytes(args.sample_size, "--sample-size"), 1, _MOST_SAMPLE_BYTES, "--sample-size"
-        ),
-        processes=within(parse_count(args.processes, "--processes"), 1, 100, "--processes"),
+        samples=args.samples,
+        sample_bytes=args.sample_size,
+        processes=args.processes,
         folder=args.folder,
     )
     return measure_directory(settings, lambda line: print(line, file=sys.stderr, flush=True))

@@ -10,8 +10,9 @@ from typing import Any
 
 from hapi.cli.bench_flags import known_models
 from hapi.cli.bench_study import add_no_bed
-from hapi.errors import UsageError
-from hapi.units import parse_bandwidth, parse_count
+from hapi.cli.numbers import count, rate
+
+_COUNT = count(1, 1 << 20)
 
 MEASURED = ("layers", "reuse", "concurrency", "batching")
 """Sub-commands that this module runs."""
@@ -31,24 +32,40 @@ def configure_measured(benchmarks: Any) -> None:
             "--model", action="append", metavar="NAME", help="may be repeated (default all 7)"
         )
         benchmark.add_argument(
-            "--image-size", default="64", metavar="N", help="side of the inputs (default 64)"
+            "--image-size",
+            type=count(64, 512),
+            default="64",
+            metavar="N",
+            help="side of the inputs (default 64)",
         )
-        benchmark.add_argument("--repeats", metavar="N", help="times that each figure is measured")
+        benchmark.add_argument(
+            "--repeats", type=_COUNT, metavar="N", help="times that each figure is measured"
+        )
         benchmark.add_argument("--device", default="cpu", help="of both tiers: auto, cpu, cuda (default cpu)")
         if name in ("layers", "reuse"):
-            benchmark.add_argument("--bs", default="128", metavar="N", help="batch size (default 128)")
+            benchmark.add_argument(
+                "--bs", type=_COUNT, default="128", metavar="N", help="batch size (default 128)"
+            )
         if name == "batching":
             benchmark.add_argument("--split", metavar="SPLIT", help="index or layer's name (default: freeze)")
             benchmark.add_argument(
-                "--threads", default="1", metavar="N", help="of a pass on a CPU (default 1)"
+                "--threads",
+                type=count(1, 1024),
+                default="1",
+                metavar="N",
+                help="of a pass on a CPU (default 1)",
             )
         if name in ("reuse", "concurrency"):
-            benchmark.add_argument("--bandwidth", metavar="RATE", help="of the link")
+            benchmark.add_argument("--bandwidth", type=rate(), metavar="RATE", help="of the link")
             add_no_bed(benchmark)
         if name != "layers":
-            size = "256" if name == "batching" else "16"
+            size, most = ("256", 256) if name == "batching" else ("16", 1 << 20)
             benchmark.add_argument(
-                "--request-size", default=size, metavar="N", help=f"samples (default {size})"
+                "--request-size",
+                type=count(1, most),
+                default=size,
+                metavar="N",
+                help=f"samples (default {size})",
             )
             path = f"bench-results/{name}.jsonl"
             benchmark.add_argument(
@@ -77,9 +94,7 @@ def _layers(args: argparse.Namespace) -> int:
     from hapi.bench.layers import LayersSettings, measure_layers
     from hapi.bench.plots_measured import draw_layers
 
-    settings = _with(
-        LayersSettings(bs=_count(args.bs, "--bs"), image_size=_side(args), device=args.device), args
-    )
+    settings = _with(LayersSettings(bs=args.bs, image_size=args.image_size, device=args.device), args)
     result = measure_layers(settings, _tell)
     _write(args, result.table(), result.rows(), result.to_json(), result.conditions)
     if args.figure:
@@ -92,7 +107,7 @@ def _reuse(args: argparse.Namespace) -> int:
     from hapi.bench.plots_measured import draw_reuse
     from hapi.bench.reuse import ReuseSettings, measure_reuse, reuse_rows, reuse_table
 
-    settings = _with(ReuseSettings(bs=_count(args.bs, "--bs"), **_common(args)), args)
+    settings = _with(ReuseSettings(bs=args.bs, **_common(args)), args)
     bed, results = _prepared(args, settings)
     measure_reuse(bed, settings, results, _tell)
     rows = reuse_rows(results.records)
@@ -141,13 +156,11 @@ def _batching(args: argparse.Namespace) -> int:
 
     settings = BatchingSettings(
         split=args.split,
-        image_size=_side(args),
+        image_size=args.image_size,
         device=args.device,
-        request_size=_count(args.request_size, "--request-size"),
-        threads=_count(args.threads, "--threads"),
+        request_size=args.request_size,
+        threads=args.threads,
     )
-    if not settings.request_size <= 256:
-        raise UsageError("--request-size: expected at most 256, the largest COS batch that is measured")
     settings = _with(settings, args)
     results = Results(Path(args.results), {**conditions(), "grid": asdict(settings)})
     measure_batching(settings, results, _tell)
@@ -170,15 +183,15 @@ def _with(settings: Any, args: argparse.Namespace) -> Any:
     if args.model:
         settings = replace(settings, models=known_models(args.model))
     if args.repeats is not None:
-        settings = replace(settings, repeats=_count(args.repeats, "--repeats"))
+        settings = replace(settings, repeats=args.repeats)
     return settings
 
 
 def _common(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"image_size": _side(args), "device": args.device}
-    found["request_size"] = _count(args.request_size, "--request-size")
+    found: dict[str, Any] = {"image_size": args.image_size, "device": args.device}
+    found["request_size"] = args.request_size
     if args.bandwidth is not None:
-        found["bandwidth"] = parse_bandwidth(args.bandwidth, "--bandwidth")
+        found["bandwidth"] = args.bandwidth
     return found
 
 
@@ -209,17 +222,3 @@ def _write(
         write_json(args.json, {**document, "table": table, "rows": rows, "conditions": conditions})
     if args.csv:
         write_csv(args.csv, rows)
-
-
-def _side(args: argparse.Namespace) -> int:
-    side = _count(args.image_size, "--image-size")
-    if not 64 <= side <= 512:
-        raise UsageError("--image-size: expected 64 to 512; AlexNet takes no smaller one")
-    return side
-
-
-def _count(text: str, what: str) -> int:
-    count = parse_count(text, what)
-    if not 1 <= count <= 1 << 20:
-        raise UsageError(f"{what}: expected 1 to 1048576")
-    return count

@@ -7,9 +7,23 @@ import sys
 import tempfile
 from typing import Any
 
-from hapi.cli.bench_flags import add_folder, within
+from hapi.cli.bench_flags import add_folder
+from hapi.cli.numbers import DAY, Number, count, seconds, size
 from hapi.errors import UsageError
-from hapi.units import parse_bytes, parse_count, parse_duration
+from hapi.units import parse_bytes
+
+
+def _sample_bytes(text: str) -> int:
+    """Bytes of a sample; 0 for the mix."""
+    if text == "mix":
+        return 0
+    size = parse_bytes(text)
+    if size < 16:
+        raise ValueError(text)
+    return size
+
+
+_SIZE = Number(_sample_bytes, 0, 1 << 26, "16 to 64MiB, or 'mix'")
 
 
 def configure_samples(benchmarks: Any) -> argparse.ArgumentParser:
@@ -20,19 +34,26 @@ def configure_samples(benchmarks: Any) -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--size",
+        type=_SIZE,
         action="append",
         metavar="SIZE",
         help="of a sample, or 'mix'; may be repeated (default: six)",
     )
-    p.add_argument("--total", metavar="SIZE", help="bytes of each data set (default 256MiB)")
-    p.add_argument("--seconds", metavar="TIME", help="longest time of each figure (default 2s)")
-    p.add_argument("--bs", default="256", metavar="N", help="samples of a batch (default 256)")
+    p.add_argument(
+        "--total", type=size(1 << 20, 1 << 36), metavar="SIZE", help="bytes of each data set (default 256MiB)"
+    )
+    p.add_argument(
+        "--seconds", type=seconds(1e-3, DAY), metavar="TIME", help="longest time of each figure (default 2s)"
+    )
+    p.add_argument(
+        "--bs", type=count(1, 1 << 16), default="256", metavar="N", help="samples of a batch (default 256)"
+    )
     p.add_argument(
         "--over",
         choices=("http", "swift"),
         help="through hapi-server, or from an OpenStack Swift on loopback, beside plain downloads of large ranges",
     )
-    p.add_argument("--rounds", metavar="N", help="turns of each reader (default 3)")
+    p.add_argument("--rounds", type=count(1, 100), metavar="N", help="turns of each reader (default 3)")
     add_folder(p)
     p.add_argument(
         "--quick", action="store_true", help="32MiB, one round and half a second each, to try it out"
@@ -45,15 +66,13 @@ def _samples(args: argparse.Namespace) -> Any:
     from hapi.bench.samples import SIZES, SamplesSettings, measure_samples
     from hapi.bench.samples_over import OverSettings, measure_over
 
-    total, seconds, rounds = ("32MiB", "500ms", "1") if args.quick else ("256MiB", "2s", "3")
+    total, longest, rounds = (32 << 20, 0.5, 1) if args.quick else (256 << 20, 2.0, 3)
     shared: dict[str, Any] = {
-        "sizes": tuple(_size(text) for text in args.size) if args.size else SIZES,
-        "total": within(
-            parse_bytes(args.total or total, "--total"), 1 << 20, 1 << 36, "--total", "1MiB to 64GiB"
-        ),
-        "seconds": parse_duration(args.seconds or seconds, "--seconds"),
-        "rounds": within(parse_count(args.rounds or rounds, "--rounds"), 1, 100, "--rounds"),
-        "batch": within(parse_count(args.bs, "--bs"), 1, 1 << 16, "--bs"),
+        "sizes": tuple(args.size) if args.size else SIZES,
+        "total": args.total or total,
+        "seconds": args.seconds or longest,
+        "rounds": args.rounds or rounds,
+        "batch": args.bs,
         "folder": args.folder,
     }
     try:
@@ -67,10 +86,3 @@ def _samples(args: argparse.Namespace) -> Any:
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _size(text: str) -> int:
-    """Bytes of a sample; 0 for the mix."""
-    if text == "mix":
-        return 0
-    return within(parse_bytes(text, "--size"), 16, 1 << 26, "--size", "16 to 64MiB, or 'mix'")

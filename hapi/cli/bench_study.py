@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hapi.cli.bench_flags import known_models
-from hapi.errors import UsageError
-from hapi.units import parse_bandwidth, parse_bytes, parse_count, parse_duration
+from hapi.cli.numbers import DAY, count, rate, seconds, size
 
 RESULTS = "bench-results/sweep.jsonl"
 _VIEWS = {
@@ -32,27 +31,36 @@ def configure_studies(benchmarks: Any) -> None:
         "sweep",
         help="measure every split of every model, batch and bandwidth (root; hours, goes on where it was)",
     )
-    size = sweep.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 models, 2 batches, 2 bandwidths: minutes")
-    size.add_argument("--paper", action="store_true", help="the papers' sizes, for a GPU on each side")
+    extent = sweep.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="2 models, 2 batches, 2 bandwidths: minutes")
+    extent.add_argument("--paper", action="store_true", help="the papers' sizes, for a GPU on each side")
     sweep.add_argument("--model", action="append", metavar="NAME", help="may be repeated")
-    sweep.add_argument("--bs", action="append", metavar="N", help="training batch; may be repeated")
-    sweep.add_argument("--bandwidth", action="append", metavar="RATE", help="may be repeated")
-    sweep.add_argument("--seconds", metavar="TIME", help="stop after the cell that is under way then")
+    sweep.add_argument(
+        "--bs", type=count(1, 1 << 20), action="append", metavar="N", help="training batch; may be repeated"
+    )
+    sweep.add_argument("--bandwidth", type=rate(), action="append", metavar="RATE", help="may be repeated")
+    sweep.add_argument(
+        "--seconds", type=seconds(0), metavar="TIME", help="stop after the cell that is under way then"
+    )
     sweep.add_argument("--results", default=RESULTS, metavar="FILE", help=f"JSON lines (default {RESULTS})")
     sweep.add_argument(
         "--enough",
+        type=seconds(1e-3, DAY),
         metavar="TIME",
         help="of epochs at each split that decides, unless they tell before (default 20 s; more goes on with cells "
         "that are done)",
     )
     sweep.add_argument(
         "--profiles",
+        type=count(1, 100),
         metavar="N",
         help="of each cell, of which the mean counts (default 2; more goes on with cells that are done)",
     )
     sweep.add_argument(
-        "--memory", metavar="SIZE", help="bytes that the client may use (default: what is free)"
+        "--memory",
+        type=size(1 << 20),
+        metavar="SIZE",
+        help="bytes that the client may use (default: what is free)",
     )
     add_no_bed(sweep)
     for name, text in _VIEWS.items():
@@ -96,30 +104,22 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.model:
         grid = replace(grid, models=known_models(args.model))
     if args.bs:
-        grid = replace(grid, batches=tuple(_between(1, 1 << 20, text, "--bs") for text in args.bs))
+        grid = replace(grid, batches=tuple(args.bs))
     if args.bandwidth:
-        grid = replace(grid, bandwidths=tuple(parse_bandwidth(b, "--bandwidth") for b in args.bandwidth))
-    seconds = None if args.seconds is None else parse_duration(args.seconds, "--seconds")
+        grid = replace(grid, bandwidths=tuple(args.bandwidth))
     if args.memory:
-        grid = replace(grid, memory=parse_bytes(args.memory, "--memory"))
+        grid = replace(grid, memory=args.memory)
     if args.enough:
-        grid = replace(grid, enough=parse_duration(args.enough, "--enough"))
+        grid = replace(grid, enough=args.enough)
     if args.profiles:
-        grid = replace(grid, profile_parts=_between(1, 100, args.profiles, "--profiles"))
+        grid = replace(grid, profile_parts=args.profiles)
     bed = choose_bed(args.no_bed)
     limited = isinstance(bed, LooseBed)
     found = {**conditions(), **sweep_conditions(grid), "test_bed": bed.describe(), "limited": limited}
     results = Results(Path(args.results), found)
-    sweep(bed, grid, results, lambda line: print(line, file=sys.stderr, flush=True), seconds=seconds)
+    sweep(bed, grid, results, lambda line: print(line, file=sys.stderr, flush=True), seconds=args.seconds)
     print(f"measured into {args.results}; look at it with hapi bench {'|'.join(_VIEWS)}")
     return 0
-
-
-def _between(least: int, most: int, text: str, flag: str) -> int:
-    count = parse_count(text, flag)
-    if not least <= count <= most:
-        raise UsageError(f"{flag}: expected {least} to {most}")
-    return count
 
 
 def _view(args: argparse.Namespace) -> int:

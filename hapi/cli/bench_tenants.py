@@ -10,8 +10,8 @@ from typing import Any
 
 from hapi.cli.bench_flags import known_models
 from hapi.cli.bench_study import add_no_bed
+from hapi.cli.numbers import count, size
 from hapi.errors import UsageError
-from hapi.units import parse_bytes, parse_count
 
 NAME = "tenants"
 _RESULTS = "bench-results/tenants.jsonl"
@@ -24,7 +24,13 @@ def configure_tenants(benchmarks: Any) -> None:
         NAME,
         help="1 to 10 tenants at once: makespan, mean job, memory, against all in the store (HAPI, Figure 11)",
     )
-    p.add_argument("--tenants", action="append", metavar="N", help="may be repeated (default 1,2,4,6,8,10)")
+    p.add_argument(
+        "--tenants",
+        type=count(1, _MOST_TENANTS),
+        action="append",
+        metavar="N",
+        help="may be repeated (default 1,2,4,6,8,10)",
+    )
     p.add_argument(
         "--mode",
         action="append",
@@ -35,11 +41,14 @@ def configure_tenants(benchmarks: Any) -> None:
     p.add_argument(
         "--model", action="append", metavar="NAME", help="may be repeated (default all 7, in turn)"
     )
-    p.add_argument("--samples", metavar="N", help="of each job (default 256)")
-    p.add_argument("--request-size", metavar="N", help="also the training batch (default 128)")
-    p.add_argument("--image-size", metavar="N", help="side of the inputs (default 64)")
+    p.add_argument("--samples", type=count(1, 1 << 16), metavar="N", help="of each job (default 256)")
+    p.add_argument(
+        "--request-size", type=count(1, 1 << 16), metavar="N", help="also the training batch (default 128)"
+    )
+    p.add_argument("--image-size", type=count(64, 512), metavar="N", help="side of the inputs (default 64)")
     p.add_argument(
         "--device-memory",
+        type=size(1),
         metavar="SIZE",
         help="budget of the storage device (default what the largest whole job takes)",
     )
@@ -96,15 +105,11 @@ def _settings(args: argparse.Namespace) -> Any:
         small: dict[str, Any] = {"samples": 64, "request_size": 32, "counts": (1, 4)}
         settings = replace(settings, models=("alexnet", "resnet18"), **small)
     given: dict[str, Any] = {}
-    for name in ("samples", "request_size"):
-        if (text := getattr(args, name)) is not None:
-            given[name] = _count(text, f"--{name.replace('_', '-')}", 1, 1 << 16)
-    if args.image_size is not None:
-        given["image_size"] = _count(args.image_size, "--image-size", 64, 512)
-    if args.device_memory is not None:
-        given["device_memory"] = max(1, parse_bytes(args.device_memory, "--device-memory"))
+    for name in ("samples", "request_size", "image_size", "device_memory"):
+        if (value := getattr(args, name)) is not None:
+            given[name] = value
     if args.tenants:
-        given["counts"] = tuple(sorted({_count(n, "--tenants", 1, _MOST_TENANTS) for n in args.tenants}))
+        given["counts"] = tuple(sorted(set(args.tenants)))
     if args.model:
         given["models"] = known_models(args.model)
     if args.mode:
@@ -113,10 +118,3 @@ def _settings(args: argparse.Namespace) -> Any:
             raise UsageError(f"--mode {unknown[0]}: expected one of {', '.join(MODES)}")
         given["modes"] = tuple(dict.fromkeys(args.mode))
     return replace(settings, **given)
-
-
-def _count(text: str, what: str, low: int, high: int) -> int:
-    count = parse_count(text, what)
-    if not low <= count <= high:
-        raise UsageError(f"{what}: expected {low} to {high}")
-    return count

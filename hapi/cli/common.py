@@ -70,6 +70,8 @@ def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
+    except SystemExit as ended:  # argparse's way to end after --help, and after wrong arguments
+        return ended.code if isinstance(ended.code, int) else EXIT_OK if ended.code is None else EXIT_FAILED
     except HapiError as error:
         if os.environ.get("HAPI_DEBUG"):
             raise

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from hapi.cli.common import say, tell
+from hapi.cli.numbers import count
 from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
 from hapi.cli.progress import TransferBar
-from hapi.cli.writing import configure_writing, keep_old_of, lasting_store, tell_replaced
+from hapi.cli.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import UsageError
 from hapi.storage.foreign_folder import Folder, find_folder, left_out_note
 from hapi.storage.formats.registry import FORMATS
@@ -38,15 +39,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_bad(group)
     configure_transform(parser)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="threads that read shards (default: 2 of a folder, else 8)"
+        "--workers",
+        type=count(1, 256),
+        metavar="N",
+        help="threads that read shards (default: 2 of a folder, else 8)",
     )
     configure_writing(parser, "indexing")
 
 
 def run(args: argparse.Namespace) -> int:
     """Index, and say what is there now."""
-    if args.workers is not None and not 1 <= args.workers <= 256:
-        raise UsageError(f"workers {args.workers}: expected 1 to 256")
     options = IndexOptions(
         fields=Fields(image=args.image, label=args.label),
         labels=args.labels,
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         indexed = index_folder(
             store, name, folder, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
-            keep_old=keep_old_of(args),
+            keep_old=args.keep_old,
             on_start=start, on_progress=bar.advance,
         )  # fmt: skip
     _print(args.address, folder, indexed)

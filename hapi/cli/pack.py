@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hapi.cli.common import say, tell
+from hapi.cli.numbers import Number, count, real
 from hapi.cli.progress import TransferBar
-from hapi.cli.writing import configure_writing, keep_old_of, lasting_store, tell_replaced
+from hapi.cli.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
 from hapi.paths import read_bounded
 from hapi.storage.objects import split_address
 from hapi.storage.pack import pack
-from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, PackOptions
+from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
 from hapi.storage.skipped import Skipped
 from hapi.storage.sources import SourceOptions, open_source
 from hapi.wire.references import TransformSpec
@@ -41,10 +42,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_bad(parser)
     parser.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
                         help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
-    parser.add_argument("--shard-size", type=_size, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
+    parser.add_argument("--shard-size", type=_SHARD_SIZE, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
                         help="bytes of one stored object, with k, M or G (default 64M)")  # fmt: skip
     parser.add_argument(
-        "--workers", type=int, default=4, metavar="N", help="threads that read the source (default 4)"
+        "--workers",
+        type=count(1, 256),
+        default=4,
+        metavar="N",
+        help="threads that read the source (default 4)",
     )
     configure_writing(parser, "packing")
 
@@ -68,10 +73,12 @@ def _configure_source(parser: argparse.ArgumentParser) -> None:
         help="all classes in the order of their labels, or @FILE with one a line",
     )
     group.add_argument("--download", action="store_true", help="let torchvision fetch what is missing")
-    group.add_argument("--limit", type=int, metavar="N", help="only N samples, spread evenly over the source")
+    group.add_argument(
+        "--limit", type=count(1, 1 << 48), metavar="N", help="only N samples, spread evenly over the source"
+    )
     group.add_argument("--part", choices=("all", "train", "validation"), default="all",
                        help="one side of a fixed split into training and validation")  # fmt: skip
-    group.add_argument("--validation-fraction", type=float, default=0.2, metavar="F",
+    group.add_argument("--validation-fraction", type=real(0, 1), default=0.2, metavar="F",
                        help="share of samples in the part 'validation' (default 0.2)")  # fmt: skip
 
 
@@ -79,12 +86,23 @@ def configure_transform(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that :func:`transform_of` reads."""
     group = parser.add_argument_group("how samples become the model's input (kept in the data set)")
     group.add_argument(
-        "--image-size", type=int, metavar="N", help="N x N inputs: short side to 8/7 N, centre crop"
+        "--image-size",
+        type=count(1, 65_536),
+        metavar="N",
+        help="N x N inputs: short side to 8/7 N, centre crop",
     )
-    group.add_argument("--resize", type=int, metavar="N", help="short side after resizing (default 256)")
-    group.add_argument("--crop", type=int, metavar="N", help="side of the centre crop (default 224)")
-    group.add_argument("--mean", type=float, nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1")
-    group.add_argument("--std", type=float, nargs=3, metavar=("R", "G", "B"), help="divided by afterwards")
+    group.add_argument(
+        "--resize", type=count(1, 65_536), metavar="N", help="short side after resizing (default 256)"
+    )
+    group.add_argument(
+        "--crop", type=count(1, 65_536), metavar="N", help="side of the centre crop (default 224)"
+    )
+    group.add_argument(
+        "--mean", type=real(-1e6, 1e6), nargs=3, metavar=("R", "G", "B"), help="subtracted from 0..1"
+    )
+    group.add_argument(
+        "--std", type=real(1e-9, 1e6), nargs=3, metavar=("R", "G", "B"), help="divided by afterwards"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         manifest = pack(
             source, store, name, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
-            keep_old=keep_old_of(args),
+            keep_old=args.keep_old,
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
     for line in skipped.told():
@@ -173,8 +191,14 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in names if name.strip())
 
 
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text)
+def _shard_bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text, re.ASCII)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write for example 64M")
+        raise ValueError(text)
     return int(match[1]) * _UNITS[match[2].lower()]
+
+
+_SHARD_SIZE = Number(
+    _shard_bytes, MIN_SHARD_BYTES, MAX_SHARD_BYTES,
+    f"{MIN_SHARD_BYTES >> 10}k to {MAX_SHARD_BYTES >> 30}G, such as 64M",
+)  # fmt: skip

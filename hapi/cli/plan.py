@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from hapi import units
+from hapi.cli.numbers import Number, count, rate, real, size
+from hapi.config_fields import flag_of
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
@@ -46,6 +48,19 @@ _COLUMNS = (
 )
 
 
+def _stored_bytes(text: str) -> int:
+    """Bytes of a stored JPEG; 0 for samples stored as tensors."""
+    if text == "tensor":
+        return 0
+    found = units.parse_bytes(text)
+    if found < 1:
+        raise ValueError(text)
+    return found
+
+
+_STORED_BYTES = Number(_stored_bytes, 0, 1 << 40, "1 to 1TiB, or 'tensor'")
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
@@ -56,29 +71,50 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "may be left away with --profile",
     )
     parser.add_argument(
-        "--input-size", type=int, default=224, metavar="N", help="side of the square RGB input (default 224)"
+        "--input-size",
+        type=count(1, 65_536),
+        default=224,
+        metavar="N",
+        help="side of the square RGB input (default 224)",
     )
     parser.add_argument("--blocks", metavar="A,B,...", help="where layers end, as for hapi layers")
     parser.add_argument("--freeze", metavar="N|NAME", help="last frozen layer (default: as hapi-train)")
-    parser.add_argument("--bs", default=str(_JOB.bs), metavar="N", help=f"training batch (default {_JOB.bs})")
-    parser.add_argument("--samples", metavar="N", help=f"samples of an epoch (default {_JOB.samples})")
-    parser.add_argument("--epochs", metavar="N", help=f"epochs (default {_JOB.epochs})")
-    parser.add_argument("--request-size", metavar="N", help=f"as hapi-train (default {_JOB.request_size})")
-    parser.add_argument("--micro-batch", metavar="N", help=f"as hapi-train (default {_JOB.micro_batch})")
+    for name, what in (
+        ("bs", "training batch"),
+        ("samples", "samples of an epoch"),
+        ("epochs", "epochs"),
+        ("request_size", "as hapi-train"),
+        ("micro_batch", "as hapi-train"),
+    ):
+        usual = getattr(_JOB, name)
+        parser.add_argument(
+            flag_of(name),
+            type=count(1, 1 << 40),
+            default=usual,
+            metavar="N",
+            help=f"{what} (default {usual})",
+        )
     parser.add_argument(
-        "--bandwidth", metavar="RATE", help=f"from server to client (default {_BANDWIDTH}, or the profile's)"
+        "--bandwidth",
+        type=rate(),
+        metavar="RATE",
+        help=f"from server to client (default {_BANDWIDTH}, or the profile's)",
     )
     parser.add_argument(
         "--server-speed",
+        type=real(1e-6, 1e6, suffix="x"),
         metavar="Kx",
         help="how many times as fast as this machine, or as the profile's, the server is (default 1x)",
     )
     parser.add_argument(
         "--stored-bytes",
+        type=_STORED_BYTES,
         metavar="SIZE",
         help=f"a stored JPEG (default {_STORED}, or the profile's), or 'tensor' for float32 tensors",
     )
-    parser.add_argument("--memory", metavar="SIZE", help="memory that the client may use (default: no bound)")
+    parser.add_argument(
+        "--memory", type=size(1), metavar="SIZE", help="memory that the client may use (default: no bound)"
+    )
     parser.add_argument(
         "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
     )
@@ -106,8 +142,7 @@ def run(args: argparse.Namespace) -> int:
         (("--save-profile", args.save_profile), ("--figure", args.figure)), [("--profile", args.profile)]
     )
     job = _job(args)  # before measuring, so that a wrong flag is told at once
-    bits = None if args.bandwidth is None else units.parse_bandwidth(args.bandwidth, "--bandwidth")
-    profile = _what_if(_own(args) if args.profile is None else _replayed(args), args, bits)
+    profile = _what_if(_own(args) if args.profile is None else _replayed(args), args)
     if args.save_profile is not None:
         profile.save(args.save_profile)
     found = plan(args.strategy, profile, job)
@@ -126,16 +161,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    given: dict[str, int] = {}
-    for name in ("bs", "samples", "epochs", "request_size", "micro_batch"):
-        text = getattr(args, name)
-        if text is not None:
-            flag = "--" + name.replace("_", "-")
-            given[name] = units.parse_count(text, flag)
-            if not 1 <= given[name] <= 1 << 40:
-                raise UsageError(f"{flag} {text}: expected 1 to 2^40")
-    budget = None if args.memory is None else units.parse_bytes(args.memory, "--memory")
-    return Job(**given, memory_bytes=budget)
+    return Job(
+        bs=args.bs,
+        samples=args.samples,
+        epochs=args.epochs,
+        request_size=args.request_size,
+        micro_batch=args.micro_batch,
+        memory_bytes=args.memory,
+    )
 
 
 def _replayed(args: argparse.Namespace) -> Profile:
@@ -155,8 +188,6 @@ def _own(args: argparse.Namespace) -> Profile:
     started = time.monotonic()
     if args.model is None:
         raise UsageError("give a MODEL, such as resnet50, or a --profile FILE")
-    if args.stored_bytes is not None:
-        _stored_bytes(args.stored_bytes)  # a wrong one is told before seconds of measuring
     key = _key(args)
     kept = None if args.remeasure or key is None else cache.load(_KIND, key)
     if kept is not None:
@@ -214,25 +245,15 @@ def _measured(args: argparse.Namespace, started: float) -> Profile:
     return measure(model, args.model, freeze, conditions, machine=machine, device=device, budget=budget)
 
 
-def _stored_bytes(text: str) -> int | None:
-    """Bytes of a stored JPEG, or None for samples stored as tensors."""
-    if text == "tensor":
-        return None
-    size = units.parse_bytes(text, "--stored-bytes")
-    if size < 1:
-        raise UsageError(f"--stored-bytes {text}: a sample has at least one byte")
-    return size
-
-
-def _what_if(profile: Profile, args: argparse.Namespace, bits: float | None) -> Profile:
+def _what_if(profile: Profile, args: argparse.Namespace) -> Profile:
     """The profile as the flags would have it."""
-    if bits is not None:
-        profile = replace(profile, link=replace(profile.link, bits_per_second=bits))
+    if args.bandwidth is not None:
+        profile = replace(profile, link=replace(profile.link, bits_per_second=args.bandwidth))
     if args.stored_bytes is not None:
-        profile = _stored_as(profile, _stored_bytes(args.stored_bytes))
+        profile = _stored_as(profile, args.stored_bytes or None)
     if args.server_speed is None:
         return profile
-    speed = _speed(args.server_speed)
+    speed = args.server_speed
     tier = profile.server_tier
     return replace(
         profile,
@@ -263,16 +284,6 @@ def _stored_as(profile: Profile, stored: int | None) -> Profile:
         server_tier=replace(profile.server_tier, decode_seconds=0.0),
         client_tier=replace(profile.client_tier, decode_seconds=0.0),
     )
-
-
-def _speed(text: str) -> float:
-    try:
-        speed = float(text.removesuffix("x"))
-    except ValueError:
-        raise UsageError(f"--server-speed: cannot read {text[:40]!r}; write it as 2x or 0.5x") from None
-    if not 1e-6 <= speed <= 1e6:
-        raise UsageError(f"--server-speed {text}: expected 0.000001x to 1000000x")
-    return speed
 
 
 def _forms(profile: Profile, job: Job) -> list[Estimate]:

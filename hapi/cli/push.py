@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from hapi.cli.common import say
+from hapi.cli.numbers import count
 from hapi.cli.writing import lasting_store
-from hapi.errors import UsageError
 from hapi.factories import is_factory, search_here
 from hapi.models.repository import push
 from hapi.models.zoo import MAX_CLASSES, MAX_SIDE, ModelSpec, build
@@ -28,7 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ".pth file (default: DEFAULT, and random:0 for package.module:factory)",
     )
     parser.add_argument(
-        "--num-classes", type=int, metavar="N", help="give the head N classes (default: as it is)"
+        "--num-classes",
+        type=count(1, MAX_CLASSES),
+        metavar="N",
+        help="give the head N classes (default: as it is)",
     )
     configure_shape(parser)
     parser.add_argument("--replace", action="store_true", help="replace the model of this name")
@@ -39,7 +42,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def configure_shape(parser: argparse.ArgumentParser) -> None:
     """Declare what decides the list of layers: the input's size and the blocks."""
     parser.add_argument(
-        "--input-size", type=int, default=224, metavar="N", help="side of the square RGB input (default 224)"
+        "--input-size",
+        type=count(1, MAX_SIDE),
+        default=224,
+        metavar="N",
+        help="side of the square RGB input (default 224)",
     )
     parser.add_argument(
         "--blocks",
@@ -52,8 +59,6 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
     """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
     if is_factory(args.model):
         search_here()
-    if num_classes is not None:
-        _check_range("--num-classes", num_classes, MAX_CLASSES)
     blocks = tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
     return ModelSpec(
         architecture=args.model,
@@ -66,13 +71,7 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
 
 def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
     """Shape (C, H, W) of one sample."""
-    _check_range("--input-size", args.input_size, MAX_SIDE)
     return 3, args.input_size, args.input_size
-
-
-def _check_range(flag: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise UsageError(f"{flag} {value}: expected 1 to {most}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,13 +11,20 @@ from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.cli.entry import Leaving
+from hapi.cli.numbers import DAY, count, host_memory, seconds, size
 from hapi.errors import UsageError
 from hapi.factories import search_here
-from hapi.units import parse_bytes
+from hapi.units import format_bytes
 
 DEFAULTS_EPILOG = (
     "Started as: hapi-server --store URL. It prints 'listening on http://HOST:PORT' when it is ready."
 )
+
+
+_positive, _natural = count(1, 1 << 20), count(0, 1 << 20)
+_threads = count(1, 1024)
+_seconds, _timeout = seconds(0, DAY), seconds(1e-3, DAY)
+_size, _bound = size(0), size(1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +38,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     p.add_argument(
-        "--port", type=_port, default=8099, help="port to listen on, 0 for any free one (default 8099)"
+        "--port",
+        type=count(0, 65535),
+        default=8099,
+        help="port to listen on, 0 for any free one (default 8099)",
     )
     p.add_argument("--token-file", help="file with the bearer token that clients must send (or HAPI_TOKEN)")
     p.add_argument(
@@ -42,13 +52,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N; several with commas (default auto)"
     )
-    p.add_argument("--threads", type=_positive, help="CPU threads of one forward pass")
+    p.add_argument("--threads", type=_threads, help="CPU threads of one forward pass")
     p.add_argument(
-        "--decode-threads", type=_positive, default=1, help="threads that decode a COS batch (default 1)"
+        "--decode-threads", type=_threads, default=1, help="threads that decode a COS batch (default 1)"
     )
     p.add_argument(
         "--decode-processes",
-        type=_processes,
+        type=count(0, 256),
         default=0,
         metavar="N",
         help="processes that decode: for small images (a few KB), where threads do not help; 0.35 GB each (default 0)",
@@ -56,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     _add_batching(p)
     p.add_argument(
         "--max-running",
-        type=_positive,
+        type=count(1, 4096),
         default=4,
         help="requests worked on at a time, per device (default 4)",
     )
@@ -68,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--chunk-cache",
-        type=_size,
+        type=size(0, host_memory(), f"0 to this machine's memory, {format_bytes(host_memory())}"),
         help="bytes of chunks of small samples kept (default 64MiB, for a remote store 360MiB; 0: none)",
     )
     p.add_argument(
@@ -127,14 +137,14 @@ def _add_limits(p: argparse.ArgumentParser) -> None:
         ("--max-response-bytes", "16GiB", "largest answer to one request"),
     ):
         p.add_argument(flag, type=_bound, default=default, metavar="SIZE", help=f"{what} (default {default})")
-    for flag, seconds, what in (
+    for flag, usual, what in (
         ("--max-request-seconds", 600.0, "a request's longest wait, and its longest time in all"),
         ("--send-timeout", 60.0, "seconds after which a client that takes nothing is dropped"),
         ("--slow-reader-seconds", 30.0, "seconds over which --slow-reader-rate is measured"),
         ("--stuck-seconds", 60.0, "seconds without a step after which work counts as stuck, and is given up"),
     ):
         p.add_argument(
-            flag, type=_timeout, default=seconds, metavar="SECONDS", help=f"{what} (default {seconds:g})"
+            flag, type=_timeout, default=usual, metavar="SECONDS", help=f"{what} (default {usual:g})"
         )
     p.add_argument(
         "--max-lost-threads",
@@ -230,63 +240,6 @@ def _run(args: argparse.Namespace) -> int:
         exit_with_stdin=args.exit_with_stdin,
     )
     return run_server(settings, listen, log_level=args.log_level)
-
-
-def _integer(low: int, high: int, text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{value} is not from {low} to {high}")
-    return value
-
-
-def _positive(text: str) -> int:
-    return _integer(1, 1 << 20, text)
-
-
-def _natural(text: str) -> int:
-    return _integer(0, 1 << 20, text)
-
-
-def _processes(text: str) -> int:
-    return _integer(0, 1024, text)
-
-
-def _port(text: str) -> int:
-    return _integer(0, 65535, text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not 0 <= value <= 86400:  # also false for nan
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 86400 seconds")
-    return value
-
-
-def _timeout(text: str) -> float:
-    value = _seconds(text)
-    if not value:
-        raise argparse.ArgumentTypeError("0 seconds is no time at all; give more")
-    return value
-
-
-def _bound(text: str) -> int:
-    value = _size(text)
-    if not value:
-        raise argparse.ArgumentTypeError("0 bytes would refuse every request; give more")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 
 from hapi.cli.common import tell
+from hapi.cli.numbers import seconds
 from hapi.errors import UsageError
 from hapi.storage.objects import ObjectStore, open_store
 from hapi.storage.replaced import KEEP_OLD_SECONDS, MAX_KEEP_SECONDS, list_replaced
-from hapi.units import format_bytes, parse_duration
+from hapi.units import format_bytes
 
 
 def configure_writing(parser: argparse.ArgumentParser, work: str) -> None:
     """Declare the flags; ``work`` is "packing" or "indexing"."""
     parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
     parser.add_argument(
-        "--keep-old", default=f"{KEEP_OLD_SECONDS / 3600:.0f}h", metavar="TIME",
+        "--keep-old", type=seconds(0, MAX_KEEP_SECONDS), default=KEEP_OLD_SECONDS, metavar="TIME",
         help="keep a replaced version readable for so long, for jobs that run with it (default 24h); "
         "0 removes all replaced versions now",
     )  # fmt: skip
@@ -25,14 +26,6 @@ def configure_writing(parser: argparse.ArgumentParser, work: str) -> None:
     parser.add_argument("--force-lock", action="store_true",
                         help="take the lock of another writer that is known to be dead")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def keep_old_of(args: argparse.Namespace) -> float:
-    """Seconds that ``--keep-old`` says."""
-    seconds = parse_duration(args.keep_old, "--keep-old")
-    if seconds > MAX_KEEP_SECONDS:
-        raise UsageError(f"--keep-old {args.keep_old}: expected at most ten years")
-    return seconds
 
 
 def lasting_store(url: str) -> ObjectStore:

@@ -70,6 +70,7 @@ class TrainSettings:
         "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
         default=None,
         low=1 << 20,
+        high=1 << 50,
         unit="bytes",
     )
 
@@ -144,7 +145,11 @@ class TrainSettings:
         high=256,
     )
     prefetch_bytes: int = setting(
-        "bound for batches received ahead; at least one is always ahead", default=1 << 30, low=0, unit="bytes"
+        "bound for batches received ahead; at least one is always ahead",
+        default=1 << 30,
+        low=0,
+        high=1 << 50,
+        unit="bytes",
     )
     sample_cache: str | None = setting(
         "folder on a local disk where stored samples that came over the network are kept for later epochs and jobs; "
@@ -155,6 +160,7 @@ class TrainSettings:
         "most bytes of that folder, of all data sets and trainers in it",
         default=SAMPLE_CACHE_BYTES,
         low=1 << 20,
+        high=1 << 50,
         unit="bytes",
     )
     timeout: float = setting(

@@ -125,8 +125,8 @@ def test_ctrl_c_while_a_command_is_imported(
         (("layers", "os:getcwd"), 2, "os:getcwd returned a str, not a torch.nn.Module"),
         (("layers", "os:rename"), 2, "'os:rename' needs the argument 'src'"),
         (("layers", "alexnet", "--input-size", "16"), 2, "cannot run on samples of shape 3x16x16"),
-        (("layers", "alexnet", "--input-size", "0"), 2, "--input-size 0: expected 1 to 65536"),
-        (("layers", "store:s/x", "--input-size", "65537"), 2, "--input-size 65537: expected 1 to 65536"),
+        (("layers", "alexnet", "--input-size", "0"), 2, "--input-size: expected 1 to 65536"),
+        (("layers", "store:s/x", "--input-size", "65537"), 2, "--input-size: expected 1 to 65536"),
         (("layers", "alexnet", "--input-size", "many"), 2, "--input-size"),
         (("layers", "resnet18", "--blocks", "layer9"), 2, "no layer can end at 'layer9'"),
         (
@@ -144,13 +144,13 @@ def test_ctrl_c_while_a_command_is_imported(
         (
             ("push", "squeezenet1_1", "store/x", "--num-classes", "0"),
             2,
-            "--num-classes 0: expected 1 to 10000000",
+            "--num-classes: expected 1 to 10000000, got '0'",
         ),
-        (("push", "squeezenet1_1", "store/x", "--num-classes", "9" * 30), 2, "--num-classes 999"),
+        (("push", "squeezenet1_1", "store/x", "--num-classes", "9" * 30), 2, "--num-classes: number: '999"),
         (
             ("push", "squeezenet1_1", "store/x", "--input-size", "-1"),
             2,
-            "--input-size -1: expected 1 to 65536",
+            "--input-size: number: '-1' is negative; expected 1 to 65536",
         ),
         (
             ("push", "squeezenet1_1", "store/x", "--weights", "random:0", "--blocks", "x"),

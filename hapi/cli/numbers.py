@@ -1,0 +1,85 @@
+"""Numbers on the command line: every one has its bounds, so that none is found out later, or by a traceback.
+
+``parser.add_argument("--bs", type=count(1, 65536))``: what is no number, not finite or outside is told in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hapi.errors import UsageError
+from hapi.text import printable
+from hapi.units import format_bytes, parse_bandwidth, parse_bytes, parse_count, parse_duration
+
+PETABYTE = 10**15
+"""More than any machine has: what only bounds something may be as large."""
+DAY = 86400.0
+_SHOWN = 40
+"""Characters of a wrong text that are shown."""
+
+
+class Number:
+    """Reads one kind of number within bounds; the ``type`` of an argument."""
+
+    def __init__(self, read: Callable[[str], Any], low: float, high: float, told: str) -> None:
+        """``told``: the range as a person reads it, such as ``1 to 64``."""
+        self._read, self.low, self.high, self.told = read, low, high, told
+
+    def __call__(self, text: str) -> Any:
+        """The number; ``ArgumentTypeError`` for anything else."""
+        shown = repr(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")
+        try:
+            value = self._read(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(printable(f"{error}; expected {self.told}")) from None
+        except (ValueError, OverflowError):
+            raise argparse.ArgumentTypeError(f"expected {self.told}, got {printable(shown)}") from None
+        if not self.low <= value <= self.high:  # false for what is not a number, too
+            raise argparse.ArgumentTypeError(f"expected {self.told}, got {printable(shown)}")
+        return value
+
+
+def count(low: int, high: int) -> Number:
+    """A whole number, also as ``10k`` or ``1.5M``."""
+    return Number(lambda text: parse_count(text, "number"), low, high, f"{low} to {high}")
+
+
+def size(low: int, high: int = PETABYTE, told: str | None = None) -> Number:
+    """Bytes, as ``64MiB`` or ``1.5GB``."""
+    return Number(parse_bytes, low, high, told or f"{format_bytes(low)} to {format_bytes(high)}")
+
+
+def seconds(low: float, high: float = 100 * DAY) -> Number:
+    """A duration, as ``1.5``, ``200ms`` or ``1h30m``."""
+    return Number(parse_duration, low, high, f"{low:g} to {high:g} seconds")
+
+
+def rate(low: float = 1e3, high: float = 1e14) -> Number:
+    """Bits per second, as ``1Gbps``."""
+    return Number(parse_bandwidth, low, high, f"{low / 1e3:g}kbps to {high / 1e12:g}Tbps")
+
+
+def real(low: float, high: float, *, suffix: str = "") -> Number:
+    """Any number, also with ``suffix`` behind it."""
+    return Number(
+        lambda text: _finite(text.removesuffix(suffix)), low, high, f"{low:.9g}{suffix} to {high:.9g}{suffix}"
+    )
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return value
+
+
+def host_memory() -> int:
+    """Bytes of memory that this machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # the system does not tell
+        return PETABYTE

@@ -1,0 +1,115 @@
+"""Every number of every command has bounds: absurd ones are told in one line, before anything is begun."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from hapi.cli import main, server, train
+from hapi.cli.numbers import Number, host_memory
+from hapi.client.settings import TrainSettings
+from hapi.config import load, overrides_of
+from hapi.config_fields import SettingField, every_field, flag_of, members
+from hapi.errors import UsageError
+
+ABSURD = (
+    "9" * 30, "1" + "0" * 5000, "-1", "-0.5", "nan", "inf", "-inf", "", " ", "1e400", "1e99", "0x10", "1_", "--", "1,2",
+    "٣", "½", "1\x00", "\x1b[31m", "many", "1 parsec", "99999999999TB",
+)  # fmt: skip
+"""Huge, negative, no numbers, empty; none of them is a value of any numeric flag."""
+PARSER = train.parser()
+NUMERIC = {"N", "X", "F", "SIZE", "BYTES", "SECONDS", "TIME", "RATE", "SAMPLES", "Kx"}
+"""What the help calls a number."""
+
+
+def actions() -> Iterator[tuple[str, argparse.Action]]:
+    """(command, action) of all parsers but the trainer's, whose settings have rules of their own."""
+    tops = [server.parser(), *(main.parser_with(name) for name in main.COMMANDS)]
+    seen = set()
+    while tops:
+        parser = tops.pop()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                tops.extend(action.choices.values())
+            elif action.option_strings and (parser.prog, action.dest) not in seen:
+                seen.add((parser.prog, action.dest))
+                yield parser.prog, action
+
+
+def is_numeric(action: argparse.Action) -> bool:
+    metavars = action.metavar if isinstance(action.metavar, tuple) else (action.metavar,)
+    return isinstance(action.type, Number) or bool(NUMERIC & set(metavars)) or action.type in (int, float)
+
+
+def test_every_number_of_a_command_has_bounds() -> None:
+    numeric = [(prog, action) for prog, action in actions() if is_numeric(action)]
+    assert len(numeric) > 80
+    for prog, action in numeric:
+        assert isinstance(action.type, Number), f"{prog} {action.option_strings[0]}: has no bounds"
+        if isinstance(action.default, str):
+            action.type(action.default)
+        for text in ABSURD if action.type.low >= 0 else set(ABSURD) - {"-1", "-0.5"}:
+            with pytest.raises(argparse.ArgumentTypeError) as refused:
+                print(prog, action.option_strings, action.type(text))
+            line = str(refused.value)
+            assert len(line) < 300 and line.isprintable() and action.type.told in line, (prog, line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--threads", "99999"), "hapi-server: error: argument --threads: expected 1 to 1024, got '99999'"),
+        (
+            ("--chunk-cache", "999TB"),
+            "hapi-server: error: argument --chunk-cache: expected 0 to this machine's memory",
+        ),
+        (("--port", "nan"), "hapi-server: error: argument --port: "),
+    ],
+)
+def test_it_is_one_line(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert server.main(["--store", "x", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(line) and error.count("\n") == 1
+    assert host_memory() > 1 << 28
+
+
+def numbers() -> list[SettingField]:
+    return [f for f in every_field(TrainSettings) if {int, float} & set(_plain(f.annotation))]
+
+
+def _plain(annotation: object) -> Iterator[object]:
+    """The kinds of a field, those of a tuple's elements included."""
+    for kind in members(annotation):
+        inner = getattr(kind, "__args__", ())
+        yield from inner or (kind,)
+
+
+@pytest.mark.parametrize("field", numbers(), ids=lambda f: f.name)
+def test_every_number_of_the_trainer_has_bounds(field: SettingField) -> None:
+    takes_text = str in set(_plain(field.annotation))  # a layer's name, or a data set's: looked up later
+    if not takes_text:
+        rule = field.rule
+        assert rule.high is not None and (rule.low is not None or rule.above is not None), field.name
+        assert field.default in (None, ()) or all(
+            rule.holds(v) for v in (field.default if isinstance(field.default, tuple) else (field.default,))
+        )
+    for text in ("", " ") if takes_text else (t for t in ABSURD if t != "1,2"):
+        arguments = PARSER.parse_args([f"{flag_of(field.name)}={text}"])
+        with pytest.raises(UsageError) as refused:
+            print(load(TrainSettings, None, overrides_of(arguments, TrainSettings)).value)
+        line = str(refused.value)
+        assert line.startswith(flag_of(field.name)) and len(line) < 300 and line.isprintable(), line
+
+
+def test_an_empty_text_is_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell's variable that is not set is no way to train without a checkpoint, or on another server."""
+    for flag, text in itertools.product(
+        ("--checkpoint", "--sample-cache", "--server", "--store", "--report"), ("", " ")
+    ):
+        assert train.main([flag, text]) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"hapi-train: error: {flag}: the text is empty; give a value"), line
+        assert line.count("\n") == 1
