@@ -132,7 +132,7 @@ def test_the_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("arguments", [["--body", "1KiB"], ["--rounds", "0"], ["--body", "64M"]])
 def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "wire", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(f"hapi bench: error: {arguments[0]}: ")
+    assert capsys.readouterr().err.startswith(f"hapi bench wire: error: argument {arguments[0]}: ")
 
 
 def test_measuring_needs_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
