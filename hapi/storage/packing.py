@@ -17,17 +17,18 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Self
 
 import numpy as np
 
-from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError, UsageError
+from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, NotFoundError, UsageError
 from hapi.storage.commit import commit
 from hapi.storage.index import SampleIndex, digest
 from hapi.storage.listing import PACKING_NAME
-from hapi.storage.locks import Lease, is_lock_object
+from hapi.storage.locks import Lease, LeaseLostError, is_lock_object
 from hapi.storage.manifest import (
     AGAIN,
     InPlace,
@@ -122,6 +123,7 @@ class PackFolder:
         """The shard, and then its part of the index, which makes it count."""
         self.lease.raise_if_lost()
         self.store.put(f"{self.prefix}/{shard_name(number)}", data)
+        self.lease.raise_if_lost()
         self.write_part(f"shard-{number:05d}", index, metadata)
 
     def read_shard(self, number: int) -> tuple[SampleIndex, dict[str, str]] | None:
@@ -196,6 +198,21 @@ class PackFolder:
         key, data = manifest_key(self.name), manifest.to_bytes()
         commit(self.store, key, data, mark=mark, lease=self.lease, parts=self._parts)
 
+    def withdraw(self) -> None:
+        """Remove what this process wrote, after its lock was lost before the manifest: its successor has cleaned up
+        already. Objects that the successor goes on with stay.
+        """
+        with suppress(HapiError):
+            packing = Packing.load(self.store, self.name)
+            there = (
+                load_manifest(self.store, self.name).pack
+                if self.store.exists(manifest_key(self.name))
+                else ""
+            )
+            if self.pack not in (there, "" if packing is None else packing.pack):
+                for info in self.store.list(self.prefix):
+                    self.store.delete(info.key)
+
     def is_empty(self) -> bool:
         """Whether nothing was written yet."""
         return not self.store.list(self.prefix)
@@ -255,13 +272,17 @@ def write_dataset(
         if manifest is None:
             try:
                 manifest = make(folder, packing)
+                lease.check()
+                record(store, manifest, keep_old)
+                folder.commit(manifest, mark)
             except (DataError, UsageError):
                 if folder.is_empty():
                     lease.check()
                     store.delete(f"{dataset_prefix(name)}/{PACKING_NAME}")
                 raise
-            record(store, manifest, keep_old)
-            folder.commit(manifest, mark)
+            except LeaseLostError:
+                folder.withdraw()
+                raise
         folder.clean(manifest, keep_old)
     return manifest
 

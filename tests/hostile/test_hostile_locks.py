@@ -1,0 +1,154 @@
+"""Two writers of one name over a real S3 store, each in a process-id namespace of its own, as two containers of one
+host name are: each has the id 1, and cannot see whether the other lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import environment
+from harness import hapi, wait_for
+from swift_tools import Swift, running_swift
+
+from hapi.storage.objects import open_store
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+LEASE = 4
+URL = "s3://hapi/locks"
+
+
+def containers_allowed() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("swift"),
+    pytest.mark.skipif(not containers_allowed(), reason="no process-id namespaces for this user"),
+]
+
+
+@pytest.fixture(scope="module")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swift]:
+    with running_swift(tmp_path_factory.mktemp("swift-locks"), 1, 1) as running:
+        yield running
+
+
+class Packer:
+    """A ``hapi pack`` in a container."""
+
+    def __init__(self, swift: Swift, name: str, *arguments: str) -> None:
+        command = [
+            *CONTAINER, sys.executable, "-m", "hapi.cli.main", "pack", "sklearn:digits", f"{URL}/{name}",
+            "--image-size", "32", "--shard-size", "1k", "--quiet", *arguments,
+        ]  # fmt: skip
+        patience = {
+            f"HAPI_STORE_{name}_TIMEOUT": "300" for name in ("READ", "REQUEST")
+        }  # while it stands still
+        env = environment(**swift.environment, **patience, HAPI_STORE_LEASE=str(LEASE))
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
+
+    def inner(self) -> int:
+        """Its process as it is seen from here."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, stderr)."""
+        _, errors = self.process.communicate(timeout=100)
+        return self.process.returncode, errors
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def packing(swift: Swift, name: str, *arguments: str) -> Iterator[Packer]:
+    packer = Packer(swift, name, *arguments)
+    try:
+        yield packer
+    finally:
+        with contextlib.suppress(ProcessLookupError, OSError, IndexError):
+            os.kill(packer.inner(), signal.SIGCONT)
+        packer.kill()
+
+
+@pytest.fixture(autouse=True)
+def _here(swift: Swift, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in swift.environment.items():
+        monkeypatch.setenv(key, value)
+
+
+def shards(name: str) -> int:
+    return sum(info.key.endswith(".bin") for info in open_store(URL).list(f"datasets/{name}"))
+
+
+def check_sound(swift: Swift, name: str) -> None:
+    """The data set is whole, and nothing else is left of either writer."""
+    assert "sound" in hapi("verify", f"{URL}/{name}", **swift.environment).stdout
+    left = [info.key.rpartition("/")[2] for info in open_store(URL).list(f"datasets/{name}")]
+    assert sorted(key for key in left if not key.startswith("shard-")) == [
+        "index.safetensors",
+        "manifest.json",
+    ]
+
+
+@pytest.mark.parametrize("more", [(), ("--replace", "--keep-old", "0")])
+def test_two_writers_at_once(swift: Swift, more: tuple[str, ...]) -> None:
+    name = "replaced" if more else "new"
+    with (
+        packing(swift, name, "--limit", "60", *more) as first,
+        packing(swift, name, "--limit", "61", *more) as second,
+    ):
+        ends = [first.end(), second.end()]
+    codes = [code for code, _ in ends]
+    assert 0 in codes and set(codes) <= {0, 1}, ends
+    for code, errors in ends:
+        if code:
+            assert "is being written by process 1 on" in errors or "there is a data set" in errors
+            assert errors.splitlines()[-1].startswith("hapi pack: error:") or errors.count("error:") == 1
+    assert codes.count(0) == 1 or more, "both wrote what only one may write"
+    check_sound(swift, name)
+
+
+def test_a_killed_writers_lock_is_taken_over_in_bounded_time(swift: Swift) -> None:
+    with packing(swift, "killed", "--limit", "120") as first:
+        wait_for(lambda: shards("killed") > 3, 60, "the first shards")
+        first.kill()
+    began = time.monotonic()
+    with packing(swift, "killed", "--limit", "120") as second:
+        code, errors = second.end()
+    assert code == 0, errors
+    assert f"its lock is held by process 1 on {os.uname().nodename}, for up to {LEASE} s" in errors
+    assert time.monotonic() - began < LEASE + 60
+    check_sound(swift, "killed")
+
+
+def test_a_writer_that_stood_still_ends_with_one_line(swift: Swift) -> None:
+    with packing(swift, "stood", "--limit", "120") as first:
+        wait_for(lambda: shards("stood") > 3, 60, "the first shards")
+        os.kill(first.inner(), signal.SIGSTOP)
+        with packing(swift, "stood", "--limit", "40", "--restart") as second:
+            code, errors = second.end()
+        assert code == 0, errors
+        check_sound(swift, "stood")
+        os.kill(first.inner(), signal.SIGCONT)
+        code, errors = first.end()
+    assert (
+        code == 1 and "the lock of this process was" in errors.splitlines()[-1] and "Traceback" not in errors
+    )
+    check_sound(swift, "stood")
