@@ -12,7 +12,7 @@ import http.client
 import io
 import socket
 import ssl
-import time
+from time import monotonic
 from typing import Any
 
 from hapi.client.slow_server import AnswerGuard, AnswerLimits
@@ -52,24 +52,21 @@ class _LowWater(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Some bytes, at most those that the buffer takes: all of them must be on their way, or the end."""
-        guard, before = self._guard, time.monotonic()
-        count = self._receive(buffer)
-        now = time.monotonic()
+        wanted, guard = len(buffer), self._guard
+        self._set_mark(min(LOW_WATER, wanted - self._margin) if wanted > io.DEFAULT_BUFFER_SIZE else 1)
+        before = monotonic()
+        try:
+            count = self._sock.recv_into(buffer)
+        except TimeoutError:
+            if self._mark == 1:
+                raise
+            count = self._what_has_come(buffer)
+        now = monotonic()
         guard.waited += now - before
         guard.received += count
         if now >= guard.next_look and count:
             guard.look()
         return count
-
-    def _receive(self, buffer: Any) -> int:
-        wanted = len(buffer)
-        self._set_mark(min(LOW_WATER, wanted - self._margin) if wanted > io.DEFAULT_BUFFER_SIZE else 1)
-        try:
-            return self._sock.recv_into(buffer)
-        except TimeoutError:
-            if self._mark == 1:
-                raise
-            return self._what_has_come(buffer)
 
     def _what_has_come(self, buffer: Any) -> int:
         """What a slow link has brought below the mark; TimeoutError for nothing."""

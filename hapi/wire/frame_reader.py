@@ -42,6 +42,8 @@ HEAD_BYTES = 64 << 10
 """What may come at once after a pause, from buffers on the way."""
 Sink = Callable[[FrameHeader], Sequence[memoryview]]
 """Given a frame's header, the buffers that its tensors are received into, one each, of their exact length."""
+_Form = tuple[int, tuple[TensorSpec, ...]]
+"""Number of a frame's ids, and its tensors."""
 
 
 class FrameReader:
@@ -63,6 +65,9 @@ class FrameReader:
         self._limits = limits or FrameLimits()
         self._arriving = arriving
         self._digest = xxhash.xxh3_64()
+        self._header: bytearray | None = None
+        """The last data frame's header, and what it says."""
+        self._parsed: _Form = (0, ())
         self.frames = 0
         self.samples = 0
         self.bytes_read = 0
@@ -79,9 +84,10 @@ class FrameReader:
         """
         self._digest = xxhash.xxh3_64()
         prefix = memoryview(bytearray(PREFIX.size))
-        self._fill(prefix[:1])
+        self._arriving(False)
+        come = self._some(prefix)
         self._arriving(True)
-        self._fill(prefix[1:])
+        self._fill(prefix[come:])
         magic, version, kind, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
         if magic != MAGIC or reserved != 0:
             raise WireError("stream out of step: no frame starts here")
@@ -94,9 +100,11 @@ class FrameReader:
                 f"frame of {header_bytes} + {payload_bytes} bytes exceeds the limit of "
                 f"{self._limits.header} + {self._limits.payload}"
             )
-        document = self._json(header_bytes)
+        raw = bytearray(header_bytes)
+        self._fill(memoryview(raw))
         if kind == FrameKind.DATA:
-            return self._data(document, payload_bytes, sink, flowing)
+            return self._data(self._form(raw), payload_bytes, sink, flowing)
+        document = _json(raw)
         if payload_bytes:
             raise WireError(f"a frame of kind {kind} carries no payload, this one {payload_bytes} bytes")
         self._check_trailer()
@@ -107,10 +115,16 @@ class FrameReader:
             raise WireError(f"unknown frame kind {kind}")
         return self._end(document)
 
+    def _form(self, raw: bytearray) -> _Form:
+        """What a data frame's header says; most are as the one before."""
+        if raw != self._header:
+            self._header, self._parsed = raw, _parse_header(_json(raw), self._limits.samples)
+        return self._parsed
+
     def _data(
-        self, document: dict[str, Any], payload_bytes: int, sink: Sink, flowing: Callable[[], object]
+        self, form: _Form, payload_bytes: int, sink: Sink, flowing: Callable[[], object]
     ) -> FrameHeader:
-        count, tensors = _parse_header(document, self._limits.samples)
+        count, tensors = form
         needed = payload_size(count, tensors)
         if needed != payload_bytes:
             raise WireError(f"frame says {payload_bytes} payload bytes, its ids and tensors need {needed}")
@@ -153,17 +167,6 @@ class FrameReader:
             )
         return StreamEnd(self.frames, self.samples, report)
 
-    def _json(self, length: int) -> dict[str, Any]:
-        raw = bytearray(length)
-        self._fill(memoryview(raw))
-        try:
-            document = parse_document(raw)
-        except ValueError as error:
-            raise WireError(f"frame header is not JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise WireError("frame header is not a JSON object")
-        return document
-
     def _check_trailer(self) -> None:
         computed = self._digest.intdigest()
         raw = memoryview(bytearray(TRAILER.size))
@@ -171,22 +174,34 @@ class FrameReader:
         (sent,) = TRAILER.unpack(raw)
         if sent != computed:
             raise WireError(f"frame checksum mismatch: {computed:016x} received, {sent:016x} sent")
-        self._arriving(False)
 
     def _fill(self, buffer: memoryview) -> None:
         """Fill ``buffer`` wholly, hashing each slice while it is in the cache."""
         start, total = 0, len(buffer)
         while start < total:
-            piece = buffer[start : start + SLICE_BYTES]
-            count = self._source.readinto(piece)
-            if not count:
-                raise WireError(f"stream cut off after {self.bytes_read} bytes")
-            self._digest.update(piece[:count])
-            start += count
-            self.bytes_read += count
+            start += self._some(buffer[start : start + SLICE_BYTES])
+
+    def _some(self, piece: memoryview) -> int:
+        """Some bytes of ``piece``, at least one; how many."""
+        count = self._source.readinto(piece)
+        if not count:
+            raise WireError(f"stream cut off after {self.bytes_read} bytes")
+        self._digest.update(piece[:count])
+        self.bytes_read += count
+        return count
 
 
-def _parse_header(document: dict[str, Any], most: int) -> tuple[int, tuple[TensorSpec, ...]]:
+def _json(raw: bytearray) -> dict[str, Any]:
+    try:
+        document = parse_document(raw)
+    except ValueError as error:
+        raise WireError(f"frame header is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise WireError("frame header is not a JSON object")
+    return document
+
+
+def _parse_header(document: dict[str, Any], most: int) -> _Form:
     """Number of ids (``most`` of them), and the tensors."""
     if set(document) != {"ids", "tensors"}:
         raise WireError("frame header: expected exactly ids and tensors")
