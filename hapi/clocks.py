@@ -5,8 +5,10 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from hapi.waiting import when_given_up
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 """Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
@@ -15,6 +17,17 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 def new_pages() -> int:
     """Pages that were touched for the first time so far; the kernel clears each, which takes time."""
     return resource.getrusage(_THREAD).ru_minflt
+
+
+class _Once:
+    """Calls ``action`` the first time that it is called."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._left = [action]
+
+    def __call__(self) -> None:
+        with suppress(IndexError):
+            self._left.pop()()
 
 
 class BusyClock:
@@ -32,12 +45,14 @@ class BusyClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Mark the work inside the ``with`` block as under way."""
+        """Mark the work inside the ``with`` block as under way, until it is given up (:mod:`hapi.waiting`)."""
+        ending = _Once(self.end)
         self.begin()
         try:
-            yield
+            with when_given_up(ending):
+                yield
         finally:
-            self.end()
+            ending()
 
     def begin(self) -> None:
         """One piece of work more is under way."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from hapi.errors import StoreUnavailableError
@@ -76,13 +76,20 @@ class Interest(threading.Event):
         """Seconds since the last step at ``now`` (``time.monotonic``); 0 while the work rests."""
         return 0.0 if self._resting else max(0.0, now - self.moved_at)
 
-    def at_giving_up(self, action: Callable[[], object]) -> None:
-        """Call ``action`` when the work is given up; at once if it is. It must neither wait nor raise."""
+    @contextmanager
+    def when_given_up(self, action: Callable[[], object]) -> Iterator[None]:
+        """Call ``action`` if the work is given up during the block, or was before; it must neither wait nor raise."""
         with self._lock:
-            if not self.given_up:
+            late = self.given_up
+            if not late:
                 self._at_giving_up.append(action)
-                return
-        action()
+        if late:
+            action()
+        try:
+            yield
+        finally:
+            with self._lock, suppress(ValueError):
+                self._at_giving_up.remove(action)
 
     def give_up(self) -> None:
         """End all waits in this interest with an error."""
@@ -130,16 +137,39 @@ def resting() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def when_given_up(action: Callable[[], object]) -> Iterator[None]:
+    """As :meth:`Interest.when_given_up` for this thread's work."""
+    interest = current()
+    if interest is None:
+        yield
+        return
+    with interest.when_given_up(action):
+        yield
+
+
+def moved() -> None:
+    """A step of this thread's work ended: some of what it waits for has come."""
+    interest = current()
+    if interest is not None:
+        interest.moved()
+
+
+def check() -> None:
+    """Raise :class:`StoreUnavailableError` if this thread's work was given up."""
+    interest = current()
+    if interest is not None and interest.given_up:
+        raise interest.error()
+
+
 def wait(condition: threading.Condition) -> None:
     """Wait for ``condition``, which the caller holds and looks at again.
 
     Raises:
         StoreUnavailableError: This thread's work was given up.
     """
-    interest = current()
-    condition.wait(None if interest is None else LOOK_SECONDS)
-    if interest is not None and interest.given_up:
-        raise interest.error()
+    condition.wait(None if current() is None else LOOK_SECONDS)
+    check()
 
 
 @contextmanager

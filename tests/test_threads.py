@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hapi import waiting
+from hapi.clocks import BusyClock
 from hapi.errors import DrainingError, ShortageError, StoreUnavailableError
 from hapi.threads import Lost, Threads
 from hapi.waiting import Interest
@@ -221,11 +222,35 @@ def test_resting_is_no_standing_still() -> None:
 
 def test_actions_at_giving_up() -> None:
     interest, done = Interest(), list[int]()
-    interest.at_giving_up(lambda: done.append(1))
-    interest.give_up()
-    interest.give_up()
-    interest.at_giving_up(lambda: done.append(2))
+    with interest.when_given_up(lambda: done.append(0)):
+        pass
+    with interest.when_given_up(lambda: done.append(1)):
+        interest.give_up()
+        interest.give_up()
+    with waiting.working_in(interest), waiting.when_given_up(lambda: done.append(2)):
+        assert done == [1, 2]
     assert done == [1, 2] and interest.is_set()
+
+
+def test_a_clock_is_not_busy_with_what_was_given_up() -> None:
+    clock, interest = BusyClock(), Interest()
+    with waiting.working_in(interest), clock.running():
+        interest.give_up()
+        busy = clock.seconds
+        time.sleep(0.02)
+        assert clock.seconds == busy
+    with clock.running():
+        time.sleep(0.01)
+    assert clock.seconds >= busy + 0.01
+
+
+def test_what_comes_in_is_movement() -> None:
+    interest = Interest()
+    interest.moved_at -= 100
+    with waiting.working_in(interest):
+        waiting.moved()
+    assert interest.standing_still(time.monotonic()) < 50
+    waiting.moved()
 
 
 def test_no_pool_that_is_joined_at_exit_is_left_in_the_server() -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from hapi.server.decoder_process import DecoderProcess, Died, Order
 from hapi.storage.dataset import Samples
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape
-from hapi.waiting import wait
+from hapi.waiting import check, resting, wait, when_given_up
 from hapi.wire.references import TransformSpec
 
 log = logging.getLogger("hapi.server")
@@ -101,7 +102,8 @@ class Decoders:
         to count. :class:`DataError` for samples that two processes died of, one after the other.
         """
         if not self._all:
-            return input_batch(samples, layout, transform, self._threads)
+            with resting():  # processors compute: long as that may take, it does not hang
+                return input_batch(samples, layout, transform, self._threads)
         out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
         if not len(samples):
             return out
@@ -111,8 +113,10 @@ class Decoders:
             for piece, part in _cut(samples, out.numpy(), len(taken))
         ]
         while orders:
-            orders = self._run(taken, orders, clock)
+            with when_given_up(partial(_kill, list(taken))):
+                orders = self._run(taken, orders, clock)
             if orders:
+                check()
                 taken = self._take(len(orders))
         return out
 
@@ -188,6 +192,11 @@ class Decoders:
                 return
         for decoder in decoders:
             decoder.end()
+
+
+def _kill(processes: list[DecoderProcess]) -> None:
+    for process in processes:
+        process.kill()
 
 
 def _cut(

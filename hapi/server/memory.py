@@ -33,7 +33,7 @@ from hapi.profiler.batching import (
 )
 from hapi.profiler.curves import TimeCurves
 from hapi.profiler.memory import ForwardMemory, Key, MemoryReport, ObservedMemory
-from hapi.waiting import current, resting
+from hapi.waiting import resting, when_given_up
 
 LOOK_SECONDS = 0.25
 """How often a request that waits for memory looks whether its client is still there."""
@@ -128,10 +128,9 @@ class DeviceMemory:
             except BaseException:
                 self._leave(claim)
                 raise
-        if (interest := current()) is not None:
-            interest.at_giving_up(lambda: self._forgo(claim))
         try:
-            yield claim
+            with when_given_up(lambda: self._forgo(claim)):
+                yield claim
         finally:
             with self._changed:
                 self._leave(claim)

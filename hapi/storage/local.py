@@ -30,6 +30,7 @@ from hapi.storage.objects import (
     check_prefix,
     nothing,
 )
+from hapi.waiting import moved
 
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
@@ -67,8 +68,14 @@ class LocalStore(ObjectStore):
 
         Opening or reading a FIFO waits for somebody who writes, and a device may never end.
         """
-        # Without O_NONBLOCK the open itself would wait for a FIFO's writer; files do not know of it.
-        descriptor = os.open(self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        path, flags = self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC
+        try:
+            # Without O_NONBLOCK the open itself would wait for a FIFO's writer; most files do not know of it.
+            descriptor = os.open(path, flags | os.O_NONBLOCK)
+        except BlockingIOError:  # a file server has a lease on the file, and has been asked for it just now
+            if not stat.S_ISREG(Path(path).stat().st_mode):
+                raise
+            descriptor = os.open(path, flags)
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):
             return descriptor
@@ -111,6 +118,7 @@ class LocalStore(ObjectStore):
                 absent.append(number)
         for number in _announced(descriptor, parts, absent):
             self._fill(descriptor, parts[number])
+            moved()
             then(number)
 
     def announce(self, ranges: Sequence[Range]) -> None:

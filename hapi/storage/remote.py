@@ -36,6 +36,7 @@ from hapi.storage.objects import (
 from hapi.storage.remote_listing import Listing
 from hapi.storage.store_errors import FOREIGN, is_other_range, store_error
 from hapi.threads import Lost, Threads
+from hapi.waiting import moved
 
 COALESCE_GAP = 256 << 10
 """Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
@@ -157,6 +158,7 @@ class RemoteStore(ObjectStore):
         answer = obstore.get(self._store, check_key(fetch.key), options={"range": (fetch.start, fetch.stop)})
         at, first, parts = fetch.start, 0, fetch.parts
         for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
+            moved()
             stretch = memoryview(data).cast("B")
             stop = at + len(stretch)
             if stop > fetch.stop:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forked import environment
 from harness import ServerProcess, losses, report_of, server, train
@@ -25,11 +28,14 @@ from http_tools import (
     exchange,
     make_store,
     metric,
+    received,
     request_bytes,
     until,
 )
 from hung_store import BUCKET, HungStore, hung_store
+from PIL import Image
 
+from hapi.errors import StoreUnavailableError
 from hapi.storage.objects import open_store
 from hapi.storage.pack import pack
 from hapi.storage.pack_options import PackOptions
@@ -158,6 +164,12 @@ def lost(port: int) -> dict[str, int]:
     return found
 
 
+def stages(port: int) -> list[str]:
+    """What all requests that hold a slot are at."""
+    running = exchange(port, "GET", "/v1/status").json()["running"]
+    return [stage for request in running for stage in request["stages"]]
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[HungStore, Known, Known]]:
     """A store with two data sets, of which the samples of ``digits`` can hang alone."""
@@ -281,3 +293,109 @@ def test_a_job_goes_on_beside_a_data_set_that_hangs(
             sock.close()
         train(*job, "--server", running.url, "--report", str(reports[1]))
         assert losses(report_of(reports[0])) == losses(report_of(reports[1]))
+
+
+def test_a_local_file_that_stalls_and_a_fifo(tmp_path: Path) -> None:
+    """A file whose open does not return (a lease, as file servers have them, that is not given back), and a FIFO."""
+    folder = make_store(tmp_path / "store")
+    known = Known(folder)
+    stalled, fifo = (sorted(folder.glob("datasets/digits/*/shard-*"))[n] for n in (0, 2))
+    fifo.unlink()
+    os.mkfifo(fifo)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    holder = os.open(stalled, os.O_RDWR)
+    try:
+        with server(folder, *QUICK, "--max-request-seconds", "2", "--chunk-cache", "0") as running:
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            port = running.port
+            detail = check_problem(
+                exchange(port, "POST", SAMPLES, known.samples([39]), seconds=10), (500, 502)
+            )
+            assert "FIFO" in detail or "shard" in detail
+            socks = [ask(port, SAMPLES, known.samples([n])) for n in (0, 1)]
+            for sock in socks:
+                sock.close()
+            check_problem(exchange(port, "POST", SAMPLES, known.samples([2]), seconds=20), 502, "digits")
+            until(
+                lambda: lost(port)["now"] >= 1 and metric(port, "hapi_requests_running") == 0,
+                10,
+                "lost threads",
+            )
+            assert exchange(port, "GET", "/v1/models").status == 200 and ready(port)[0] == 200
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            until(lambda: lost(port)["now"] == 0, 10, "the return of the lost threads")
+            assert exchange(port, "POST", SAMPLES, known.samples([2])).status == 200
+    finally:
+        os.close(holder)
+        signal.signal(signal.SIGIO, before)
+
+
+def test_an_answer_that_hangs_in_the_middle_ends_with_an_error(store: HungStore, known: Known) -> None:
+    """After the status line an error frame tells it."""
+    arguments = (*QUICK, "--max-request-seconds", "2", "--cos-batch", "2", "--chunk-cache", "0")
+    with server(f"s3://{BUCKET}", *arguments, **store.environment) as running:
+        known.check_features(exchange(running.port, "POST", EXTRACT, known.extract([0, 1])).body, [0, 1])
+        store.hang.add("/digits/.*/shard-00002")
+        answer = exchange(running.port, "POST", EXTRACT, known.extract([0, 1, 2, 3, 39, 38]), seconds=20)
+        assert answer.status == 200
+        with pytest.raises(StoreUnavailableError, match="digits"):
+            received(answer.body, 2)
+        until(lambda: metric(running.port, "hapi_requests_running") == 0, 10, "its slot")
+
+
+def test_memory_of_a_device_is_not_held_by_what_hangs(two: tuple[HungStore, Known, Known]) -> None:
+    """Neither by who waits for samples, nor by who waits for a model's weights."""
+    store, known, others = two
+    arguments = (*QUICK, "--device-memory", "20MB", "--batching", "adaptive")
+    with server(f"s3://{BUCKET}", *arguments, **store.environment) as running:
+        store.hang.add("/digits/.*/shard-")
+        socks = [ask(running.port, EXTRACT, known.extract([n] * 500)) for n in IN_SHARDS[:2]]
+        until(lambda: bool(store.asked), 20, "a read that hangs")
+        for sock in socks:
+            sock.close()
+        answer = exchange(running.port, "POST", EXTRACT, others.extract([3] * 500), seconds=30)
+        others.check_features(answer.body, [3] * 500)
+
+
+def test_a_decoding_process_that_stands_still_is_replaced(folder: Path, known: Known) -> None:
+    with server(folder, *QUICK, "--decode-processes", "1") as running:
+        (decoder,) = _children(running.process.pid)
+        os.kill(decoder, signal.SIGSTOP)
+        sock = ask(running.port, EXTRACT, known.extract())
+        until(lambda: "decode" in stages(running.port), 10, "an order for the process")
+        sock.close()
+        until(lambda: metric(running.port, "hapi_requests_running") == 0, 10, "the end of the request")
+        answer = exchange(running.port, "POST", EXTRACT, known.extract(), seconds=40)
+        known.check_features(answer.body, [3, 39, 0, 17])
+        assert lost(running.port)["ever"] == 0 and not _alive(decoder)
+
+
+def test_damaged_jpegs_leave_the_log_readable(tmp_path: Path) -> None:
+    """libjpeg's own warnings become lines of JSON, of the server and of processes that decode."""
+    source = tmp_path / "images" / "one"
+    source.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for number in range(2):
+        Image.fromarray(pixels).save(source / f"{number}.jpg")
+        data = bytearray((source / f"{number}.jpg").read_bytes())
+        for place in range(20):
+            data[len(data) // 2 + 7 * place] = 0xFF if place % 2 else 0xD9
+        (source / f"{number}.jpg").write_bytes(data)
+    folder = tmp_path / "store"
+    pack(
+        open_source(str(source.parent)),
+        open_store(str(folder)),
+        "images",
+        PackOptions(transform=TRANSFORM),
+    )
+    known = Known(folder, "images")
+    for processes in ("0", "1"):
+        log = tmp_path / f"log{processes}"
+        with server(folder, "--decode-processes", processes, log=log) as running:
+            check_problem(exchange(running.port, "POST", EXTRACT, known.extract([0])), 500, "sample 0")
+            until(lambda text=log: "Corrupt JPEG" in text.read_text(), 10, "libjpeg's warning")  # type: ignore[misc]
+            assert running.stop() == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [line["event"] for line in lines if "Corrupt JPEG" in line.get("text", "")] == [
+            "library output"
+        ]
