@@ -80,7 +80,7 @@ _install() {
 has_extra() {
   local path="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
   case "$2" in
-    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, ruff, mypy' ;;
+    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, schemathesis, ruff, mypy' ;;
     gpu) PYTHONPATH="$path" "$1" -c 'import hapi.cli.main, torch, torchvision, aiohttp, obstore, sklearn, pytest, hypothesis' ;;
     *) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;
   esac

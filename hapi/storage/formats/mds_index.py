@@ -48,7 +48,7 @@ def listed_shards(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]
     if there[key].size > _MAX_INDEX_BYTES:
         raise DataError(f"{where} has {there[key].size} bytes; up to {_MAX_INDEX_BYTES} are read")
     found: dict[str, MdsShard] = {}
-    for number, entry in enumerate(_entries(store.get(key), where)):
+    for number, entry in enumerate(_entries(store.get(key, _MAX_INDEX_BYTES), where)):
         shard = _shard(entry, f"{where}, shard {number}", prefix, there)
         if shard.key in found:
             raise DataError(f"{where} lists {shard.key[:200]!r} twice; write the index again")

@@ -1,0 +1,466 @@
+"""What is fuzzed: readers of bytes that others wrote. A target takes any bytes; only a HapiError may come out of it.
+
+Behind a checksum no mutation would get, so that a target that has one is given the content and makes the checksum
+itself (``SEALED``). The first byte of such an input says whether it does: damaged checksums are inputs too.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "storage"))
+
+from foreign_shards import example, masked_crc32c, mds_index, mds_shard, tfrecord
+from formats_tools import samples, tar
+
+from hapi.errors import HapiError, from_problem
+from hapi.storage.chunks import ChunkCache
+from hapi.storage.dataset import open_dataset
+from hapi.storage.directory import SampleDirectory, offsets_of
+from hapi.storage.formats import mds, webdataset
+from hapi.storage.formats import tfrecord as tfrecords
+from hapi.storage.formats.mds_index import listed_shards
+from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
+from hapi.storage.index import SampleIndex, digest
+from hapi.storage.listing import describe
+from hapi.storage.manifest import Manifest, SampleLayout
+from hapi.storage.objects import ObjectInfo, ObjectStore, open_store
+from hapi.storage.reader import chunk_cache
+from hapi.storage.replaced import Replaced
+from hapi.storage.runs import run_sums
+from hapi.storage.shards import Shard, ShardTable
+from hapi.wire import messages
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import (
+    PREFIX,
+    TRAILER,
+    FrameHeader,
+    FrameLimits,
+    StreamEnd,
+    TensorSpec,
+    byte_view,
+    data_frame,
+    end_frame,
+    error_frame,
+)
+from hapi.wire.report import RequestReport
+
+LIMITS = FrameLimits(header=1 << 16, payload=1 << 20)
+RAW, SEALED = b"\0", b"\1"
+"""First byte of an input whose checksums are as they come, or made right."""
+
+
+Run = Callable[[bytes], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader."""
+
+    name: str
+    run: Run
+    """Raises a :class:`HapiError`, or nothing; everything else is a defect."""
+    seeds: Callable[[], list[bytes]]
+    """Good inputs, from which others are made."""
+
+
+TARGETS: dict[str, Target] = {}
+
+
+def target(seeds: Callable[[], list[bytes]]) -> Callable[[Run], Run]:
+    """Register a function as the target of its name."""
+
+    def register(run: Run) -> Run:
+        TARGETS[run.__name__] = Target(run.__name__, run, seeds)
+        return run
+
+    return register
+
+
+def attempt(name: str, data: bytes) -> HapiError | None:
+    """Run a target; the error that it was refused with."""
+    run = broken_on_purpose if name == broken_on_purpose.__name__ else TARGETS[name].run
+    try:
+        run(data)
+    except HapiError as error:
+        assert str(error).isprintable(), error
+        return error
+    return None
+
+
+def broken_on_purpose(data: bytes) -> None:
+    """No target, but a check of the search itself: it has to find the one byte that breaks this."""
+    if data[:1] == b"q":
+        raise ZeroDivisionError("a byte that is not borne")
+
+
+def seeds_of(name: str) -> list[bytes]:
+    """Good inputs of a target; the process ends when there is none of this name."""
+    if name == broken_on_purpose.__name__:
+        return [b"abc"]
+    if name not in TARGETS:
+        raise SystemExit(f"fuzz: error: there is no target {name!r}; there are {', '.join(TARGETS)}")
+    return TARGETS[name].seeds()
+
+
+@cache
+def store() -> ObjectStore:
+    return open_store("memory://fuzz")
+
+
+@cache
+def chunks() -> ChunkCache:
+    return chunk_cache(store(), 1 << 20)
+
+
+# -- the wire ------------------------------------------------------------------------------------------------
+
+
+def _frame_seeds() -> list[bytes]:
+    specs = (TensorSpec("features", "float32", (3, 2)), TensorSpec("labels", "int64", (3,)))
+    header = FrameHeader(np.array([5, 0, 7]), specs)
+    frame = b"".join(bytes(piece) for piece in data_frame(header, [bytes(24), bytes(24)]))
+    ends = [end_frame(StreamEnd(frames, 3 * frames, {"wait": 1.0})) for frames in (0, 1)]
+    error = error_frame(HapiError("no"))
+    return [RAW + frame + ends[1], SEALED + frame + ends[1], SEALED + ends[0], SEALED + error, RAW + error]
+
+
+@target(_frame_seeds)
+def frames(data: bytes) -> None:
+    stream = _sealed_frames(data[1:]) if data[:1] == SEALED else data[1:]
+    reader = FrameReader(BufferSource(iter([stream])), LIMITS)
+    while not isinstance(reader.next(_buffers), StreamEnd):
+        pass
+
+
+def _buffers(header: FrameHeader) -> list[memoryview]:
+    assert sum(spec.nbytes for spec in header.tensors) <= LIMITS.payload
+    return [byte_view(np.empty(spec.nbytes, np.uint8)) for spec in header.tensors]
+
+
+def _sealed_frames(stream: bytes) -> bytes:
+    """The stream with the right checksum behind each frame, as far as its lengths go."""
+    out, at = bytearray(), 0
+    while at + PREFIX.size <= len(stream):
+        *_, header, payload = PREFIX.unpack_from(stream, at)
+        stop = at + PREFIX.size + header + payload
+        if stop + TRAILER.size > len(stream):
+            break
+        out += stream[at:stop] + TRAILER.pack(xxhash.xxh3_64_intdigest(stream[at:stop]))
+        at = stop + TRAILER.size
+    return bytes(out) + stream[at:]
+
+
+REFERENCE = {"name": "digits", "version": "0" * 32}
+TRANSFORM = {"resize": 73, "crop": 64, "mean": [0.5] * 3, "std": [0.5] * 3}
+AUGMENTED = {
+    **TRANSFORM,
+    "seed": 7,
+    "epoch": 3,
+    "augment": {"scale": [0.1, 1.0], "ratio": [0.7, 1.3], "flip": 0.5},
+}
+PADDED = {**AUGMENTED, "augment": {"padding": 4, "hue": 0.1}}
+MODEL = {"source": "zoo", "name": "resnet18", "weights": "random:0", "digest": "1" * 16, "blocks": ["a.b"]}
+WINDOWS = {"seed": 0, "epoch": 1, "group": 512, "window": 64}
+
+
+def _request_seeds() -> list[bytes]:
+    extract = {"dataset": REFERENCE, "model": MODEL, "split": 4, "split_name": "maxpool", "ids": [1, 2, 3]}
+    sequence = {"seed": 0, "epoch": 3, "shuffle": {"group": 5, "window": 6}}
+    by_range = {"dataset": REFERENCE, "sequence": sequence, "start": 0, "stop": 9}
+    found = [
+        (0, {**extract, "transform": TRANSFORM}),
+        (0, {**extract, "transform": AUGMENTED, "windows": WINDOWS, "time_layers": True}),
+        (0, {**extract, "transform": PADDED, "job": "a1"}),
+        (1, {"dataset": REFERENCE, "ids": [0], "windows": WINDOWS}),
+        (1, by_range),
+        (1, {**by_range, "sequence": {**sequence, "shuffle": "full"}}),
+        (2, {"name": "pushed", "digest": "2" * 16, "names": ["a", "b"]}),
+        (3, {"reference": REFERENCE, "count": 1, "classes": ["a"], "total_bytes": 1, "layout": {}, "transform": None,
+             "group": 1, "window": 1}),
+    ]  # fmt: skip
+    return [bytes([kind]) + json.dumps(body).encode() for kind, body in found]
+
+
+@target(_request_seeds)
+def requests(data: bytes) -> None:
+    kinds: tuple[Any, ...] = (messages.ExtractRequest, messages.SamplesRequest, messages.TensorsRequest,
+                              messages.DatasetDescription)  # fmt: skip
+    kind = kinds[data[0] % len(kinds)] if data else kinds[0]
+    request = kind.from_json(messages.parse_body(data[1:]))
+    told = json.dumps(request.to_json())
+    assert json.dumps(kind.from_json(json.loads(told)).to_json()) == told
+
+
+def _report_seeds() -> list[bytes]:
+    tier = {"device": "cpu", "processors": 1, "threads": 1, "running": 1, "devices": 1, "reuse": True}
+    pairs = {name: [0.0, 1.0] for name in ("busy", "work", "others", "process", "clock")}
+    report = {"server": "a", "seconds": {"read": 1.0}, "cpu": {}, **pairs, "pages": 1, "first": 0.1, "cos_batch": 2,
+              "layers": [0.1], "wait": 0.0, "tier": tier}  # fmt: skip
+    return [json.dumps(report).encode(), json.dumps(HapiError("no", retry_after=1).to_problem()).encode()]
+
+
+@target(_report_seeds)
+def reports(data: bytes) -> None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    assert str(from_problem(document, 500)).isprintable()
+    RequestReport.from_json(document).to_json()
+
+
+# -- data sets -----------------------------------------------------------------------------------------------
+
+
+def _index(lengths: list[int], shards: int = 1) -> SampleIndex:
+    """An index of as many equal shards; sample and label counts fit."""
+    offsets = offsets_of(np.array(lengths))
+    parts = []
+    for number in range(shards):
+        directory = SampleDirectory.empty(len(lengths))
+        directory.write(0, 0, offsets[:-1], lengths)
+        body = bytes(sum(lengths))
+        shard = Shard(
+            key=f"shard-{number:05d}.bin",
+            size=len(body),
+            checksum=xxhash.xxh3_64_intdigest(body),
+            count=len(lengths),
+        )
+        sums = [xxhash.xxh3_64_intdigest(bytes(length)) for length in lengths]
+        parts.append(
+            SampleIndex(
+                directory=directory,
+                label=np.arange(len(lengths), dtype=np.int64) % 2,
+                checksum=np.array(sums, dtype=np.uint64),
+                shards=ShardTable.of([shard]),
+                run=run_sums(body, offsets),
+            )
+        )
+    return SampleIndex.joined(parts)
+
+
+def _manifest(index: bytes = b"1", count: int = 3, shards: int = 1, total: int = 9) -> Manifest:
+    return Manifest(
+        name="fuzzed", pack="p", count=count, classes=("a", "b"), layout=SampleLayout(kind="encoded"),
+        transform=None, index_size=len(index), index_xxh3=digest(index), shards=shards, total_bytes=total,
+        source="nowhere", created="today",
+    )  # fmt: skip
+
+
+def _manifest_seeds() -> list[bytes]:
+    document = json.loads(_manifest().to_bytes())
+    tensor = {"kind": "tensor", "sample_shape": [3, 8, 8], "sample_dtype": "uint8"}
+    more = [
+        document | tensor,
+        document | {"transform": TRANSFORM, "in_place": {"format": "mds", "folder": "a/b"}},
+    ]
+    replaced = Replaced(_manifest(), 1e9).to_bytes()
+    return [mark + json.dumps(one).encode() for mark in (RAW, SEALED) for one in (document, *more)] + [
+        b"\2" + replaced
+    ]
+
+
+@target(_manifest_seeds)
+def manifests(data: bytes) -> None:
+    if data[:1] == b"\2":
+        str(Replaced.from_bytes(data[1:], "fuzzed", "here"))
+        return
+    body = _with_version(data[1:]) if data[:1] == SEALED else data[1:]
+    store().put("datasets/fuzzed/manifest.json", body)
+    summary = describe(store(), "fuzzed")
+    assert summary is not None and (summary.problem or "").isprintable()
+    manifest = Manifest.from_bytes(body, "fuzzed", "here")
+    assert Manifest.from_bytes(manifest.to_bytes(), "fuzzed", "here") == manifest
+
+
+def _with_version(body: bytes) -> bytes:
+    """With the version that its own content has, if it has any."""
+    try:
+        document = json.loads(body)
+        version = Manifest._from_json(document).version
+    except (HapiError, ValueError, RecursionError):
+        return body
+    return json.dumps({**document, "version": version}).encode()
+
+
+def _index_seeds() -> list[bytes]:
+    runs = _index([3] * 3, 2)
+    without = SampleIndex(runs.directory, runs.label, runs.checksum, runs.shards)
+    small = _index([3, 2, 4])
+    return [bytes(index.to_bytes({"k": "v"})) for index in (small, runs, without)]
+
+
+@target(_index_seeds)
+def indexes(data: bytes) -> None:
+    """A data set with this index, its manifest as it belongs to it; every sample is read."""
+    index, _ = SampleIndex.from_buffer(np.frombuffer(data, dtype=np.uint8), "here")
+    manifest = _manifest(
+        data, max(1, len(index)), max(1, len(index.shards)), max(1, index.shards.total_bytes)
+    )
+    store().put("datasets/fuzzed/manifest.json", manifest.to_bytes())
+    store().put(manifest.index_key, data)
+    for number in range(2):
+        store().put(f"datasets/fuzzed/p/shard-{number:05d}.bin", bytes(9))
+    dataset = open_dataset(store(), "fuzzed", cache=chunks())
+    lengths = dataset.lengths(np.arange(dataset.count))
+    dataset.read(np.flatnonzero(lengths < 1 << 16)[:100])
+
+
+def _model_seeds() -> list[bytes]:
+    from hapi.models.manifest import LayerEntry, ModelManifest
+    from hapi.models.tensorfile import TensorEntry
+    from hapi.models.zoo import ModelSpec
+
+    tensor = TensorEntry("a", "float32", (2, 3), 64, xxhash.xxh3_128_hexdigest(bytes(24)))
+    manifest = ModelManifest(
+        name="fuzzed", push="p", spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32), classes=10,
+        default_freeze=1, layers=(LayerEntry("conv1", (3, 4, 4), ("a",)),), tensors={"a": tensor},
+    )  # fmt: skip
+    return [mark + json.dumps(manifest.to_json()).encode() for mark in (RAW, SEALED)]
+
+
+@target(_model_seeds)
+def models(data: bytes) -> None:
+    """``model.json``, opened from a store, and each of its tensors read."""
+    from hapi.models.manifest import _checksum
+    from hapi.models.repository import list_models, open_model
+
+    body = data[1:]
+    if data[:1] == SEALED:
+        try:
+            document = json.loads(body)
+            content = {key: value for key, value in document.items() if key != "checksum"}
+            body = json.dumps({**content, "checksum": _checksum(content)}).encode()
+        except (ValueError, RecursionError, AttributeError):
+            pass
+    store().put("models/fuzzed/model.json", body)
+    store().put("models/fuzzed/p/weights.safetensors", bytes(64 + 24))
+    for summary in list_models(store()):
+        json.dumps(summary.to_json())
+    model = open_model(store(), "fuzzed")
+    json.dumps(model.to_json())
+    for name, entry in list(model.manifest.tensors.items())[:5]:
+        if entry.nbytes < 1 << 20:
+            model.tensor_spec(name)
+            model.read_tensor(name)
+
+
+# -- foreign formats -----------------------------------------------------------------------------------------
+
+
+def _scanned(
+    scan: Callable[[ShardBytes, Fields], Iterator[Found | Bad]], data: bytes, info: ObjectInfo | None = None
+) -> None:
+    """Scan a shard as ``hapi index`` does; each sample lies in it."""
+    key = "folder/a" if info is None else info.key
+    store().put(key, data)
+    for fields in (Fields(), Fields(image="image", label="label")):
+        shard = ShardBytes(store(), info or ObjectInfo(key, len(data)), "a")
+        try:
+            for item in scan(shard, fields):
+                if isinstance(item, Found):
+                    assert 0 <= item.offset <= item.offset + item.length <= len(data), item
+            shard.checksum()
+        except HapiError as error:
+            assert str(error).isprintable()
+
+
+def _tar_seeds() -> list[bytes]:
+    members = [
+        *samples(range(2)),
+        ("y" * 60 + "/" + "x" * 60 + ".png", b"1"),
+        ("ü.json", b'{"label": 1}'),
+        ("d/e.txt", b"cat"),
+    ]
+    found = [tar(members, form) for form in (0, 1, 2)]
+    return [_trimmed(data) for data in (*found, _trimmed(tar(samples([1]))) + tar(samples([2])))]
+
+
+def _trimmed(archive: bytes) -> bytes:
+    """Without most of the zeros at its end."""
+    return archive[: -(-len(archive.rstrip(b"\0")) // 512) * 512 + 1024]
+
+
+@target(_tar_seeds)
+def tars(data: bytes) -> None:
+    """With the right checksum in each header that is at a block's beginning, or as it comes."""
+    _scanned(webdataset.scan, data)
+    fixed = bytearray(data)
+    for at in range(0, min(len(fixed), 64 * 512) - 511, 512):
+        if fixed[at + 257 : at + 262] == b"ustar":
+            fixed[at + 148 : at + 156] = b" " * 8
+            fixed[at + 148 : at + 156] = b"%06o\0 " % sum(fixed[at : at + 512])
+    _scanned(webdataset.scan, bytes(fixed))
+
+
+def _record_seeds() -> list[bytes]:
+    found = [
+        {"image/encoded": b"jpeg", "image/class/label": 3},
+        {"image": b"png", "label": [1, 2]},
+        {"image/encoded": [b"a", b"b"], "image/class/text": b"cat", "f": 1.5},
+    ]
+    records = [example(one, packed=packed) for one in found for packed in (True, False)]
+    return [SEALED + b"".join(struct.pack("<H", len(r)) + r for r in records), RAW + tfrecord(records)] + [
+        SEALED + struct.pack("<H", len(r)) + r for r in records
+    ]
+
+
+@target(_record_seeds)
+def tfrecord_files(data: bytes) -> None:
+    """A file as it comes, or records behind their lengths (u16), which are made a file."""
+    body = data[1:]
+    if data[:1] == SEALED:
+        out, at = bytearray(), 0
+        while at + 2 <= len(body):
+            (length,) = struct.unpack_from("<H", body, at)
+            record = body[at + 2 : at + 2 + length]
+            head = struct.pack("<Q", len(record))
+            out += (
+                head
+                + struct.pack("<I", masked_crc32c(head))
+                + record
+                + struct.pack("<I", masked_crc32c(record))
+            )
+            at += 2 + length
+        body = bytes(out)
+    _scanned(tfrecords.scan, body)
+
+
+COLUMNS = {"image": "jpeg", "label": "int"}
+
+
+def _mds_seeds() -> list[bytes]:
+    found = []
+    for columns, label in (
+        (COLUMNS, 3),
+        ({"image": "png", "label": "str"}, "cat"),
+        ({"image": "bytes", "label": "uint8"}, 9),
+    ):
+        shard = mds_shard(columns, [{"image": b"jpeg%d" % n, "label": label} for n in range(3)])
+        index = mds_index(columns, {"shard.00000.mds": shard}, hashes=("sha1", "xxh64"))
+        found.append(struct.pack("<H", len(index)) + index + shard)
+    return found
+
+
+@target(_mds_seeds)
+def mds_folders(data: bytes) -> None:
+    """``index.json`` behind its length (u16), and a shard: the shard also by itself, as the index may refuse it."""
+    length = int.from_bytes(data[:2], "little")
+    index, shard = data[2 : 2 + length], data[2 + length :]
+    store().put("mds/index.json", index)
+    store().put("mds/shard.00000.mds", shard)
+    _scanned(mds.scan, shard)
+    listed = [ObjectInfo("mds/index.json", len(index)), ObjectInfo("mds/shard.00000.mds", len(shard))]
+    for info in listed_shards(store(), "mds", listed):
+        _scanned(mds.scan, shard, info)
