@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 
-from hapi.errors import DataError, NotFoundError
+from hapi.errors import DataError, NotFoundError, StoreError
 from hapi.storage.locks import Lease
 from hapi.storage.objects import ObjectStore
+
+LOOKS, BETWEEN_LOOKS = 5, 0.2
+"""Times, and seconds between them: one of a store's replicas may be behind the others for a moment."""
 
 
 def commit(
@@ -29,11 +34,26 @@ def commit(
         DataError: a part is not there, or has another size.
         LeaseLostError: the lock is another's by now.
         ConflictError: another process wrote the manifest meanwhile.
+        StoreError: the store says that it wrote the manifest, and does not have it.
     """
     lease.check()  # before the parts are missed: a successor may have removed them
     _look_for(store, parts)
     lease.check()  # after it, as it may take long
     store.put_over(key, data, mark)
+    _look_again(store, key, data)
+
+
+def _look_again(store: ObjectStore, key: str, data: bytes) -> None:
+    """:class:`StoreError` unless the manifest is there as it was written."""
+    for _ in range(LOOKS):
+        with contextlib.suppress(NotFoundError):
+            if store.get(key) == data:
+                return
+        time.sleep(BETWEEN_LOOKS)
+    raise StoreError(
+        f"{store.url}/{key}: the store says that it wrote it, but does not have it; run the same again, and if that "
+        "does not help, look after the store"
+    )
 
 
 def _look_for(store: ObjectStore, parts: Mapping[str, int]) -> None:

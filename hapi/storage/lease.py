@@ -35,6 +35,8 @@ RENEWALS = 6
 _LOOKS = 20
 """Looks at another's lock in the time of its lease."""
 _LONGEST_PAUSE = 1.0
+_MOST_TAKES = 50
+"""Times that a lock is looked at anew because another process was faster, or because the store does not keep it."""
 _MAX_CHAIN = 1000
 """Owners that died one after the other; a longer chain is no work of ours."""
 
@@ -182,7 +184,7 @@ def _take(
     objects: LockObjects, lock: str, mine: LockOwner, force: bool, advice: str, timing: Timing
 ) -> list[_Link]:
     """The chain that ends with us."""
-    for _ in range(_MAX_CHAIN):
+    for _ in range(_MOST_TAKES):
         chain = _chain(objects, lock)
         if not chain:
             key = lock
@@ -200,7 +202,9 @@ def _take(
         if key != lock:
             objects.remove(key)
         mine = mine.renamed()
-    raise StoreError(f"{objects.where}: the lock {lock} changes all the time; run the same again")
+    raise StoreError(
+        f"{objects.where}: the lock {lock} changes all the time, or the store does not keep it; run the same again"
+    )
 
 
 def _ended(

@@ -255,12 +255,11 @@ class RemoteStore(ObjectStore):
 
     def list_keys(self, prefix: str) -> Names:
         with self._mapped(prefix):
-            result = obstore.list_with_delimiter(self._store, check_prefix(prefix) or None)
-        return sorted(str(meta["path"]) for meta in result["objects"])
+            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[1]
 
     def list_names(self, prefix: str) -> Names:
         with self._mapped(prefix):
-            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").folders()
+            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[0]
 
     def delete(self, key: str) -> None:
         try:

@@ -63,28 +63,30 @@ class Listing:
                 "give a folder that holds fewer"
             )
 
-    def folders(self) -> list[str]:
-        """Names of the folders directly below the prefix, sorted; errors as for :meth:`pages`.
+    def level(self) -> tuple[list[str], list[str]]:
+        """Names of the folders directly below the prefix, and keys of the objects there, sorted; errors as above.
 
         Not asked of the store by a delimiter, as obstore would collect all pages of that by itself. When a whole page
         is in one folder, the rest of it is skipped, where the store can begin anywhere (Azure cannot).
         """
         below = f"{self._prefix}/" if self._prefix else ""
-        found: set[str] = set()
+        folders: set[str] = set()
+        objects: set[str] = set()
         skipped: set[str] = set() if not isinstance(self._store, AzureStore) else {""}
         after: str | None = None
         while True:
             for page in self.pages(after):
                 keys = [str(meta["path"]) for meta in page]
                 names = {_folder(key, below) for key in keys}
-                found |= names
+                folders |= names
+                objects |= {key for key in keys if not _folder(key, below)} if "" in names else set()
                 name = names.pop()
                 if not names and len(keys) == PAGE and not skipped & {"", name} and keys == sorted(keys):
                     skipped.add(name)
                     after = f"{below}{name}/~"  # past all that Hapi writes there
                     break
             else:
-                return sorted(found - {""})
+                return sorted(folders - {""}), sorted(objects)
 
 
 def _folder(key: str, below: str) -> str:

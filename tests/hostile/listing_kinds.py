@@ -92,6 +92,41 @@ for _name, _stops in (
 # -- writing ---------------------------------------------------------------------------------------------
 
 
+@misdeed("puts nothing and says it did", "pack")
+def forgets(store: HostileStore, asked: Asked) -> bool:
+    if not asked.writes:
+        return False
+    asked.answer(200, ETag='"1"')
+    return True
+
+
+@misdeed("puts shards only", "pack")
+def forgets_manifests(store: HostileStore, asked: Asked) -> bool:
+    return asked.about("manifest.json") and forgets(store, asked)
+
+
+@misdeed("puts manifests only", "pack")
+def forgets_shards(store: HostileStore, asked: Asked) -> bool:
+    return asked.about("shard-") and forgets(store, asked)
+
+
+@misdeed("puts half", "pack")
+def puts_half(store: HostileStore, asked: Asked) -> bool:
+    if not asked.writes or not asked.about(".bin"):
+        return False
+    store.objects[asked.key] = asked.body[: len(asked.body) // 2]
+    asked.answer(200, ETag='"1"')
+    return True
+
+
+@misdeed("never creates", "pack")
+def never_creates(store: HostileStore, asked: Asked) -> bool:
+    if "if-none-match" not in asked.headers:
+        return False
+    asked.refuse(412, "PreconditionFailed")
+    return True
+
+
 @misdeed("creates what is there already")
 def always_creates(store: HostileStore, asked: Asked) -> bool:
     asked.headers.pop("if-none-match", None)

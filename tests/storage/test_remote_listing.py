@@ -36,14 +36,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def test_large_folders_are_skipped(counted: Counted) -> None:
-    assert Listing(MemoryStore(), "datasets", "here").folders() == ["a", "b", "b0", "c", "d"]
+    assert Listing(MemoryStore(), "datasets", "here").level() == (
+        ["a", "b", "b0", "c", "d"],
+        ["datasets/loose"],
+    )
     assert counted.pages < 12, "of the 20 that there are"
 
 
 def test_a_folder_that_cannot_be_skipped_is_gone_through(counted: Counted) -> None:
     counted.keys += [f"datasets/d/\u00fcber{n:05d}" for n in range(3 * PAGE)]
     counted.keys.sort()
-    assert Listing(MemoryStore(), "datasets", "here").folders() == ["a", "b", "b0", "c", "d"]
+    assert Listing(MemoryStore(), "datasets", "here").level()[0] == ["a", "b", "b0", "c", "d"]
 
 
 def test_more_than_any_listing_needs(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +62,7 @@ def test_more_than_any_listing_needs(counted: Counted, monkeypatch: pytest.Monke
 def test_a_page_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_listing.obstore, "list", lambda *a, **k: iter([[{"path": "x"}]] * 3))
     with pytest.raises(StoreError, match="here: the store's listing goes in circles, 'x' comes again"):
-        Listing(MemoryStore(), "", "here").folders()
+        Listing(MemoryStore(), "", "here").level()
 
 
 def test_names_that_others_put_there() -> None:
