@@ -15,8 +15,8 @@ E = TypeVar("E", bound=HapiError)
 
 _ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>,;)]*")
 _OWN = "(?:v1|healthz|readyz|metrics)"
-_PATH = re.compile(rf"(?<![\w/.~-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)*")
-"""An absolute path, but for those of the HTTP interface."""
+_PATH = re.compile(rf"(?<![\w/.~<-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+~-]*)+")
+"""An absolute path of two parts or more, but for those of the HTTP interface; ``</b>`` in a client's text is none."""
 
 
 class Disclosure:

@@ -26,8 +26,9 @@ STORE = "/srv/data of all/store"
         ("see /v1/datasets and /v1/models", "see /v1/datasets and /v1/models"),
         ("weights '/root/.cache/torch/x.pth' cannot be read", "weights '(a path)' cannot be read"),
         ("the store at http://10.0.0.5:9000/bucket answered 503", "the store at (an address) answered 503"),
-        ("keys of ~/.aws/credentials, or ~root/x", "keys of (a path), or (a path)"),
-        ("GET /v1extra and/or 25 MB/s, 1/2, HTTP/1.1", "GET (a path) and/or 25 MB/s, 1/2, HTTP/1.1"),
+        ("keys of ~/.aws/credentials, or ~root/x/y", "keys of (a path), or (a path)"),
+        ("split 4 is layer 'a' here and '<b>x</b>' there", "split 4 is layer 'a' here and '<b>x</b>' there"),
+        ("GET /v1extra/x and/or 25 MB/s, 1/2, HTTP/1.1", "GET (a path) and/or 25 MB/s, 1/2, HTTP/1.1"),
     ],
 )  # fmt: skip
 def test_paths_and_addresses_are_left_out(message: str, told: str) -> None:

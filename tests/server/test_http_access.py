@@ -10,6 +10,8 @@ import pytest
 from http_tools import EXTRACT, Known, check_problem, exchange, raw, request_bytes, served
 
 from hapi.cli.server import main
+from hapi.server.run import ListenSettings, check_exposure
+from hapi.server.tenants import Tenants
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bear a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",
@@ -102,3 +104,25 @@ def test_servers_that_must_not_start(
     assert output.out == ""
     assert output.err.count("\n") == 1 and output.err.startswith("hapi-server: error: ")
     assert word.replace("TAKEN", port).replace("KEYS", str(keys)) in output.err
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "certificate", "warnings"),
+    [
+        ("127.0.0.1", "short-one", None, 0),
+        ("::1", "x", None, 0),
+        ("localhost", None, None, 0),
+        ("0.0.0.0", "12345678", None, 2),
+        ("0.0.0.0", "1234567890abcdef", None, 1),
+        ("example.org", "1234567890abcdef", "cert.pem", 0),
+        ("::", "12345678", "cert.pem", 1),
+    ],
+)
+def test_warnings_before_others_can_listen(
+    host: str, token: str | None, certificate: str | None, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenants = Tenants(token=token)
+    check_exposure(ListenSettings(host=host, tenants=tenants, tls_cert=certificate, tls_key=certificate))
+    assert len(caplog.records) == warnings
+    assert ("TLS" in caplog.text) == (host == "0.0.0.0")
+    assert token is None or token not in caplog.text
