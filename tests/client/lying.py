@@ -27,7 +27,21 @@ def lying(handler: Handler, lie: Lie, paths: Sequence[str] = ("/v1/extract",)) -
     return handle
 
 
-def changed(stream: bytes, lie: Lie) -> bytes:
+def reporting(handler: Handler, report: Callable[[dict[str, Any]], dict[str, Any]]) -> Handler:
+    """``handler``, whose reports of requests are what ``report`` makes of them."""
+
+    def handle(method: str, path: str, body: bytes) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
+        status, headers, buffers = handler(method, path, body)
+        if path not in ("/v1/extract", "/v1/samples") or status != 200:
+            return status, headers, buffers
+        return status, headers, iter([changed(b"".join(bytes(b) for b in buffers), lambda *_: None, report)])
+
+    return handle
+
+
+def changed(
+    stream: bytes, lie: Lie, report: Callable[[dict[str, Any]], dict[str, Any]] = lambda report: report
+) -> bytes:
     """A stream of frames after ``lie``, with checksums that fit."""
     reader = FrameReader(BufferSource(iter([stream])))
     out, held = [], []
@@ -41,8 +55,9 @@ def changed(stream: bytes, lie: Lie) -> bytes:
     while not isinstance(item := reader.next(sink), StreamEnd):
         lie(dict(zip([t.name for t in item.tensors], held, strict=True)), item.ids)
         out += [bytes(b) for b in data_frame(item, [a.reshape(-1).view(np.uint8).data for a in held])]
-    layers = len(item.report.get("layers", ()))
-    return b"".join([*out, end_frame(item, layers)])
+    # Of numbers that take more room than honest ones.
+    end = StreamEnd(item.frames, item.samples, report(item.report))
+    return b"".join([*out, end_frame(end, 64 + len(item.report.get("layers", ())))])
 
 
 def features(tensors: dict[str, Any], ids: np.ndarray) -> None:

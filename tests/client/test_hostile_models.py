@@ -1,0 +1,110 @@
+"""Descriptions of pushed models by a server that lies: refused in one line, whatever they say, and cheaply."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hapi.client.models import open_client_model
+from hapi.client.servers import ServerPool
+from hapi.client.settings import TrainSettings
+from hapi.client.transport import LoopbackTransport
+from hapi.errors import HapiError
+from hapi.models.manifest import _checksum
+from hapi.models.repository import push
+from hapi.models.zoo import ModelSpec, build
+from hapi.storage.objects import open_store
+from hapi.wire.frames import Buffer
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The description of a model as an honest server gives it."""
+    spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))
+    stored = push(open_store(str(tmp_path_factory.mktemp("models"))), "mine", build(spec), spec)
+    return stored.to_json()
+
+
+def opened(document: dict[str, Any], classes: int = 4) -> None:
+    """As hapi-train opens it; the checksum fits, as a liar's would."""
+    document["checksum"] = _checksum({k: v for k, v in document.items() if k != "checksum"})
+
+    def handler(method: str, path: str, asked: bytes) -> tuple[int, dict[str, str], Iterator[Buffer]]:
+        return 200, {}, iter([json.dumps(document).encode()])
+
+    settings = TrainSettings(model="store:mine", server=("http://x:1",))
+    model = open_client_model(
+        settings, ServerPool([LoopbackTransport(handler)]), None, classes=classes, shape=(3, 32, 32)
+    )
+    model.layered.front_digest(2)
+
+
+HUGE = (1 << 31) - 1
+CHANGES: dict[str, Change] = {
+    "classes of gigabytes": lambda d: d.update(classes=HUGE),
+    "head of terabytes": lambda d: (d.update(classes=HUGE), d["tensors"]["fc.weight"].update(shape=[HUGE, 512]),
+                                    d["tensors"]["fc.bias"].update(shape=[HUGE])),
+    "tensor of exabytes": lambda d: d["tensors"]["conv1.weight"].update(shape=[1 << 40] * 16),
+    "another type": lambda d: d["tensors"]["conv1.weight"].update(dtype="int64"),
+    "a type that is none": lambda d: d["tensors"]["conv1.weight"].update(dtype="object"),
+    "no tensors": lambda d: (d.update(tensors={}), [la.update(tensors=[]) for la in d["layers"]]),
+    "other layers": lambda d: d["layers"][3].update(name="\x1b[2Jevil"),
+    "very many layers": lambda d: (d.update(layers=d["layers"] * 2000), d.update(digests=["0" * 32] * 28_001)),
+    "no layers": lambda d: (d.update(layers=[]), d.update(digests=["0" * 32])),
+    "other digests": lambda d: d.update(digests=["0" * 32] * len(d["digests"])),
+    "an architecture that is none": lambda d: d["spec"].update(architecture="\x1b[2J../x"),
+    "a factory": lambda d: d["spec"].update(architecture="os:system"),
+    "another architecture": lambda d: d["spec"].update(architecture="vgg11"),
+    "inputs of petabytes": lambda d: d["spec"].update(input_shape=[3, 65_536, 65_536]),
+    "blocks without end": lambda d: d["spec"].update(blocks=["layer1"] * 100_000),
+    "a freeze beyond": lambda d: d.update(default_freeze=99),
+    "a name that is none": lambda d: d.update(name="../../etc"),
+    "offsets beyond": lambda d: [t.update(start=(1 << 62)) for t in d["tensors"].values()],
+    "negative shapes": lambda d: d["tensors"]["conv1.weight"].update(shape=[-1, 3, 7, 7]),
+    "floats": lambda d: d["tensors"]["conv1.weight"].update(shape=[64.0, 3, 7, 7]),
+}  # fmt: skip
+HARMLESS = ("inputs of petabytes", "offsets beyond", "head of terabytes")
+"""The client has its own inputs and head, and no file of its own to look into."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_descriptions_that_lie(name: str, described: dict[str, Any]) -> None:
+    document = copy.deepcopy(described)
+    CHANGES[name](document)
+    if name in HARMLESS:
+        opened(document)
+        return
+    with pytest.raises(HapiError) as caught:
+        opened(document)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 4500
+
+
+def test_an_honest_one_is_opened(described: dict[str, Any]) -> None:
+    opened(copy.deepcopy(described))
+
+
+def test_a_head_that_no_machine_trains(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hapi.client.soundness.free_bytes", lambda device: 4 << 30)
+    with pytest.raises(HapiError, match=r"1000000 classes.*head of resnet18"):
+        opened(copy.deepcopy(described), classes=1_000_000)
+
+
+def test_what_is_no_description() -> None:
+    for document in ({}, {"format": 1}, {"layers": None}, {"\x1b": 1}):
+        with pytest.raises(HapiError) as caught:
+            opened(dict(document))
+        assert str(caught.value).isprintable()
+
+
+def test_the_path_is_a_name(tmp_path: Path) -> None:
+    settings = TrainSettings(model="store:../../x", server=("http://x:1",))
+    with pytest.raises(HapiError, match="is not a name"):
+        open_client_model(settings, ServerPool([LoopbackTransport(lambda *a: (200, {}, iter([])))]), None,
+                          classes=4, shape=(3, 32, 32))  # fmt: skip

@@ -1,0 +1,63 @@
+"""What servers tell of their own work steers plans, and may be anything: plans stay plans, of finite numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import lying
+import pytest
+from local_job import COUNT, open_session, pack_blobs, remembering, service_of
+
+from hapi.client.transport import Handler
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
+    folder = tmp_path_factory.mktemp("reports") / "store"
+    pack_blobs(folder)
+    with service_of(folder) as running:
+        yield remembering(running)
+
+
+def every_number(value: Any, number: float) -> Any:
+    """The document with each number replaced."""
+    if isinstance(value, dict):
+        return {k: every_number(v, number) for k, v in value.items()}
+    if isinstance(value, list):
+        return [every_number(v, number) for v in value]
+    return number if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from numbers(inner)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.mark.parametrize("number", [0, -1, 1e308, (1 << 63) - 1])
+def test_a_plan_from_impossible_reports_is_one(honest: Handler, number: float) -> None:
+    with open_session(
+        lying.reporting(honest, lambda report: every_number(report, number)), split="auto"
+    ) as session:
+        for epoch in range(2):
+            assert sum(len(labels) for _, labels in session.epoch(epoch)) == COUNT
+        planning = session.planning
+        assert planning is not None and planning.profile is not None
+        assert all(map(math.isfinite, numbers(planning.profile.to_json())))
+        json.dumps(planning.to_json(), allow_nan=False)
+
+
+def test_clocks_that_run_backwards_give_a_plan(honest: Handler) -> None:
+    def backwards(report: dict[str, Any]) -> dict[str, Any]:
+        return {**report, **{name: [1e9, 0.0] for name in ("busy", "work", "others", "process", "clock")}}
+
+    with open_session(lying.reporting(honest, backwards), split="auto") as session:
+        for epoch in range(2):
+            list(session.epoch(epoch))
+        assert session.planning is not None and session.planning.profile is not None
+        assert all(map(math.isfinite, numbers(session.planning.profile.to_json())))
