@@ -93,7 +93,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--device", "tpu"], "--device 'tpu': expected auto, cpu, cuda"),
         (["--timeout", "0"], "--timeout: expected"),
         (["--prefetch-bytes", "1 parsec"], "unknown unit"),
-        (["--split", ""], "--split: expected"),
+        (["--split", ""], "--split: the text is empty; give a value, or leave the flag away"),
         (["--server", "ftp://x"], "server URL 'ftp://x': expected http://HOST:PORT"),
         (["--server", "http://a..b"], "expected http://HOST:PORT"),
         (["--server", "http://x", "--token-file", "/nowhere"], "--token-file /nowhere: cannot be read"),
