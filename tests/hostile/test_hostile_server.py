@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
+import socket
 import subprocess
 import threading
 import time
@@ -110,10 +111,12 @@ def test_with_another_server_training_goes_on(name: str, honest: Handler) -> Non
 class Trainer:
     """A ``hapi-train`` process whose memory is watched."""
 
-    def __init__(self, server: TinyServer, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, server: TinyServer, flags: tuple[str, ...] = (), all_flags: tuple[str, ...] = FLAGS
+    ) -> None:
         self.started = time.monotonic()
         self.process = ForkedProcess(
-            ["hapi.cli.train", *FLAGS, *flags, "--server", server.url],
+            ["hapi.cli.train", *all_flags, *flags, "--server", server.url],
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         # Should it grow all the same, it and not the machine runs out.
@@ -162,3 +165,28 @@ def test_the_honest_server_behind_it_is_one(honest: Handler) -> None:
         code, errors, _ = trainer.ended()
     assert (code, errors) == (0, "")
     assert trainer.peak < MOST_BYTES // 2
+
+
+@pytest.mark.slow
+def test_a_trainer_without_descriptors_does_not_blame_the_server(honest: Handler) -> None:
+    """It can open nothing more after its first answer, whose connection is closed."""
+    answered, limited = threading.Event(), threading.Event()
+
+    def reply(connection: socket.socket, request: bytes) -> bool:
+        answered.set()
+        limited.wait(SECONDS)
+        hostile(honest, None)(connection, request)
+        return False
+
+    with serving(reply) as server:
+        trainer = Trainer(
+            server, all_flags=FLAGS[2:]
+        )  # the list of data sets first, and then the description
+        assert answered.wait(SECONDS)
+        resource.prlimit(trainer.process.pid, resource.RLIMIT_NOFILE, (3, 3))
+        limited.set()
+        code, errors, _ = trainer.ended()
+    assert code == 1, errors
+    assert "Traceback" not in errors
+    *_, last = errors.splitlines()
+    assert re.search("too many files are open on this side; raise its limit .ulimit -n", last), errors
