@@ -64,7 +64,7 @@ class Flood:
                 time.sleep(0.01)
             if len(self._socks) > self._count:
                 self._socks.pop(0).close()
-                time.sleep(0.002)
+                time.sleep(0.005)
 
     def __exit__(self, *exc: object) -> None:
         self._over.set()

@@ -30,7 +30,7 @@ def behind(swift: Swift) -> Iterator[tuple[ServerProcess, FaultProxy]]:
     """A server, and the proxy through which it reaches the store."""
     with contextlib.closing(FaultProxy(swift.port)) as proxy:
         env = {**swift.environment, "AWS_ENDPOINT_URL": proxy.url, "HAPI_STORE_RETRIES": "2"}
-        with server(ONE, *SERVER, **env) as running:
+        with server(ONE, *SERVER, "--tell-store", **env) as running:
             yield running, proxy
 
 
