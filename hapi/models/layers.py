@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import difflib
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
 import torch
-import xxhash
 from torch import fx, nn
 
 from hapi.errors import ModelError
 from hapi.models.analysis import analyse, references
 from hapi.models.blocks import select_layers, trace_or_chain
 from hapi.models.cuts import Crossings, Cut, find_cuts
-from hapi.models.digest import FORMAT, TensorDigests, plain_tensors, structure_text
+from hapi.models.digest import DIGEST_DIGITS, FORMAT, TensorDigests, plain_tensors, structure_text
 from hapi.models.families import PAPER_FREEZE
 from hapi.models.numbering import Numbering, element_count
 from hapi.models.segment import Segment, compile_slice, slice_nodes
@@ -213,8 +213,8 @@ class LayeredModel:
         if self._structure is None:
             numbering = self._numbering
             self._structure = structure_text(self.module, self._eval, numbering.places(), numbering.names)
-        state = xxhash.xxh3_128(f"{FORMAT} {list(self.input_shape)}".encode())
-        digests = [state.hexdigest()]
+        state = hashlib.sha256(f"{FORMAT} {list(self.input_shape)}".encode())
+        digests = [state.hexdigest()[:DIGEST_DIGITS]]
         for layer, text in zip(self.layers[:stop], self._structure, strict=False):
             state.update(f"\n{text}".encode())
             for name in (*layer.tensors, *self._constants_of(layer.index)):
@@ -223,7 +223,7 @@ class LayeredModel:
                 state.update(_tensor_text(name, tensor, self.digest_of(name)))
             for name, tensor in self._plain_tensors(layer.index).items():
                 state.update(_tensor_text(name, tensor, self._digests.of(name, tensor)))
-            digests.append(state.hexdigest())
+            digests.append(state.hexdigest()[:DIGEST_DIGITS])
         return digests
 
     def remember_digest(self, name: str, digest: str) -> None:

@@ -14,7 +14,7 @@ from hapi.models.tensorfile import TensorEntry
 from hapi.models.zoo import ModelSpec
 from hapi.wire.references import check_digest, check_int, check_name, strict_fields
 
-FORMAT = 1
+FORMAT = 2
 _FIELDS = (
     "format", "name", "push", "architecture", "spec", "digest", "digests", "bytes", "classes", "default_freeze",
     "layers", "tensors", "checksum",
@@ -102,7 +102,9 @@ class ModelManifest:
         """Parse and verify; :class:`BadRequestError` on anything unexpected."""
         d = strict_fields(document, dict.fromkeys(_FIELDS, True), "model.json")
         if d["format"] != FORMAT:
-            raise BadRequestError(f"format {d['format']!r:.20} is not {FORMAT}")
+            raise BadRequestError(
+                f"format {d['format']!r:.20} is not {FORMAT}, it is of another version of Hapi"
+            )
         if _checksum({k: v for k, v in d.items() if k != "checksum"}) != d["checksum"]:
             raise BadRequestError("its checksum does not fit its content")
         layers, tensors, digests = d["layers"], d["tensors"], d["digests"]

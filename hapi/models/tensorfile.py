@@ -41,7 +41,7 @@ class TensorEntry:
     start: int
     """First byte in the file."""
     digest: str
-    """xxh3-128 of its bytes, hex."""
+    """Of its bytes (:func:`hapi.models.digest.content_digest`)."""
 
     @property
     def nbytes(self) -> int:
