@@ -197,6 +197,12 @@ class DeviceMemoryError(HapiError):
     status, slug, title = 507, "device-memory", "Does not fit the device"
 
 
+class HostBudgetError(DeviceMemoryError):
+    """The work does not fit what the server may take of its machine's memory, not even sample by sample."""
+
+    slug, title = "host-budget", "Does not fit the server's memory"
+
+
 class DivergedError(HapiError):
     """Training has left the finite numbers at step ``batch`` of ``epoch``; what it is now is not worth keeping."""
 

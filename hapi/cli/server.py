@@ -120,6 +120,19 @@ def _add_batching(p: argparse.ArgumentParser) -> None:
         help="bytes of each device for weights and forward passes (default: 90%% of a free GPU, half of the host's)",
     )
     p.add_argument(
+        "--host-memory",
+        type=_bound,
+        metavar="SIZE",
+        help="bytes of the server's own memory for what requests read, decode and send (default: half of what is free "
+        "beside --device-memory of a CPU and --chunk-cache)",
+    )
+    p.add_argument(
+        "--max-image-pixels",
+        type=count(1, 1 << 40),
+        metavar="N",
+        help="largest image that is decoded (default, and most: 89478485)",
+    )
+    p.add_argument(
         "--merge",
         type=_natural,
         default=0,
@@ -205,6 +218,8 @@ def _run(args: argparse.Namespace) -> int:
         batching=args.batching,
         cos_batch=args.cos_batch,
         device_memory=args.device_memory,
+        host_memory=args.host_memory,
+        max_image_pixels=args.max_image_pixels,
         merge=args.merge,
         max_running=args.max_running,
         max_queued=args.max_queued,

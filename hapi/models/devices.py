@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from pathlib import Path
 
 import torch
 
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import DeviceMemoryError, HapiError, HostMemoryError, UsageError
+from hapi.free_memory import host_free_bytes
 
 
 def resolve_device(name: str, what: str = "device") -> torch.device:
@@ -89,13 +88,4 @@ def free_bytes(device: torch.device) -> int | None:
     """Bytes that may still be allocated on ``device``, within a container's bound; None where nobody can tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free: list[int] = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # a container's own bound (cgroup v2)
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
-    return max(0, min(free)) if free else None
+    return host_free_bytes()

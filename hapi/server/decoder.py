@@ -27,7 +27,9 @@ import torch
 
 from hapi.errors import HapiError, HostMemoryError
 from hapi.memory_errors import is_out_of_memory
+from hapi.server.host_memory import ImageRoom
 from hapi.storage.dataset import Samples
+from hapi.storage.decode_limits import NO_LIMITS, DecodeLimits
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape
 from hapi.wire.references import TransformSpec
@@ -37,10 +39,16 @@ REPLY = struct.Struct("<I")
 
 
 def order_of(
-    samples: Samples, layout: SampleLayout, transform: TransformSpec | None, threads: int
+    samples: Samples,
+    layout: SampleLayout,
+    transform: TransformSpec | None,
+    threads: int,
+    limits: DecodeLimits = NO_LIMITS,
 ) -> dict[str, Any]:
     """The document of an order for ``samples``, without their bytes."""
+    room = limits.room if isinstance(limits.room, ImageRoom) else None
     return {
+        "limits": [limits.pixels, limits.flag, room and [room.nbytes, room.processes]],
         "ids": samples.ids.tolist(),
         "offsets": samples.offsets.tolist(),
         "layout": layout.to_json(),
@@ -101,7 +109,7 @@ def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mma
         transform = None if given is None else TransformSpec.from_json(given, random=True)
         shape = (len(samples), *input_shape(layout, transform))
         out = np.ndarray(shape, np.float32, buffer=memory)
-        input_batch(samples, layout, transform, order["threads"], out=out)
+        input_batch(samples, layout, transform, order["threads"], out, _limits(*order["limits"]))
     except HapiError as error:
         return {"problem": error.to_problem()}
     except Exception as error:
@@ -111,6 +119,10 @@ def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mma
         # A defect: for the server's log, as if it had happened there.
         return {"failure": traceback.format_exc()}
     return {}
+
+
+def _limits(pixels: int | None, flag: str, room: list[int] | None) -> DecodeLimits:
+    return DecodeLimits(pixels, flag, room and ImageRoom(*room))
 
 
 def _reply(sock: socket.socket, document: dict[str, Any]) -> None:

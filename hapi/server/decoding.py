@@ -23,6 +23,7 @@ from hapi.errors import DrainingError, HapiError, UsageError
 from hapi.server.decoder import order_of
 from hapi.server.decoder_process import DecoderProcess, Died, Order
 from hapi.storage.dataset import Samples
+from hapi.storage.decode_limits import NO_LIMITS, DecodeLimits
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.transform import input_batch, input_shape
 from hapi.waiting import check, resting, wait, when_given_up
@@ -37,11 +38,12 @@ PIECE_BYTES = 32 << 20
 class Decoders:
     """The processes. Thread-safe; none of them: :meth:`batch` decodes in the calling thread."""
 
-    def __init__(self, processes: int = 0, threads: int = 1) -> None:
-        """``threads`` decode in each process. :meth:`wait` until they are ready, and :meth:`close` them."""
+    def __init__(self, processes: int = 0, threads: int = 1, limits: DecodeLimits = NO_LIMITS) -> None:
+        """``threads`` decode in each process, within ``limits``. :meth:`wait` until they are ready, and :meth:`close` them."""
         if processes and sys.platform != "linux":
             raise UsageError("processes for decoding need Linux; leave --decode-processes at 0")
         self._threads = threads
+        self._limits = limits
         self._changed = threading.Condition()
         self._waiting = 0
         self._closed = False
@@ -58,6 +60,16 @@ class Decoders:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def processes(self) -> int:
+        """How many there are; 0: samples are decoded in this one."""
+        return len(self._all)
+
+    @property
+    def at_once(self) -> int:
+        """Samples of one batch that are decoded at a time."""
+        return self._threads * max(1, len(self._all))
 
     @property
     def pids(self) -> list[int]:
@@ -94,22 +106,28 @@ class Decoders:
                 decoder.end()
 
     def batch(
-        self, samples: Samples, layout: SampleLayout, transform: TransformSpec | None, clock: StageClock
+        self,
+        samples: Samples,
+        layout: SampleLayout,
+        transform: TransformSpec | None,
+        clock: StageClock,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The samples as :func:`input_batch` gives them, float32 [n, C, H, W]; the same errors.
+        """The samples as :func:`input_batch` gives them, float32 [n, C, H, W], in ``out`` if given; the same errors.
 
         What the processes use of the processor counts in ``clock`` as stage ``decode``, wall seconds are the caller's
         to count. :class:`DataError` for samples that two processes died of, one after the other.
         """
+        if out is None:
+            out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
         if not self._all:
             with resting():  # processors compute: long as that may take, it does not hang
-                return input_batch(samples, layout, transform, self._threads)
-        out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
+                return input_batch(samples, layout, transform, self._threads, out.numpy(), self._limits)
         if not len(samples):
             return out
         taken = self._take(len(samples))
         orders = [
-            Order(order_of(piece, layout, transform, self._threads), piece.data, part)
+            Order(order_of(piece, layout, transform, self._threads, self._limits), piece.data, part)
             for piece, part in _cut(samples, out.numpy(), len(taken))
         ]
         while orders:

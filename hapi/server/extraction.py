@@ -20,15 +20,16 @@ from hapi.server.ahead import Ahead
 from hapi.server.decoding import Decoders
 from hapi.server.device import Device, Layers, Turn
 from hapi.server.fair_queue import Tenant
+from hapi.server.feeding import Fed, Feeding, Span
 from hapi.server.fronts import front_key
-from hapi.server.host_memory import halving
+from hapi.server.host_memory import HostMemory, halving
 from hapi.server.memory import Ask
 from hapi.server.model_cache import Front
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
 from hapi.server.sizing import FrontSizes
 from hapi.server.status import Progress
 from hapi.server.worker import Workers
-from hapi.storage.dataset import Dataset, Samples
+from hapi.storage.dataset import Dataset
 from hapi.storage.reader import Near
 from hapi.storage.transform import input_shape
 from hapi.threads import Threads
@@ -51,8 +52,8 @@ Frame = Iterable[Buffer]
 class Extraction:
     """Answers extract requests; thread-safe.
 
-    Of a request at most two COS batches of outputs are in memory, the one being sent and the one being made, and
-    one of inputs that is read and decoded ahead.
+    Of a request at most two COS batches of outputs are in memory, the one being sent and the one being made, and two
+    of inputs, of which one is read and decoded ahead.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class Extraction:
         account: Account,
         loaders: Threads,
         decoders: Decoders,
+        host: HostMemory,
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._account = account
         self._loaders = loaders
         self._decoders = decoders
+        self._host = host
         self._orders, self._copies = itertools.count(1), itertools.count(1)
 
     def frames(
@@ -85,8 +88,9 @@ class Extraction:
 
         ``near`` is for :meth:`Dataset.read`, ``latest`` for :meth:`DeviceMemory.claim`.
         """
-        dataset.labels(request.ids)  # refuses ids that are not there before anything is loaded
         _check_input(dataset, request)
+        # Ids that are not there are refused before anything is loaded.
+        feeding = Feeding(dataset, request, near, self._decoders, clock, self._account.busy)
         begun = self._account.marks(clock)
         with ExitStack() as stack:
             with self._account.busy.running(), clock.stage("model"):
@@ -95,6 +99,10 @@ class Extraction:
             ask = self._ask(request, sizes)
             with clock.stage("device_wait"):
                 claim = stack.enter_context(worker.memory.claim(ask, cancelled, latest))
+                beside = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
+                need = feeding.need(claim.batch, beside)
+                held = stack.enter_context(self._host.claim("features", need, cancelled, latest))
+            feeding.grant(held, claim.batch, beside)
             stack.enter_context(halving(lambda: worker.memory.out_of_memory(ask.key, claim.batch)))
             worker.cos_batch = claim.batch
             progress.choose(worker.name, claim.batch)
@@ -117,16 +125,8 @@ class Extraction:
             timed_layers = request.split if request.time_layers else 0
             yield sum(frame_bytes(h) for h in headers) + end_bytes(timed_layers)
 
-            def load(chunk: messages.IdArray) -> tuple[torch.Tensor, Samples]:
-                with self._account.busy.running():
-                    with clock.stage("read"):
-                        samples = dataset.read(chunk, near)
-                    with clock.stage("decode"):
-                        inputs = self._decoders.batch(samples, dataset.layout, request.transform, clock)
-                    return inputs, samples
-
             timed = TimedLayers(front.layers(), worker.device.device) if request.time_layers else None
-            with Ahead(self._loaders, load, stream.chunks, cancelled) as loaded:
+            with Ahead(self._loaders, feeding.load, stream.spans, cancelled) as loaded:
                 yield from self._computed(stream, headers, loaded, timed or front.segment)
             layers = () if timed is None else tuple(timed.seconds)
             report = self._account.report(begun, clock, stream.largest, layers)
@@ -136,7 +136,7 @@ class Extraction:
         self,
         stream: _Stream,
         headers: Sequence[FrameHeader],
-        loaded: Ahead[messages.IdArray, tuple[torch.Tensor, Samples]],
+        loaded: Ahead[Span, Fed],
         layers: Layers,
     ) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
@@ -145,13 +145,13 @@ class Extraction:
             if frame is not None and not loaded.ready():
                 yield frame
                 frame = None
-            inputs, samples = loaded.next()
-            shape = (len(samples.ids), *stream.front.output_shape)
+            fed = loaded.next()
+            shape = (len(fed.labels), *stream.front.output_shape)
             output = stream.device.host_buffer(shape, stream.front.output_dtype)
             with self._account.busy.running():
                 running = stream.device.begin(
                     layers,
-                    stream.device.pinned(inputs),
+                    stream.device.pinned(fed.inputs),
                     output,
                     key=stream.key,
                     clock=stream.clock,
@@ -166,8 +166,11 @@ class Extraction:
                 raise
             with self._account.busy.running():
                 stream.largest = max(stream.largest, running.result())
-            stream.progress.done += len(samples.ids)
-            frame = data_frame(header, [tensor_bytes(output), byte_view(samples.labels)])
+            stream.progress.done += len(fed.labels)
+            frame = data_frame(header, [tensor_bytes(output), byte_view(fed.labels)])
+            # The inputs go before the next ones come.
+            stream.progress.forward = str
+            del fed, running, output
         if frame is not None:
             yield frame
 
@@ -178,6 +181,8 @@ class Extraction:
 
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
+        if self._workers.all[0].device.device.type == "cuda":
+            largest = max(1, min(largest, self._host.share // 2 // self._host_bytes(sizes)))
         fixed = 0
         if self._settings.policy == "fixed":
             fixed = min(self._settings.cos_batch or FIXED_BATCH, largest)
@@ -192,6 +197,11 @@ class Extraction:
             smallest=fixed or 1,
             largest=fixed or largest,
         )
+
+    @staticmethod
+    def _host_bytes(sizes: FrontSizes) -> int:
+        """Bytes of host memory for each sample on its way to a GPU and back: three of inputs, two of outputs."""
+        return 3 * sizes.input_bytes + 2 * sizes.output_bytes
 
     def _largest(self, sample_bytes: int, widest_bytes: int) -> int:
         """Samples per forward pass, so that a frame and the widest layer's output stay within their bounds."""
@@ -228,14 +238,14 @@ class _Stream:
     """COS batch that fitted."""
 
     @property
-    def chunks(self) -> list[messages.IdArray]:
+    def spans(self) -> list[Span]:
         """The samples of each COS batch."""
-        ids = self.request.ids
-        return [ids[i : i + self.batch] for i in range(0, len(ids), self.batch)]
+        count = len(self.request.ids)
+        return [(i, min(i + self.batch, count)) for i in range(0, count, self.batch)]
 
     def headers(self) -> list[FrameHeader]:
         """Of its frames."""
-        return [_features_header(chunk, self.front) for chunk in self.chunks]
+        return [_features_header(self.request.ids[low:high], self.front) for low, high in self.spans]
 
 
 def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:

@@ -26,16 +26,18 @@ from hapi.server.account import Account, Marks, RequestClock
 from hapi.server.ahead import Ahead
 from hapi.server.costs import Request
 from hapi.server.datasets import OpenDatasets
-from hapi.server.decoding import Decoders
+from hapi.server.decoding import PIECE_BYTES, Decoders
 from hapi.server.device import NOBODY
 from hapi.server.extraction import Extraction
 from hapi.server.fair_queue import Tenant
+from hapi.server.host_memory import HostMemory, host_budget
 from hapi.server.orders import Orders
 from hapi.server.progress_watch import ProgressWatch
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.worker import make_workers
 from hapi.storage.dataset import Dataset, Samples
+from hapi.storage.decode_limits import DecodeLimits
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import chunk_cache
@@ -88,7 +90,17 @@ class Service:
         self.workers = make_workers(settings, store)
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time, but for one more of a tenant that asks rarely."""
-        self.decoders = Decoders(settings.decode_processes, settings.decode_threads)
+        chunks = chunk_cache(store, settings.chunk_cache_bytes)
+        self.host = HostMemory(
+            host_budget(settings.host_memory, self.workers.host_bytes + len(chunks.data)),
+            self.slots + 1,
+            settings.decode_processes,
+            PIECE_BYTES,
+        )
+        limits = DecodeLimits(
+            settings.max_image_pixels, "--max-image-pixels of hapi-server", self.host.images
+        )
+        self.decoders = Decoders(settings.decode_processes, settings.decode_threads, limits)
         self.account = Account(
             self.id,
             self.workers.all[0].device.device,
@@ -100,9 +112,11 @@ class Service:
         self.watch = ProgressWatch(settings.stuck_seconds, settings.lost_threads(self.slots))
         self.watch.also(store.pools())
         self._loaders = self.watch.threads(self.slots + 1, "hapi-load", of_slots=True)
-        self._datasets = OpenDatasets(store, chunk_cache(store, settings.chunk_cache_bytes))
+        self._datasets = OpenDatasets(store, chunks)
         self._orders = Orders()
-        self.extraction = Extraction(settings, self.workers, self.account, self._loaders, self.decoders)
+        self.extraction = Extraction(
+            settings, self.workers, self.account, self._loaders, self.decoders, self.host
+        )
         try:
             self.decoders.wait()
         except BaseException:

@@ -22,6 +22,10 @@ class ServerSettings:
     """Always so many samples per forward pass and frame, whatever ``batching`` says."""
     device_memory: int | None = None
     """Bytes of each device for weights and forward passes; None for a share of what is free at the start."""
+    host_memory: int | None = None
+    """Bytes of the server's own memory for what requests read, decode and send; None for a share of what is free."""
+    max_image_pixels: int | None = None
+    """Largest image that is decoded; None for :data:`hapi.storage.decode.MAX_PIXELS`, which is the most."""
     merge: int = 0
     """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
     max_running: int = 4

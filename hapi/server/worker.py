@@ -16,6 +16,7 @@ from hapi.errors import DrainingError, UsageError
 from hapi.models.devices import free_bytes, resolve_device
 from hapi.server.device import Device
 from hapi.server.fronts import FrontLoader
+from hapi.server.host_memory import UNKNOWN_BYTES
 from hapi.server.memory import DeviceMemory
 from hapi.server.model_cache import ModelCache
 from hapi.server.settings import ServerSettings
@@ -26,8 +27,6 @@ from hapi.storage.objects import ObjectStore
 GPU_SHARE, CPU_SHARE = 0.9, 0.5
 """Of the free memory, the default budget: a GPU is the server's own, but allocators lose some; the host's memory also
 has to hold what is read, decoded and sent, and often other programs."""
-UNKNOWN_BYTES = 1 << 46
-"""The budget where the system does not tell what is free: none."""
 RELOAD = 2
 """Requests by which a device that has the layers may be busier than another one before the other loads them too."""
 
@@ -100,6 +99,11 @@ class Workers:
         finally:
             with self._lock:
                 chosen.running -= 1
+
+    @property
+    def host_bytes(self) -> int:
+        """Budgets of devices that are the machine itself: their memory is the host's."""
+        return sum(w.memory.budget for w in self.all if w.device.device.type == "cpu")
 
     @property
     def usable(self) -> bool:

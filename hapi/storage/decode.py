@@ -8,13 +8,14 @@ every JPEG that it refuses, goes to Pillow, so what is accepted and what an erro
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 
-from hapi.errors import DataError
+from hapi.errors import DataError, HapiError
 from hapi.memory_errors import is_out_of_memory
 from hapi.storage.vision import vision
 
@@ -42,16 +43,27 @@ def check_image(data: bytes | memoryview) -> None:
     # As in decode_image: Pillow raises nearly anything on a damaged file.
     except Exception as error:
         raise _undecodable(error) from error
-    _check_size(image.width, image.height)
+    check_size(image.width, image.height)
     _check_depth(image.mode)
 
 
-def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
-    """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none or too large."""
+def check_size(width: int, height: int, coder: str = "") -> None:
+    """:class:`DataError` for an image of more than :data:`MAX_PIXELS`, whatever decodes it."""
+    if width * height > MAX_PIXELS:
+        raise DataError(f"an image of {width} x {height} is too large (limit {MAX_PIXELS} pixels)")
+
+
+Sized = Callable[[int, int, str], object]
+"""Told an image's width, height and what decodes it (``plain``, or Pillow's name of the format) before its pixels are
+made, and raises if they must not be; told again when another library tries."""
+
+
+def decode_image(data: bytes | npt.NDArray[np.uint8], sized: Sized = check_size) -> torch.Tensor:
+    """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none, and what ``sized`` raises."""
     encoded = bytes(data)
     size = _plain_jpeg(encoded)
     if size is not None:
-        _check_size(*size)
+        sized(*size, "plain")
         try:
             return _decode_jpeg(encoded)
         except RuntimeError as error:  # damaged, or torchvision was built without libjpeg
@@ -59,10 +71,10 @@ def decode_image(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
                 raise MemoryError(f"an image of {size[0]} x {size[1]} found no memory") from None
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
-        _check_size(image.width, image.height)
+        sized(image.width, image.height, image.format or "")
         _check_depth(image.mode)
         rgb = image.convert("RGB")
-    except DataError:
+    except HapiError:
         raise
     # A damaged file makes Pillow raise nearly anything (SyntaxError, struct.error, IndexError ...).
     except Exception as error:
@@ -109,11 +121,6 @@ def _undecodable(error: Exception) -> DataError:
     if is_out_of_memory(error):
         raise MemoryError("an image found no memory") from error
     return DataError(f"cannot be decoded as an image: {str(error).partition(' <_io.BytesIO')[0][:200]}")
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise DataError(f"an image of {width} x {height} is too large (limit {MAX_PIXELS} pixels)")
 
 
 def _check_depth(mode: str) -> None:

@@ -23,6 +23,7 @@ from hapi.errors import DataError, UnprocessableError
 from hapi.storage.colour import jittered
 from hapi.storage.dataset import Samples
 from hapi.storage.decode import MAX_PIXELS, decode_image
+from hapi.storage.decode_limits import NO_LIMITS, DecodeLimits, Held
 from hapi.storage.draws import Floats, flips, jitter, padded_crop, resized_crop, uniforms
 from hapi.storage.manifest import SampleLayout
 from hapi.storage.vision import vision
@@ -71,10 +72,11 @@ def input_batch(
     transform: TransformSpec | None,
     threads: int = 1,
     out: _Floats | None = None,
+    limits: DecodeLimits = NO_LIMITS,
 ) -> torch.Tensor:
     """The samples as a model's input, float32 [n, C, H, W], in memory of its own or in ``out``.
 
-    A random transform needs its ``draw``; what becomes of a sample then depends on that and the sample's id.
+    Images that are decoded stay within ``limits``. A random transform needs its ``draw``; what becomes of a sample then depends on that and the sample's id.
 
     Encoded images are decoded, made RGB and transformed. Tensors: floats are taken as they are, uint8 is
     scaled to 0..1; with a transform they are resized and cropped where the size differs (grey becomes RGB)
@@ -90,7 +92,7 @@ def input_batch(
     def work(piece: int) -> None:
         for position in range(bounds[piece], bounds[piece + 1]):
             numbers = None if drawn is None else drawn[position]
-            _one(samples, position, layout, transform, numbers, out[position])
+            _one(samples, position, layout, transform, numbers, out[position], limits)
 
     if pieces == 1:
         work(0)
@@ -115,14 +117,16 @@ def _one(
     transform: TransformSpec | None,
     numbers: Floats | None,
     out: _Floats,
+    limits: DecodeLimits,
 ) -> None:
     data = samples.sample(position)
+    held = Held(limits, transform, len(data))
     try:
         if transform is None:
             _as_stored(data, layout, out)
             return
         encoded = layout.kind == "encoded"
-        image = decode_image(data) if encoded else _image_tensor(data, layout)
+        image = decode_image(data, held) if encoded else _image_tensor(data, layout)
         # A tensor that has the size already, as --preprocess stores it, was resized before.
         sized = not encoded and tuple(image.shape) == transform.output_shape
         if transform.augment is not None and numbers is not None:
@@ -130,11 +134,14 @@ def _one(
         elif not sized:
             image = resize_and_crop(image, transform)
         _normalised(image, transform, out)
+        del image
     except DataError as error:
         raise DataError(
             f"sample {samples.ids[position]}: {error}; "
             "'hapi pack' or 'hapi index' with --decode --skip-bad leaves such out"
         ) from error
+    finally:
+        held.leave()
 
 
 def _as_stored(data: _Bytes, layout: SampleLayout, out: _Floats) -> None:

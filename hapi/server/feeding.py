@@ -1,0 +1,134 @@
+"""The inputs of COS batches: stored samples, read and decoded in pieces that fit what their request may hold.
+
+Usually a COS batch is one piece. Of long samples several are: a piece's stored bytes go when it is decoded, so that
+256 photographs of 6 MB are never there at once. What the layers then see is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hapi.allocator import give_back_freed_memory
+from hapi.clocks import BusyClock, StageClock
+from hapi.memory_errors import is_out_of_memory
+from hapi.server.decoding import Decoders
+from hapi.server.host_memory import HostNeed
+from hapi.storage.dataset import Dataset
+from hapi.storage.decode_limits import SMALL_BYTES
+from hapi.storage.reader import Near
+from hapi.storage.transform import input_shape
+from hapi.wire.messages import ExtractRequest, IdArray
+
+Span = tuple[int, int]
+"""Samples of a request: the place of the first, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One COS batch."""
+
+    inputs: torch.Tensor
+    """float32 [n, C, H, W]."""
+    labels: IdArray
+    """int64 [n]."""
+
+
+class Feeding:
+    """Reads and decodes the samples of one request. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        request: ExtractRequest,
+        near: Near | None,
+        decoders: Decoders,
+        clock: StageClock,
+        busy: BusyClock,
+    ) -> None:
+        """``near`` is for :meth:`Dataset.read`. :class:`NotFoundError` for an id that is not there."""
+        self._dataset = dataset
+        self._request = request
+        self._near = near
+        self._decoders = decoders
+        self._clock = clock
+        self._busy = busy
+        self._places = dataset.locate(request.ids)
+        self._shape = input_shape(dataset.layout, request.transform)
+        self.piece_bytes = 0
+        """Most stored bytes of a piece, if that is at least one sample."""
+
+    def need(self, batch: int, sample_bytes: int) -> HostNeed:
+        """What COS batches of ``batch`` samples take of the host's memory, and ``sample_bytes`` beside for each sample.
+
+        ``least`` is with pieces of one sample, ``most`` with whole COS batches.
+        """
+        lengths = self._places.length
+        longest = int(lengths.max())
+        whole = int(np.add.reduceat(lengths, np.arange(0, len(lengths), batch)).max())
+        fixed = self._fixed(longest, batch, sample_bytes)
+        return HostNeed(least=fixed + self._copies * longest, most=fixed + self._copies * whole)
+
+    def grant(self, nbytes: int, batch: int, sample_bytes: int) -> None:
+        """Take ``nbytes``, which lie within :meth:`need` of the same ``batch`` and ``sample_bytes``."""
+        fixed = self._fixed(int(self._places.length.max()), batch, sample_bytes)
+        self.piece_bytes = (nbytes - fixed) // self._copies
+
+    def load(self, span: Span) -> Fed:
+        """The samples of ``span``, whole. Raises what reading and decoding raise, and what says that memory was short."""
+        low, high = span
+        with self._busy.running():
+            inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
+            for start, stop in self._pieces(low, high):
+                self._fill(start, stop, inputs[start - low : stop - low])
+            return Fed(inputs, self._dataset.labels(self._request.ids[low:high]))
+
+    @property
+    def _copies(self) -> int:
+        """How often stored bytes are there: a process that decodes has its own."""
+        return 2 if self._decoders.processes else 1
+
+    def _fixed(self, longest: int, batch: int, sample_bytes: int) -> int:
+        at_once = min(self._decoders.at_once, len(self._places.length))
+        return batch * sample_bytes + at_once * self._working(longest)
+
+    def _working(self, longest: int) -> int:
+        """Bytes beside a sample while it is made an input; larger images ask for the image room themselves."""
+        layout = self._dataset.layout
+        if layout.kind == "encoded":
+            return SMALL_BYTES
+        return (
+            2 * longest + 8 * longest // np.dtype(layout.sample_dtype).itemsize
+        )  # two copies, and as floats
+
+    def _pieces(self, low: int, high: int) -> Iterator[Span]:
+        ends = np.cumsum(self._places.length[low:high])
+        start = 0
+        while start < len(ends):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self.piece_bytes, "right")))
+            yield low + start, low + stop
+            start = stop
+
+    def _fill(self, low: int, high: int, out: torch.Tensor) -> None:
+        """Samples ``low`` to ``high`` into ``out``; when memory is short after all, half of them at a time."""
+        try:
+            self._decode(low, high, out)
+            return
+        except (RuntimeError, MemoryError, OSError) as error:
+            if high - low == 1 or not is_out_of_memory(error):
+                raise
+        give_back_freed_memory()  # only here, after the handler, is gone what the error's frames held
+        middle = (low + high) // 2
+        self._fill(low, middle, out[: middle - low])
+        self._fill(middle, high, out[middle - low :])
+
+    def _decode(self, low: int, high: int, out: torch.Tensor) -> None:
+        dataset, request, clock = self._dataset, self._request, self._clock
+        with clock.stage("read"):
+            samples = dataset.read(request.ids[low:high], self._near, places=self._places.part(low, high))
+        with clock.stage("decode"):
+            self._decoders.batch(samples, dataset.layout, request.transform, clock, out)
