@@ -185,7 +185,11 @@ class PushedModel:
     def verify(self, entry: TensorEntry, data: memoryview) -> None:
         """:class:`DataError` unless ``data`` is the content of ``entry``."""
         if data.nbytes != entry.nbytes or content_digest(data) != entry.digest:
-            raise DataError(
-                f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
-                f" {self.manifest.weights_key}) are damaged; push the model again with --replace"
-            )
+            raise self.damaged(entry)
+
+    def damaged(self, entry: TensorEntry) -> DataError:
+        """The error for stored bytes that are not the content of ``entry``."""
+        return DataError(
+            f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
+            f" {self.manifest.weights_key}) are damaged; push the model again with --replace"
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import xxhash
 
 from hapi.errors import (
     ConflictError,
@@ -66,6 +67,35 @@ class StoredModel(PushedModel):
         ((_, data),) = self._read_group([entry])
         self.verify(entry, data)
         return data
+
+    def read_part(self, name: str, start: int, out: memoryview) -> None:
+        """Bytes of one stored tensor from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
+        entry = self._entry(name)
+        try:
+            self.store.read_into(self.manifest.weights_key, entry.start + start, out)
+            return
+        except StoreUnavailableError:
+            raise
+        except (NotFoundError, StoreError) as error:
+            now = self._pushed_again(error, entry.stop)
+        self.store.read_into(now.weights_key, now.tensors[name].start + start, out)
+
+    def checked(self, name: str, piece_bytes: int, step: Callable[[], None]) -> int:
+        """The xxh3-64 of one stored tensor, verified, with no more than a piece of it in memory.
+
+        ``step()`` is called before each piece, and may raise.
+        """
+        entry, found, own = self._entry(name), xxhash.xxh3_64(), xxhash.xxh3_128()
+        buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
+        for start in range(0, entry.nbytes, piece_bytes):
+            step()
+            piece = buffer[: min(piece_bytes, entry.nbytes - start)]
+            self.read_part(name, start, piece)
+            found.update(piece)
+            own.update(piece)
+        if own.hexdigest() != entry.digest:
+            raise self.damaged(entry)
+        return found.intdigest()
 
     def _entry(self, name: str) -> TensorEntry:
         entry = self.manifest.tensors.get(name)

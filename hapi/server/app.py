@@ -320,9 +320,12 @@ class Application:
         stream = await finished(opening, FrameStream.close, interest.set)
         settings = self.service.settings
         workers, progress = self.service.workers, at_work.progress
-        pace = Pace(
-            settings.pace(), latest, lambda: self.admission.pressed() or workers.pressed(progress.device)
-        )
+        host = self.service.host
+
+        def pressed() -> bool:
+            return self.admission.pressed() or workers.pressed(progress.device) or host.waiting > 0
+
+        pace = Pace(settings.pace(), latest, pressed)
         answer = Answer(
             self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc, self.disclosure
         )

@@ -122,7 +122,7 @@ def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mma
 
 
 def _limits(pixels: int | None, flag: str, room: list[int] | None) -> DecodeLimits:
-    return DecodeLimits(pixels, flag, room and ImageRoom(*room))
+    return DecodeLimits(pixels, flag, ImageRoom(*room) if room else None)
 
 
 def _reply(sock: socket.socket, document: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class Decoders:
     """The processes. Thread-safe; none of them: :meth:`batch` decodes in the calling thread."""
 
     def __init__(self, processes: int = 0, threads: int = 1, limits: DecodeLimits = NO_LIMITS) -> None:
-        """``threads`` decode in each process, within ``limits``. :meth:`wait` until they are ready, and :meth:`close` them."""
+        """``threads`` decode in each process, within ``limits``. :meth:`wait` for them all, and :meth:`close` them."""
         if processes and sys.platform != "linux":
             raise UsageError("processes for decoding need Linux; leave --decode-processes at 0")
         self._threads = threads

@@ -78,7 +78,7 @@ class Feeding:
         self.piece_bytes = (nbytes - fixed) // self._copies
 
     def load(self, span: Span) -> Fed:
-        """The samples of ``span``, whole. Raises what reading and decoding raise, and what says that memory was short."""
+        """The samples of ``span``. Raises what reading and decoding raise, and what says that memory was short."""
         low, high = span
         with self._busy.running():
             inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)

@@ -20,11 +20,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import BadRequestError, BusyError, HostBudgetError, HostMemoryError
 from hapi.free_memory import host_free_bytes
 from hapi.memory_errors import is_out_of_memory
+from hapi.waiting import current, resting
 
 SHORT_SECONDS = 1.0
 """When whoever met a machine without memory is to ask again."""
@@ -70,12 +72,14 @@ class Ledger:
 
     def take(self, kind: str, nbytes: int, look: Callable[[int], None] = lambda waiting: None) -> None:
         """Wait until ``nbytes`` (at most the budget) are there; ``look(waiting)`` may raise meanwhile."""
-        place = object()
-        with self._changed:
+        place, interest = object(), current()
+        with resting(), self._changed:
             self._line.append(place)
             try:
                 while self._line[0] is not place or self._held.total() + nbytes > self.budget:
                     self._changed.wait(LOOK_SECONDS)
+                    if interest is not None and interest.given_up:
+                        raise interest.error()
                     look(len(self._line))
                 self._held[kind] += nbytes
             finally:
@@ -110,10 +114,11 @@ class ImageRoom:
     def enter(self, nbytes: int, width: int, height: int) -> None:
         """Wait until there are ``nbytes`` for an image; :class:`HostBudgetError` when there never will be."""
         if nbytes > self.nbytes:
-            among = f", which {self.processes} processes share" if self.processes > 1 else ""
+            among = f", for each of {self.processes} processes" if self.processes > 1 else ""
             raise HostBudgetError(
-                f"an image of {width} x {height} takes {nbytes} bytes to decode, the server has {self.nbytes} for that "
-                f"(half of its --host-memory{among}); give it more, or use --split 0, which leaves decoding to the trainer"
+                f"an image of {width} x {height} takes {nbytes} bytes to decode, the server has {self.nbytes} for "
+                f"that (half of its --host-memory{among}); give it more, or choose split 0, which leaves decoding to "
+                "the trainer"
             )
         self._ledger.take("images", nbytes)
 
@@ -126,7 +131,14 @@ class HostMemory:
     """The ledger of the server's own memory; thread-safe."""
 
     def __init__(self, budget: int, slots: int, decoders: int = 0, decoder_bytes: int = 0) -> None:
-        """``budget`` in bytes for ``slots`` requests at a time; of it each of ``decoders`` processes has some always."""
+        """Begin with nothing given out.
+
+        Args:
+            budget: Bytes.
+            slots: Requests at a time.
+            decoders: Processes that decode.
+            decoder_bytes: What each of these has always.
+        """
         self.budget = budget
         self.decoders_bytes = decoders * decoder_bytes
         rooms = max(1, decoders)
@@ -140,7 +152,7 @@ class HostMemory:
     def claim(
         self, kind: str, need: HostNeed, cancelled: threading.Event, latest: float = math.inf
     ) -> Iterator[int]:
-        """Memory for a request of ``kind`` inside the block, between what it needs: the bytes; waits until they are there.
+        """Bytes for a request of ``kind`` inside the block, from least to most of ``need``, once they are there.
 
         Raises :class:`HostBudgetError` when even the least is never there, :class:`BusyError` when it is not at
         ``latest`` (``time.monotonic``), :class:`BadRequestError` once ``cancelled`` is set.
@@ -164,15 +176,28 @@ class HostMemory:
                 )
 
         self._claims.take(kind, nbytes, look)
+        given_back = threading.Lock()
+
+        def give_back() -> None:
+            if given_back.acquire(blocking=False):  # once
+                self._claims.give_back(kind, nbytes)
+
+        if (interest := current()) is not None:
+            interest.at_giving_up(give_back)  # its thread may come back only much later
         try:
             yield nbytes
         finally:
-            self._claims.give_back(kind, nbytes)
+            give_back()
 
     @property
     def waiting(self) -> int:
         """Requests that wait for memory."""
         return self._claims.waiting
+
+    def status(self) -> dict[str, Any]:
+        """What ``/v1/status`` says of it: bytes of the budget (None: none), those taken by kind, requests that wait."""
+        budget = self.budget if self.budget < UNKNOWN_BYTES else None
+        return {"budget_bytes": budget, "reserved": self.kinds(), "waiting": self.waiting}
 
     def kinds(self) -> dict[str, int]:
         """Bytes of the budget that are taken, by :data:`HOST_KINDS`."""

@@ -39,6 +39,7 @@ from hapi.models.manifest import LayerEntry, ModelManifest
 from hapi.models.repository import ModelSummary
 from hapi.models.tensorfile import TensorEntry
 from hapi.server.admission import REASONS
+from hapi.server.host_memory import HOST_KINDS
 from hapi.server.overview import SECRET
 from hapi.server.problems import HttpError
 from hapi.server.settings import ServerSettings
@@ -291,6 +292,9 @@ def _status() -> Schema:
             "uptime": SECONDS,
             "settings": of_class(ServerSettings, leave_out=SECRET),
             "devices": listed(of_class(DeviceStatus)),
+            "host_memory": record(
+                {"budget_bytes": of_type(int | None), "reserved": _counts(*HOST_KINDS), "waiting": COUNT}
+            ),
             "queue": _counts("running", "slots", "queued", "max_queued"),
             "stuck": TEXT,
             "lost_threads": _counts("now", "ever", "most"),

@@ -56,6 +56,7 @@ class Overview:
             "uptime": round(now - self._board.started, 1),
             "settings": shown(service.settings),
             "devices": [_device(d) for d in service.devices()],
+            "host_memory": service.host.status(),
             "queue": {
                 "running": admission.running,
                 "slots": service.slots,
@@ -118,6 +119,7 @@ class Overview:
             "Threads that were lost, those that came back included.",
             watch.lost.ever,
         )
+        yield from _host_metrics(self._service.host.status())
         wall, cpu = account.totals()
         yield _by("stage", "hapi_stage_seconds", "Wall seconds of requests by stage.", wall)
         yield _by("stage", "hapi_stage_cpu_seconds", "CPU seconds of requests by stage.", cpu)
@@ -181,6 +183,20 @@ _OF_DEVICES: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str
     (CounterMetricFamily, "hapi_model_cache_misses", "Times that layers were loaded.", "cache_misses"),
 )
 """Kind, name without ``_total``, text and the field of :class:`DeviceStatus`."""
+
+
+def _host_metrics(status: Mapping[str, Any]) -> Iterator[Metric]:
+    taken = GaugeMetricFamily(
+        "hapi_host_memory_bytes", "Bytes of the server's own memory that are taken.", labels=["kind"]
+    )
+    for kind, nbytes in status["reserved"].items():
+        taken.add_metric([kind], nbytes)
+    yield taken
+    yield _gauge("hapi_host_memory_waiting", "Requests that wait for the server's memory.", status["waiting"])
+    if status["budget_bytes"] is not None:
+        yield _gauge(
+            "hapi_host_memory_budget_bytes", "Budget of the server's own memory.", status["budget_bytes"]
+        )
 
 
 def _device_metrics(devices: Sequence[DeviceStatus]) -> Iterator[Metric]:

@@ -14,16 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from hapi.clocks import StageClock
 from hapi.errors import (
     NotFoundError,
     TooLargeError,
 )
 from hapi.models.repository import list_models, open_model
-from hapi.server.account import Account, Marks, RequestClock
-from hapi.server.ahead import Ahead
+from hapi.server.account import Account, RequestClock
 from hapi.server.costs import Request
 from hapi.server.datasets import OpenDatasets
 from hapi.server.decoding import PIECE_BYTES, Decoders
@@ -35,33 +32,22 @@ from hapi.server.orders import Orders
 from hapi.server.progress_watch import ProgressWatch
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
+from hapi.server.stored_bytes import Answering, StoredBytes
 from hapi.server.worker import make_workers
-from hapi.storage.dataset import Dataset, Samples
+from hapi.storage.dataset import Dataset
 from hapi.storage.decode_limits import DecodeLimits
 from hapi.storage.listing import list_datasets
 from hapi.storage.objects import ObjectStore
 from hapi.storage.reader import chunk_cache
 from hapi.wire import messages
 from hapi.wire.frames import (
-    END_BYTES,
-    NO_IDS,
     Buffer,
-    FrameHeader,
-    StreamEnd,
-    TensorSpec,
-    byte_view,
-    data_frame,
-    end_frame,
-    frame_bytes,
 )
 from hapi.wire.references import DatasetReference, check_name
 from hapi.wire.sequences import SequenceRange
 
 Frame = Iterable[Buffer]
 T = TypeVar("T")
-
-STORED_FRAME_BYTES = 8 << 20
-"""Stored bytes per frame of split 0: large enough that headers do not count, small enough to overlap."""
 
 
 @dataclass
@@ -117,6 +103,7 @@ class Service:
         self.extraction = Extraction(
             settings, self.workers, self.account, self._loaders, self.decoders, self.host
         )
+        self._stored = StoredBytes(self.account, self._loaders, self.host)
         try:
             self.decoders.wait()
         except BaseException:
@@ -213,11 +200,17 @@ class Service:
             near = self._orders.near(dataset, request.windows, tenant)
             parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
             return self._start(parts, clock, len(request.ids))
+        to = Answering(clock, cancelled, progress, latest)
         if isinstance(request, messages.SamplesRequest):
-            return self._start(
-                self._stored(request, clock, cancelled, progress, tenant), clock, len(request.ids)
-            )
-        return self._start(self._tensors(request, clock, cancelled, progress), clock, 0)
+            dataset = self._dataset(request.dataset, clock)
+            ids = request.ids
+            if isinstance(ids, SequenceRange):
+                with self.account.busy.running(), clock.stage("model"):
+                    ids = self._orders.find(dataset, ids, tenant)
+            near = self._orders.near(dataset, request.windows, tenant)
+            return self._start(self._stored.samples(dataset, ids, near, to), clock, len(ids))
+        model = open_model(self.store, request.name, request.digest)
+        return self._start(self._stored.tensors(model, request.names, to), clock, 0)
 
     def _start(self, parts: Iterator[Any], clock: RequestClock, samples: int) -> FrameStream:
         """Run ``parts`` to its first yield, which is the length of the answer."""
@@ -234,66 +227,6 @@ class Service:
         with clock.stage("model"):  # with all that is loaded once
             return self._datasets.get(reference)
 
-    def _stored(
-        self,
-        request: messages.SamplesRequest,
-        clock: RequestClock,
-        cancelled: threading.Event,
-        progress: Progress,
-        tenant: Tenant,
-    ) -> Iterator[Any]:
-        dataset = self._dataset(request.dataset, clock)
-        begun = self.account.marks(clock)
-        if isinstance(request.ids, SequenceRange):
-            with self.account.busy.running(), clock.stage("model"):
-                ids = self._orders.find(dataset, request.ids, tenant)
-        else:
-            ids = request.ids
-        near = self._orders.near(dataset, request.windows, tenant)
-        places = dataset.locate(ids)
-        frames = _by_bytes(places.length, STORED_FRAME_BYTES)
-        headers = [_stored_header(ids[low:high], int(places.length[low:high].sum())) for low, high in frames]
-        yield sum(frame_bytes(h) for h in headers) + END_BYTES
-
-        def load(frame: tuple[int, int]) -> Samples:
-            low, high = frame
-            with self.account.busy.running(), clock.stage("read"):
-                return dataset.read(ids[low:high], near, places=places.part(low, high))
-
-        with Ahead(self._loaders, load, frames, cancelled) as loaded:
-            for header, samples in zip(headers, loaded, strict=True):
-                progress.done += len(samples.ids)
-                yield data_frame(
-                    header, [byte_view(samples.data), byte_view(samples.offsets), byte_view(samples.labels)]
-                )
-        yield self._end(len(frames), len(ids), clock, begun)
-
-    def _tensors(
-        self,
-        request: messages.TensorsRequest,
-        clock: RequestClock,
-        cancelled: threading.Event,
-        progress: Progress,
-    ) -> Iterator[Any]:
-        model = open_model(self.store, request.name, request.digest)
-        begun = self.account.marks(clock)
-        headers = [FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in request.names]
-        yield sum(frame_bytes(h) for h in headers) + END_BYTES
-
-        def load(name: str) -> Buffer:
-            with self.account.busy.running(), clock.stage("read"):
-                return model.read_tensor(name)
-
-        with Ahead(self._loaders, load, request.names, cancelled) as loaded:
-            for header, raw in zip(headers, loaded, strict=True):
-                progress.done += 1
-                yield data_frame(header, [raw])
-        yield self._end(len(headers), 0, clock, begun)
-
-    def _end(self, frames: int, samples: int, clock: RequestClock, begun: Marks) -> list[bytes]:
-        report = self.account.report(begun, clock)
-        return [end_frame(StreamEnd(frames, samples, report.to_json()))]
-
 
 class _Told(Iterator[Frame]):
     """Frames of which a clock is told. No generator, as closing one that has not begun closes nothing in it."""
@@ -308,21 +241,3 @@ class _Told(Iterator[Frame]):
 
     def close(self) -> None:
         self._frames.close()  # type: ignore[attr-defined]
-
-
-def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
-    return FrameHeader(
-        chunk,
-        (
-            TensorSpec(messages.STORED, "uint8", (total,)),
-            TensorSpec(messages.OFFSETS, "int64", (len(chunk) + 1,)),
-            TensorSpec(messages.LABELS, "int64", (len(chunk),)),
-        ),
-    )
-
-
-def _by_bytes(lengths: messages.IdArray, limit: int) -> list[tuple[int, int]]:
-    """Consecutive samples of about ``limit`` stored bytes: the first of each, and the one after the last."""
-    before = np.cumsum(lengths) - lengths
-    cuts = (np.flatnonzero(np.diff(before // limit)) + 1).tolist()
-    return list(zip([0, *cuts], [*cuts, len(lengths)], strict=True))

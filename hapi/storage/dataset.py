@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from hapi.errors import (
     ConflictError,
@@ -79,12 +81,13 @@ class Dataset:
         """The default transform; None for tensors that need none."""
         self.shards = index.shards
         self._keys = _Keys(manifest, index.shards)
+        self._checks = _Checks(manifest, index)
         self.reader = Reader(
             store,
             self._keys,
             index.shards,
             index.directory,
-            _Checks(manifest, index),
+            self._checks,
             index.run,
             chunk_cache(store) if cache is None else cache,
         )
@@ -143,17 +146,48 @@ class Dataset:
         offsets = offsets_of(places.length)
         total = int(offsets[-1])
         data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
+        self._found(lambda: self.reader.read(wanted, places, offsets, data, near), wanted, places.shard)
+        return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
+
+    def checked(self, sample: int, piece_bytes: int, step: Callable[[], None]) -> int:
+        """The checksum of one sample, which was read and has it, with no more than a piece of it in memory.
+
+        ``step()`` is called before each piece, and may raise. Raises as :meth:`read`.
+        """
+        ids = np.array([sample], dtype=np.int64)
+        place = self.locate(ids)
+        length, offset = int(place.length[0]), int(place.offset[0])
+        buffer = memoryview(bytearray(min(piece_bytes, length)))
+
+        def check() -> None:
+            digest = xxhash.xxh3_64()
+            for start in range(0, length, piece_bytes):
+                step()
+                piece = buffer[: min(piece_bytes, length - start)]
+                self.store.read_into(self.shard_key(int(place.shard[0])), offset + start, piece)
+                digest.update(piece)
+            self._checks(ids, np.array([digest.intdigest()], dtype=np.uint64))
+
+        self._found(check, ids, place.shard)
+        return int(self.index.checksum[sample])
+
+    def read_part(self, sample: int, start: int, out: memoryview) -> None:
+        """Bytes of one sample from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
+        ids = np.array([sample], dtype=np.int64)
+        place = self.locate(ids)
+        shard, offset = int(place.shard[0]), int(place.offset[0]) + start
+        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), ids, place.shard)
+
+    def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
+        """Have ``read()`` read samples ``ids``, again when this version's shards were moved meanwhile."""
         for _ in range(_MOVES):
             manifest = self.manifest
             try:
-                self.reader.read(wanted, places, offsets, data, near)
-                break
+                return read()
             except (NotFoundError, StoreError, DataError) as error:
                 if not self._moved(error, manifest):
-                    raise self._explained(error, wanted, places.shard) from error
-        else:
-            raise ConflictError(f"data set {self.name!r} is replaced again and again; try again later")
-        return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
+                    raise self._explained(error, ids, shards) from error
+        raise ConflictError(f"data set {self.name!r} is replaced again and again; try again later")
 
     def refresh(self, manifest: Manifest) -> None:
         """Read from where ``manifest``, which must be of this version, says that the shards lie."""

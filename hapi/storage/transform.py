@@ -76,7 +76,8 @@ def input_batch(
 ) -> torch.Tensor:
     """The samples as a model's input, float32 [n, C, H, W], in memory of its own or in ``out``.
 
-    Images that are decoded stay within ``limits``. A random transform needs its ``draw``; what becomes of a sample then depends on that and the sample's id.
+    A random transform needs its ``draw``; what becomes of a sample then depends on that and the sample's id. Images
+    that are decoded stay within ``limits``.
 
     Encoded images are decoded, made RGB and transformed. Tensors: floats are taken as they are, uint8 is
     scaled to 0..1; with a transform they are resized and cropped where the size differs (grey becomes RGB)

@@ -186,13 +186,37 @@ def end_bytes(layers: int) -> int:
     return END_BYTES + _LAYER_BYTES * layers
 
 
-def data_frame(header: FrameHeader, buffers: Sequence[Buffer]) -> Iterator[Buffer]:
+@dataclass(frozen=True)
+class Pieces:
+    """A tensor's raw bytes that come piece by piece while its frame is sent."""
+
+    nbytes: int
+    """Of all pieces together."""
+    buffers: Iterable[Buffer]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """The pieces; ValueError when they do not have the bytes that they were to have."""
+        left = self.nbytes
+        for buffer in self.buffers:
+            view = memoryview(buffer).cast("B")
+            left -= len(view)
+            yield view
+        if left:
+            raise ValueError(f"a tensor's pieces lack {left} of its {self.nbytes} bytes")
+
+
+def data_frame(header: FrameHeader, buffers: Sequence[Buffer | Pieces]) -> Iterator[Buffer]:
     """The slices of one data frame, in order, without copying the tensors.
 
     ``buffers`` holds the raw bytes of each tensor of ``header``; each must have exactly the length that its
-    dtype and shape say (ValueError otherwise).
+    dtype and shape say (ValueError otherwise). An error of one that comes in pieces leaves the frame unfinished.
     """
-    views = [memoryview(b).cast("B") for b in buffers]
+    views: list[memoryview | Pieces] = [
+        b if isinstance(b, Pieces) else memoryview(b).cast("B") for b in buffers
+    ]
     if [len(v) for v in views] != [t.nbytes for t in header.tensors]:
         raise ValueError("buffers do not have the lengths that the frame header says")
     views.insert(0, byte_view(np.ascontiguousarray(header.ids, dtype="<i8")))
@@ -200,10 +224,11 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer]) -> Iterator[Buffe
     digest = xxhash.xxh3_64(head)
     yield head
     for view in views:
-        for start in range(0, len(view), SLICE_BYTES):
-            piece = view[start : start + SLICE_BYTES]
-            digest.update(piece)
-            yield piece
+        for part in view if isinstance(view, Pieces) else (view,):
+            for start in range(0, len(part), SLICE_BYTES):
+                piece = part[start : start + SLICE_BYTES]
+                digest.update(piece)
+                yield piece
         padding = padded(len(view)) - len(view)
         if padding:
             digest.update(bytes(padding))

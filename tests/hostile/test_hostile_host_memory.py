@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from harness import ServerProcess, losses, report_of, server, start_train, train, wait_for
-from hostile_tools import virtual_bytes
-from http_tools import EXTRACT, Answer, Known, check_problem, exchange, make_store, received
+from hostile_tools import peak_bytes, resident_bytes, virtual_bytes
+from http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, make_store, received
+from PIL import Image
 
+from hapi.storage.dataset import open_dataset
+from hapi.storage.objects import open_store
+from hapi.storage.pack import pack
+from hapi.storage.pack_options import PackOptions
+from hapi.storage.sources import open_source
 from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20
@@ -127,3 +135,70 @@ def test_training_goes_on_when_the_machine_has_memory_again(folder: Path, tmp_pa
         train("--server", process.url, *arguments, "--report", str(reports[1]))
     short, calm = (losses(report_of(report)) for report in reports)
     assert short == pytest.approx(calm, rel=1e-5)
+
+
+# -- more than a server may take -----------------------------------------------------------------------------------
+
+BUDGETS = ("--device-memory", "500MB", "--host-memory", "600MB")
+MARGIN = 150 * MIB
+"""What the heap loses between blocks, and the libraries' own memory."""
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two JPEGs of 24 megapixels, in files of 40 MiB: the rest is a thumbnail, say, behind the picture."""
+    images, store = tmp_path_factory.mktemp("images") / "camera", tmp_path_factory.mktemp("photographs")
+    images.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        coarse = Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8))
+        coarse.resize((6000, 4000)).save(images / f"{number}.jpg")
+        with (images / f"{number}.jpg").open("ab") as file:
+            file.write(rng.bytes(40 * MIB - file.tell()))
+    pack(open_source(str(images.parent)), open_store(str(store)), "photographs", PackOptions())
+    return store
+
+
+def test_large_originals_stay_within_the_budget(photographs: Path, known: Known) -> None:
+    """Four requests at once, each for 320 MiB of stored bytes and 8 images of 24 megapixels."""
+    document = large(known, [0, 1] * 4)
+    document["dataset"] = open_dataset(open_store(str(photographs)), "photographs").reference.to_json()
+    with server(photographs, *BUDGETS, "--cos-batch", "256", fresh=True) as process:
+        idle = resident_bytes(process.process.pid)
+        with ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(lambda _: ask(process, document), range(4)))
+        peak = peak_bytes(process.process.pid)
+    with server(photographs, "--cos-batch", "256", "--host-memory", "20GB") as roomy:
+        expected = features(ask(roomy, document))
+    assert [answer.status for answer in answers] == [200] * 4
+    assert all(np.array_equal(features(answer), expected) for answer in answers)
+    assert peak - idle < 600e6 + MARGIN
+
+
+def test_long_samples_are_streamed(photographs: Path) -> None:
+    """Eight requests at once for stored samples of 40 MiB, with room for two pieces of 8 MiB each."""
+    store = open_store(str(photographs))
+    dataset = open_dataset(store, "photographs")
+    document = {"dataset": dataset.reference.to_json(), "ids": [0, 1, 0]}
+    with server(photographs, *BUDGETS, "--max-running", "8", fresh=True) as process:
+        idle = resident_bytes(process.process.pid)
+        with ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda _: digest(ask(process, document, SAMPLES)), range(8)))
+        peak = peak_bytes(process.process.pid)
+    whole = dataset.read([0, 1, 0])
+    assert answers == [xxhash.xxh3_64_hexdigest(whole.data)] * 8
+    assert peak - idle < 300e6 + MARGIN
+
+
+def test_an_image_that_never_fits_is_told_with_the_numbers(photographs: Path, known: Known) -> None:
+    document = large(known, [0])
+    document["dataset"] = open_dataset(open_store(str(photographs)), "photographs").reference.to_json()
+    with server(photographs, "--host-memory", "400MB") as process:
+        answer = ask(process, document)
+    check_problem(answer, 507, "6000 x 4000", "200000000", "--host-memory", "split 0")
+
+
+def digest(answer: Answer) -> str:
+    """Of the stored bytes of an answer."""
+    assert answer.status == 200
+    return xxhash.xxh3_64_hexdigest(received(answer.body, 3)[1][0])
