@@ -261,7 +261,10 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.01)
     monkeypatch.setattr("hapi.server.run.IDLE_SECONDS", 0.03)
     monkeypatch.setattr("hapi.server.run.give_back_freed_memory", lambda: given.append(admission.running))
-    application: Any = SimpleNamespace(admission=admission, service=SimpleNamespace(workers=workers))
+    looks = ThreadPoolExecutor(1)
+    application: Any = SimpleNamespace(
+        admission=admission, service=SimpleNamespace(workers=workers), looks=looks
+    )
 
     async def live() -> None:
         stop = asyncio.Event()
@@ -274,7 +277,8 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
         stop.set()
         assert await served == 0
 
-    asyncio.run(asyncio.wait_for(live(), 20))
+    with looks:
+        asyncio.run(asyncio.wait_for(live(), 20))
     assert set(given) == {0}
 
 
