@@ -26,7 +26,7 @@ from hapi.allocator import give_back_freed_memory
 from hapi.errors import BadRequestError, BusyError, HostBudgetError, HostMemoryError
 from hapi.free_memory import host_free_bytes
 from hapi.memory_errors import is_out_of_memory
-from hapi.waiting import current, resting
+from hapi.waiting import check, resting, when_given_up
 
 SHORT_SECONDS = 1.0
 """When whoever met a machine without memory is to ask again."""
@@ -72,14 +72,13 @@ class Ledger:
 
     def take(self, kind: str, nbytes: int, look: Callable[[int], None] = lambda waiting: None) -> None:
         """Wait until ``nbytes`` (at most the budget) are there; ``look(waiting)`` may raise meanwhile."""
-        place, interest = object(), current()
+        place = object()
         with resting(), self._changed:
             self._line.append(place)
             try:
                 while self._line[0] is not place or self._held.total() + nbytes > self.budget:
                     self._changed.wait(LOOK_SECONDS)
-                    if interest is not None and interest.given_up:
-                        raise interest.error()
+                    check()
                     look(len(self._line))
                 self._held[kind] += nbytes
             finally:
@@ -182,10 +181,9 @@ class HostMemory:
             if given_back.acquire(blocking=False):  # once
                 self._claims.give_back(kind, nbytes)
 
-        if (interest := current()) is not None:
-            interest.at_giving_up(give_back)  # its thread may come back only much later
         try:
-            yield nbytes
+            with when_given_up(give_back):  # its thread may come back only much later
+                yield nbytes
         finally:
             give_back()
 

@@ -24,7 +24,7 @@ from hapi.server.status import Progress
 from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.reader import Near
 from hapi.threads import Threads
-from hapi.waiting import current
+from hapi.waiting import moved
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
@@ -76,8 +76,7 @@ class Answering:
         """Tell that the work goes on; :class:`BadRequestError` once nobody wants it."""
         if self.cancelled.is_set():
             raise BadRequestError("the client went away")
-        if (interest := current()) is not None:
-            interest.moved()
+        moved()
 
 
 class StoredBytes:
