@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from http_tools import EXTRACT, SAMPLES, Known, check_problem, exchange, make_st
 from hapi.storage.replaced import list_replaced
 
 pytestmark = pytest.mark.slow
-EPOCHS = 5
+EPOCHS = 8
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
-       "--no-progress", "--epochs", str(EPOCHS), "--dataset", "digits", "--split", "4")  # fmt: skip
+       "--no-progress", "--dataset", "digits", "--split", "4")  # fmt: skip
 IDS = [3, 39, 0, 17]
 
 
@@ -56,13 +57,15 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
     packs = list((folder / "datasets/digits").glob("2*"))
     with server(folder, "--chunk-cache", "0") as running:
         undisturbed = tmp_path / "undisturbed.json"
-        train(*JOB, "--server", running.url, "--report", str(undisturbed))
+        train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(undisturbed))
         report = tmp_path / "report.json"
-        job = start_train(*JOB, "--server", running.url, "--report", str(report))
+        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(report))
         try:
             after_first_epoch(job)
+            job.send_signal(signal.SIGSTOP)  # lest it ends before the data set is replaced
             said = replace(folder, limit=limit)
             assert job.poll() is None
+            job.send_signal(signal.SIGCONT)
             assert ("kept for running jobs" in said) == (limit != 40)
             assert all(pack.exists() == (limit != 40) for pack in packs)
             assert finished(job, report) == losses(report_of(undisturbed))
@@ -73,8 +76,8 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
         assert described["count"] == limit
         assert (described["reference"] == known.dataset.reference.to_json()) == (limit == 40)
         newer = tmp_path / "newer.json"
-        train(*JOB, "--server", running.url, "--report", str(newer))
-        assert [e["samples"] for e in report_of(newer)["epochs"]] == [limit] * EPOCHS
+        train(*JOB, "--epochs", "1", "--server", running.url, "--report", str(newer))
+        assert [e["samples"] for e in report_of(newer)["epochs"]] == [limit]
     with server(folder) as other:
         known.check_features(exchange(other.port, "POST", EXTRACT, known.extract(IDS)).body, IDS)
 
@@ -82,7 +85,7 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
 def test_after_the_time_is_over_one_line_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     known = Known(folder)
     with server(folder, "--chunk-cache", "0") as running:
-        job = start_train(*JOB[:-6], "--epochs", "500", *JOB[-4:], "--server", running.url)
+        job = start_train(*JOB, "--epochs", "500", "--server", running.url)
         try:
             after_first_epoch(job)
             replace(folder, "--keep-old", "200ms", limit=60)
