@@ -33,6 +33,8 @@ class HapiError(Exception):
     slug: ClassVar[str] = "internal"
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
+    on_wire: ClassVar[bool] = True
+    """Whether a server may say it: what ends this process in a way of its own, only this process says."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class HostBudgetError(DeviceMemoryError):
 class DivergedError(HapiError):
     """Training has left the finite numbers at step ``batch`` of ``epoch``; what it is now is not worth keeping."""
 
-    slug, title = "diverged", "Training has diverged"
+    slug, title, on_wire = "diverged", "Training has diverged", False
 
     def __init__(
         self,
@@ -271,7 +273,7 @@ def shortage(error: BaseException) -> ShortageError | None:
 
 def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:
     """All kinds of errors from ``root`` down, by the name that each has on the wire."""
-    found = {root.slug: root}
+    found = {root.slug: root} if root.on_wire else {}
     for child in root.__subclasses__():
         found.update(by_slug(child))
     return found

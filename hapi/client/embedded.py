@@ -35,7 +35,12 @@ class EmbeddedServer:
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
         open_store(store)  # a URL that cannot be is said so before anything is started
         self.token = secrets.token_hex(16)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process below
+        try:
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process below
+        except OSError as error:
+            raise UsageError(
+                f"no room for the embedded server's log: {error.strerror or error}; free some, or set TMPDIR"
+            ) from None
         command = [
             sys.executable,
             "-m",

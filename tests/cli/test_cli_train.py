@@ -255,7 +255,7 @@ def test_the_experiments_can_be_read(path: Path) -> None:
         (["--dataset", "digit"], 1, "no data set 'digit'"),
         (["--model", "resnet1"], 2, "unknown architecture 'resnet1'; did you mean resnet18"),
         (["--model", "nothing:there"], 2, "'nothing:there' cannot be imported"),
-        (["--model", "store:nope"], 1, "has no model 'nope'"),
+        (["--model", "store:nope"], 1, "no model 'nope'"),
         (["--model", "../x"], 2, "'../x' is not an architecture's name"),
         (["--model", "store:a/b"], 2, "--model: 'a/b' is not a name"),
         (["--dataset", "a/b"], 2, "--dataset: 'a/b' is not a name"),

@@ -15,7 +15,7 @@ from torch import nn
 from hapi.client.divergence import Finite
 from hapi.client.trainer import Trainer
 from hapi.client.transport import Handler
-from hapi.errors import DivergedError
+from hapi.errors import DivergedError, by_slug, from_problem
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +114,9 @@ def test_masks_of_infinities_are_no_divergence() -> None:
     module.weight.data[0, 0] = math.nan
     with pytest.raises(DivergedError, match=r"weight is not finite at epoch 0, batch 1"):
         finite.check_state(0, 1)
+
+
+def test_a_server_cannot_say_that_training_diverged() -> None:
+    """The exit code and what is kept depend on it."""
+    found = from_problem({"type": "urn:hapi:problem:diverged", "detail": "give up"}, 503)
+    assert not isinstance(found, DivergedError) and "diverged" not in by_slug()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -35,6 +36,15 @@ def is_alive(pid: int) -> bool:
 def test_a_store_that_cannot_be_starts_nothing(store: str, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         EmbeddedServer(store)
+
+
+def test_no_room_for_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(embedded.tempfile, "TemporaryFile", full)
+    with pytest.raises(UsageError, match="log: No space left on device; free some, or set TMPDIR"):
+        EmbeddedServer(str(tmp_path))
 
 
 @pytest.mark.slow
