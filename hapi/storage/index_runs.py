@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import get_args
 
 import numpy as np
 import xxhash
@@ -57,8 +57,17 @@ class Scanned:
         part = folder.read_part(f"run-{run.key}")
         if part is None:
             return None
-        kind, names, skipped = json.loads(part[1]["run"])
-        return cls(part[0], cast(Kind, kind), names, Skipped(*skipped))
+        try:
+            kind, names, skipped = json.loads(part[1]["run"])
+            if kind not in get_args(Kind) or not isinstance(names, list) or not all(map(_is_text, names)):
+                return None
+            return cls(part[0], kind, names, Skipped.from_json(skipped))
+        except (KeyError, ValueError, TypeError, RecursionError):
+            return None  # of no indexing of ours
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def runs_of(shards: Sequence[ObjectInfo]) -> Iterator[Run]:

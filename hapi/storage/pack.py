@@ -199,12 +199,17 @@ class _Packer:
         done = 0
         while (found := folder.read_shard(len(parts))) is not None:
             part, known = found
-            skipped = Skipped(*json.loads(known["skipped"]))
+            try:
+                skipped, upto = Skipped.from_json(json.loads(known["skipped"])), int(known["done"])
+            except (KeyError, ValueError, RecursionError):
+                break  # of no packing of ours: made again from here on
+            if upto != done + len(part) + skipped.count or upto > len(self.chosen):
+                break
             if skipped.count and not self.options.skip_bad:
                 break
             parts.append(part)
             self.skipped.add(skipped)
-            done = int(known["done"])
+            done = upto
         return parts, done
 
     def _samples(self, numbers: IntArray) -> Iterator[tuple[int, bytes | memoryview | DataError]]:

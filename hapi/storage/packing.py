@@ -96,7 +96,7 @@ class Packing:
                 source=str(d["source"]),
                 created=str(d["created"]),
             )
-        except (ValueError, BadRequestError) as error:
+        except (ValueError, RecursionError, BadRequestError) as error:
             raise DataError(
                 f"{store.url}/{key} is damaged ({error}); pass --restart to begin anew"
             ) from error

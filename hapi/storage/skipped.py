@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 LISTED_BAD = 20
 """Bad samples that are named; the others are counted."""
@@ -24,6 +25,14 @@ class Skipped:
         """Lines for a person."""
         more = self.count - len(self.lines)
         return [f"left out: {line}" for line in self.lines] + ([f"left out: {more} more"] if more else [])
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """What :meth:`to_json` gave; ValueError for anything else."""
+        count, lines = value if isinstance(value, list) and len(value) == 2 else (None, None)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0 or not isinstance(lines, list):
+            raise ValueError("no count of samples that were left out")
+        return cls(count, [str(line) for line in lines[:LISTED_BAD]])
 
     def to_json(self) -> list[object]:
         """The constructor's arguments."""

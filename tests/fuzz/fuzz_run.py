@@ -126,7 +126,7 @@ INTERESTING = [
     for order in ("little", "big")
 ]  # fmt: skip
 TOKENS = [b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b"9" * 30, b"{}", b"[]", b'""', b"\\ud800", b"1.0",
-          b'"a":1,', b"[[[[[[", b"\\u0000", b"\\u001b"]  # fmt: skip
+          b'"a":1,', b"[[[[[[", b"\\u0000", b"\\u001b", b"[" * 9000]  # fmt: skip
 """What JSON may have where something else is expected."""
 
 

@@ -32,9 +32,13 @@ from hapi.storage.formats import tfrecord as tfrecords
 from hapi.storage.formats.mds_index import listed_shards
 from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.storage.index import SampleIndex, digest
+from hapi.storage.index_runs import Run as RunOfShards
+from hapi.storage.index_runs import Scanned
 from hapi.storage.listing import describe
+from hapi.storage.locks import LockOwner
 from hapi.storage.manifest import Manifest, SampleLayout
 from hapi.storage.objects import ObjectInfo, ObjectStore, open_store
+from hapi.storage.packing import PackFolder, Packing
 from hapi.storage.reader import chunk_cache
 from hapi.storage.replaced import Replaced
 from hapi.storage.runs import run_sums
@@ -354,6 +358,33 @@ def models(data: bytes) -> None:
         if entry.nbytes < 1 << 20:
             model.tensor_spec(name)
             model.read_tensor(name)
+
+
+def _packing_seeds() -> list[bytes]:
+    packing = Packing.new("file a", "0" * 32, "1" * 32).to_bytes()
+    owner = LockOwner.new().to_bytes()
+    run = json.dumps(["numbers", [], [0, []]])
+    part = _index([3, 2, 4]).to_bytes({"done": "3", "skipped": "[0, []]", "run": run, "seal": "0"})
+    return [b"\0" + packing, b"\1" + owner, b"\2" + bytes(part)]
+
+
+@target(_packing_seeds)
+def packings(data: bytes) -> None:
+    """What an interrupted packing or indexing left: its description, its lock, a part of the index (sealed)."""
+    body = data[1:]
+    store().put("datasets/unfinished/packing.json", body)
+    if data[:1] == b"\1":
+        owner = LockOwner.from_bytes(body)
+        assert str(owner) and LockOwner.from_bytes(owner.to_bytes()).lease == owner.lease
+    if data[:1] != b"\2":
+        Packing.load(store(), "unfinished")
+        return
+    lease: Any = None  # nothing is done that needs one
+    folder = PackFolder(store(), "unfinished", "p", lease)
+    index, metadata = SampleIndex.from_buffer(np.frombuffer(body, dtype=np.uint8), "here")
+    metadata.pop("seal", None)
+    folder.write_part("run-a", index, metadata)
+    Scanned.read(folder, RunOfShards((), "a"))
 
 
 # -- foreign formats -----------------------------------------------------------------------------------------
