@@ -15,17 +15,20 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Generic, ParamSpec, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from hapi import waiting
 from hapi.errors import DrainingError, ShortageError
 from hapi.waiting import LOOK_SECONDS, Interest
 
 log = logging.getLogger("hapi.threads")
+
+_making = threading.Lock()
 
 GRACE_SECONDS = 3 * LOOK_SECONDS
 """Time in which a thread hears that its work was given up, if it can hear of it."""
@@ -81,9 +84,25 @@ class Work(Future[T], Generic[T]):
         self.call: Callable[[], T] | None = call
         self.lost = False
         """Whether nobody waits any more for the thread that makes the call."""
-        self.over: Future[None] = Future()
+        self._over: Future[None] | None = None
+
+    @property
+    def over(self) -> Future[None]:
         """Done when the work is done or its thread is lost."""
-        self.add_done_callback(_is_over)
+        with _making:
+            over = self._over or Future[None]()
+            made, self._over = self._over is None, over
+        if made:
+            self.add_done_callback(_end)
+            if self.lost:
+                self.end()
+        return over
+
+    def end(self) -> None:
+        """Whoever waits for :attr:`over` waits no longer."""
+        if self._over is not None:
+            with contextlib.suppress(InvalidStateError):  # lost before
+                self._over.set_result(None)
 
     def outcome(self) -> T:
         """The result of work that is :attr:`over`; raises what it raised.
@@ -99,10 +118,9 @@ class Work(Future[T], Generic[T]):
         return self.result()
 
 
-def _is_over(work: Future[T]) -> None:
-    if isinstance(work, Work):
-        with contextlib.suppress(InvalidStateError):  # lost before
-            work.over.set_result(None)
+def _end(work: Future[Any]) -> None:
+    if isinstance(work, Work):  # no bound method: the work, which knows it, would be freed much later
+        work.end()
 
 
 class Threads:
@@ -114,9 +132,11 @@ class Threads:
         self._name = name
         self._lost = lost or Lost(0)
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._queue: deque[Work[object]] = deque()
-        self._running: set[Work[object]] = set()
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[Work[Any] | None] = SimpleQueue()
+        """None ends a thread."""
+        self._queued = 0
+        self._running: set[Work[Any]] = set()
         self._threads = 0
         self._idle = 0
         self._closed = False
@@ -125,7 +145,7 @@ class Threads:
 
     def start(self) -> Threads:
         """Begin all threads now, for a process that must have them when the machine runs out of memory; itself."""
-        with self._changed:
+        with self._lock:
             while self._threads < self._size:
                 self._start_one()
         return self
@@ -139,27 +159,32 @@ class Threads:
     ) -> Work[T]:
         """Have ``call(*args)`` made in ``interest``."""
         work: Work[T] = Work(partial(call, *args, **kwargs), interest)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads {self._name} were closed")
-            self._queue.append(work)  # type: ignore[arg-type]
-            if not self._start_if_needed():
-                self._queue.pop()
-                raise ShortageError(
-                    "the server is short of threads for now; come back in 1 s", retry_after=1.0
-                )
-            self._changed.notify()
+            if self._idle <= self._queued and self._threads < self._size:
+                try:
+                    self._start_one()
+                except (
+                    RuntimeError
+                ):  # the system has no more: those that there are do the work, if there are any
+                    if not self._threads:
+                        raise ShortageError(
+                            "the server is short of threads for now; come back in 1 s", retry_after=1.0
+                        ) from None
+            self._queued += 1
+            self._queue.put(work)
         return work
 
-    def running(self) -> Sequence[Work[object]]:
+    def running(self) -> Sequence[Work[Any]]:
         """Work that threads are at now, without that of lost ones."""
-        with self._changed:
+        with self._lock:
             return [work for work in self._running if not work.lost]
 
     def lose_given_up(self, grace: float = GRACE_SECONDS) -> int:
         """Count threads as lost that are at work which was given up ``grace`` seconds ago; how many."""
-        count, latest = 0, time.monotonic() - grace
-        with self._changed:
+        lost, latest = [], time.monotonic() - grace
+        with self._lock:
             for work in self._running:
                 interest = work.interest
                 if interest is None or interest.given_up_at > latest or work.lost:
@@ -167,32 +192,29 @@ class Threads:
                 if not self._lost.take(interest.subject):
                     break
                 work.lost = True
+                lost.append(work)
                 self._threads -= 1
-                count += 1
-            if count:
-                self._start_if_needed()
-            over = [work for work in self._running if work.lost]
-        for work in over:
-            _is_over(work)
-        return count
+                if not self._closed:
+                    with contextlib.suppress(RuntimeError):  # the next work tries it again
+                        self._start_one()
+        for work in lost:
+            work.end()
+        return len(lost)
 
     def close(self) -> None:
         """End the threads that are idle, and those at work after it; what has not begun is cancelled."""
-        with self._changed:
+        left = []
+        with self._lock:
             self._closed = True
-            waiting_work, self._queue = self._queue, deque()
-            self._changed.notify_all()
-        for work in waiting_work:
-            work.cancel()
-
-    def _start_if_needed(self) -> bool:
-        """Whether there are threads for what waits."""
-        while self._idle < len(self._queue) and self._threads < self._size:
-            try:
-                self._start_one()
-            except RuntimeError:  # the system has no more: those that there are do the work, if there are any
-                return self._threads > 0
-        return True
+            with contextlib.suppress(Empty):
+                while True:
+                    left.append(self._queue.get_nowait())
+            self._queued = 0
+            for _ in range(self._threads):
+                self._queue.put(None)
+        for work in left:
+            if work is not None:
+                work.cancel()
 
     def _start_one(self) -> None:
         name = f"{self._name}_{next(self._numbers)}"
@@ -201,18 +223,13 @@ class Threads:
         self._idle += 1
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
+        while (work := self._queue.get()) is not None:
+            with self._lock:
                 self._idle -= 1
-                if not self._queue:
-                    self._threads -= 1
-                    return
-                work = self._queue.popleft()
+                self._queued -= 1
                 self._running.add(work)
             _carry_out(work)
-            with self._changed:
+            with self._lock:
                 self._running.discard(work)
                 self._idle += not work.lost
             if work.lost:
@@ -221,7 +238,7 @@ class Threads:
             self.moved_at = time.monotonic()
             del work  # what it holds must not stay until the next one comes
 
-    def _came_back(self, work: Work[object]) -> None:
+    def _came_back(self, work: Work[Any]) -> None:
         subject = work.interest.subject if work.interest is not None else ""
         self._lost.back(subject)
         log.info("a lost thread came back", extra={"subject": subject, "lost": self._lost.count})

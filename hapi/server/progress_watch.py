@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hapi.errors import StoreUnavailableError
 from hapi.server.costs import Request
@@ -104,7 +105,7 @@ class ProgressWatch:
         return unwanted and interest.standing_still(now) >= self.patience
 
     def _interests(self, pools: Sequence[Threads]) -> set[Interest]:
-        works: list[Work[object]] = [work for pool in pools for work in pool.running()]
+        works: list[Work[Any]] = [work for pool in pools for work in pool.running()]
         return {work.interest for work in works if work.interest is not None}
 
     def _watch(self) -> None:
