@@ -77,7 +77,7 @@ def test_a_factory_that_is_allowed(service: Service, allowed: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"shape": (2**39, 3, 3, 3)}, {"shape": (4, 3, 9)}, {"dtype": "float64"}],
+    [{"shape": (2**35, 3, 3, 3)}, {"shape": (4, 3, 9)}, {"dtype": "float64"}],
     ids=["huge", "another shape", "another type"],
 )
 def test_tensors_of_other_forms_are_not_asked_for(
@@ -162,5 +162,6 @@ def test_the_lock_of_a_push_that_died_elsewhere(
     assert found is not None
     program, *arguments = shlex.split(found[1])
     assert program == "hapi" and arguments[:3] == ["push", FACTORY, f"{url}/{name}"]
+    monkeypatch.setattr("hapi.cli.push.lasting_store", open_store)  # this process is the store's too
     assert main(arguments) == 0
     assert open_model(store, name).digest.startswith(name.removeprefix("file-"))
