@@ -16,7 +16,7 @@ FORMAT = 3
 """Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
 beside checksums of runs of samples (runs.py), and the shards may be foreign objects."""
 
-AGAIN = "pack or index the data set again"
+AGAIN = "pack or index the data set again with --replace"
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")
@@ -138,7 +138,7 @@ class Manifest:
     @property
     def again(self) -> str:
         """What to do when the data set is damaged, for messages."""
-        return "pack the data set again" if self.in_place is None else "index it again"
+        return f"{'pack the data set' if self.in_place is None else 'index it'} again with --replace"
 
     def key_of(self, shard: str) -> str:
         """The object of the shard of this name."""
