@@ -40,7 +40,24 @@ def content_digest(data: memoryview | bytes) -> str:
     A strong one, as it decides which tensors tenants share: whoever could make other weights of a known digest would
     have them used in the place of the known ones. With xxh3 that takes no search at all.
     """
-    return hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
+    digest = ContentDigest()
+    digest.update(data)
+    return digest.hexdigest()
+
+
+class ContentDigest:
+    """:func:`content_digest` of what comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256()
+
+    def update(self, data: memoryview | bytes) -> None:
+        """Add ``data`` to what came before."""
+        self._state.update(data)
+
+    def hexdigest(self) -> str:
+        """The digest of all of it."""
+        return self._state.hexdigest()[:DIGEST_DIGITS]
 
 
 def content_key(digest: str, form: torch.Tensor) -> str:

@@ -16,7 +16,7 @@ from hapi.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from hapi.models.digest import content_key, tensor_bytes
+from hapi.models.digest import ContentDigest, content_key, tensor_bytes
 from hapi.models.layers import LayeredModel
 from hapi.models.manifest import ModelManifest, manifest_key
 from hapi.models.pushed import PushedModel
@@ -85,7 +85,7 @@ class StoredModel(PushedModel):
 
         ``step()`` is called before each piece, and may raise.
         """
-        entry, found, own = self._entry(name), xxhash.xxh3_64(), xxhash.xxh3_128()
+        entry, found, own = self._entry(name), xxhash.xxh3_64(), ContentDigest()
         buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
         for start in range(0, entry.nbytes, piece_bytes):
             step()

@@ -94,12 +94,12 @@ def _serve(sock: socket.socket) -> None:
         document, data = bytearray(length), np.empty(nbytes, np.uint8)
         receive(sock, memoryview(document))
         receive(sock, data.data)
-        reply = _decoded(json.loads(document), data, memory)
+        reply = decoded(json.loads(document), data, memory)
         before, cpu = cpu, time.process_time()
         _reply(sock, {**reply, "cpu": cpu - before})
 
 
-def _decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mmap | None) -> dict[str, Any]:
+def decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mmap | None) -> dict[str, Any]:
     """Carry out ``order``; what was wrong with it, or nothing."""
     try:
         ids = np.array(order["ids"], np.int64)

@@ -182,7 +182,7 @@ class Extraction:
     def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
         if self._workers.all[0].device.device.type == "cuda":
-            largest = max(1, min(largest, self._host.share // 2 // self._host_bytes(sizes)))
+            largest = max(1, min(largest, self._host.share * 3 // 4 // self._host_bytes(sizes)))
         fixed = 0
         if self._settings.policy == "fixed":
             fixed = min(self._settings.cos_batch or FIXED_BATCH, largest)

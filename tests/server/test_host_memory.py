@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import io
+import json
+import mmap
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from http_tools import EXTRACT, SAMPLES, TENSORS, Known, check_problem, exchange, make_store, received, served
+from PIL import Image
 
-from hapi.errors import BadRequestError, BusyError, DataError, HostBudgetError, StoreError, WireError
+from hapi.errors import (
+    BadRequestError,
+    BusyError,
+    DataError,
+    DeviceMemoryError,
+    HostBudgetError,
+    StoreError,
+    WireError,
+    from_problem,
+)
+from hapi.server.decoder import decoded, order_of
+from hapi.server.decoding import Decoders
 from hapi.server.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
 from hapi.server.stored_bytes import by_bytes
-from hapi.storage.dataset import Dataset
+from hapi.storage.dataset import Dataset, Samples
 from hapi.storage.decode_limits import DecodeLimits, Held, image_bytes
+from hapi.storage.manifest import SampleLayout
 from hapi.wire.frames import END_BYTES, FrameHeader, Pieces, TensorSpec, data_frame
 from hapi.wire.references import TransformSpec
 
@@ -150,6 +167,22 @@ def test_images_that_never_fit_and_bombs() -> None:
         Held(DecodeLimits(), SMALL, 0)(100_000, 1000, "PNG")
 
 
+def test_processes_that_decode_have_rooms_of_their_own() -> None:
+    """Half of the budget, shared among them; what they say of it arrives as it was."""
+    memory = HostMemory(16 * MIB, slots=4, decoders=2)
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((1000, 1000, 3), np.uint8)).save(file, "PNG")
+    data = np.frombuffer(file.getvalue(), np.uint8)
+    samples = Samples(np.array([3]), data, np.array([0, len(data)]), np.array([0]))
+    layout, limits = SampleLayout(kind="encoded"), DecodeLimits(room=memory.images)
+    order = json.loads(json.dumps(order_of(samples, layout, SMALL, 1, limits)))
+    problem = decoded(order, data, mmap.mmap(-1, 1 << 16))["problem"]
+    error = from_problem(problem, problem["status"])
+    assert isinstance(error, HostBudgetError) and isinstance(error, DeviceMemoryError)  # auto moves the split
+    assert "has 4194304 for that" in str(error) and "each of 2 processes" in str(error)
+    assert memory.images.held == 0
+
+
 # -- frames ------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +233,7 @@ def test_long_samples_and_tensors_are_the_same_in_pieces(
     got_ids, (stored, offsets, _) = received(found[0].body, 3)
     assert got_ids == ids and len(offsets) == 2 * 8 * len(ids)  # each in a frame of its own
     assert np.array_equal(stored, received(expected[0].body, 3)[1][0])
+    assert found[1].status == 200, found[1].body
     assert found[1].body[:-END_BYTES] == expected[1].body[:-END_BYTES]
 
 
@@ -246,6 +280,24 @@ def test_pieces_do_not_change_features(folder: Path, monkeypatch: pytest.MonkeyP
         status = exchange(application.port, "GET", "/v1/status").json()["host_memory"]
     assert lengths.max() > 0 and single.body[:-END_BYTES] == whole.body[:-END_BYTES]
     assert status["waiting"] == 0 and status["reserved"]["features"] == 0
+
+
+def test_decoding_that_runs_out_of_memory_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, honest, sizes = Known(folder), Decoders.batch, list[int]()
+
+    def greedy(self: Decoders, samples: Samples, *rest: Any) -> Any:
+        sizes.append(len(samples))
+        if len(samples) > 3:
+            raise MemoryError
+        return honest(self, samples, *rest)
+
+    with served(folder, cos_batch=16) as application:
+        whole = exchange(application.port, "POST", EXTRACT, known.extract(list(range(16))))
+        monkeypatch.setattr(Decoders, "batch", greedy)
+        halved = exchange(application.port, "POST", EXTRACT, known.extract(list(range(16))))
+        assert sizes[:4] == [16, 8, 4, 2] and halved.body[:-END_BYTES] == whole.body[:-END_BYTES]
+        monkeypatch.setattr(Decoders, "batch", lambda *_: np.empty(1 << 50))
+        check_problem(exchange(application.port, "POST", EXTRACT, known.extract()), 503, "out of memory")
 
 
 def test_a_server_with_too_little_memory_says_so(folder: Path) -> None:
