@@ -277,6 +277,7 @@ def test_pieces_do_not_change_features(folder: Path, monkeypatch: pytest.MonkeyP
     with served(folder, cos_batch=16) as application:
         monkeypatch.setattr(application.service.host, "share", 0)  # pieces of one sample
         single = exchange(application.port, "POST", EXTRACT, known.extract(list(range(40))))
+        application.idle()
         status = exchange(application.port, "GET", "/v1/status").json()["host_memory"]
     assert lengths.max() > 0 and single.body[:-END_BYTES] == whole.body[:-END_BYTES]
     assert status["waiting"] == 0 and status["reserved"]["features"] == 0
