@@ -96,6 +96,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--drain-seconds", type=_seconds, default=30.0, help="time for running requests after SIGTERM"
     )
+    p.add_argument(
+        "--scrub-rate",
+        type=size(0, told="bytes a second, such as 4MiB"),
+        default=0,
+        metavar="SIZE",
+        help="bytes per second of all data sets and models read in the background to find damage (default 0: none)",
+    )
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return p
@@ -232,6 +239,7 @@ def _run(args: argparse.Namespace) -> int:
         decode_processes=args.decode_processes,
         allow_models=tuple(args.allow_model),
         drain_seconds=args.drain_seconds,
+        scrub_rate=args.scrub_rate,
         max_model_bytes=args.max_model_bytes,
         max_layer_bytes=args.max_layer_bytes,
         max_frame_bytes=args.max_frame_bytes,

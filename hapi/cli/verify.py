@@ -1,4 +1,4 @@
-"""``hapi verify STORE/NAME``."""
+"""``hapi verify STORE/NAME``: a data set or a pushed model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import argparse
 
 from hapi.cli.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.progress import TransferBar
-from hapi.storage.manifest import Manifest
-from hapi.storage.objects import open_store, split_address
-from hapi.storage.verify import verify_dataset
+from hapi.storage.objects import ObjectStore, open_store, split_address
+from hapi.storage.verify import VerifyReport, verify_dataset
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,29 +15,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
     )
+    parser.add_argument(
+        "--model", action="store_true", help="the pushed model of this name, not the data set"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def run(args: argparse.Namespace) -> int:
     """One line for each damage, then a summary; exit code 1 when there is any."""
     url, name = split_address(args.address)
-    with TransferBar(f"verifying {name}", args.quiet) as bar:
-
-        def start(manifest: Manifest) -> None:
-            bar.start(manifest.count)
-
-        report = verify_dataset(
-            open_store(url),
-            name,
-            on_start=start,
-            on_damage=lambda damage: bar.print(str(damage)),
-            on_progress=bar.advance,
-        )
+    store = open_store(url)
+    model = args.model or _only_a_model(store, name)
+    with TransferBar(f"verifying {name}", args.quiet, by_bytes=model) as bar:
+        report = _model(store, name, bar) if model else _dataset(store, name, bar)
         seconds = bar.seconds
     rate = report.size / max(seconds, 1e-9) / 1e6
     verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.again}"
+    what, state = ("tensors", "digest") if model else ("samples", "version")
     say(
-        f"{args.address}: {report.samples} samples, {report.size / 1e6:.1f} MB read "
-        f"({rate:.0f} MB/s), version {report.version or 'unknown'}: {verdict}"
+        f"{args.address}: {report.samples} {what}, {report.size / 1e6:.1f} MB read "
+        f"({rate:.0f} MB/s), {state} {report.version or 'unknown'}: {verdict}"
     )
     return EXIT_OK if report.sound else EXIT_FAILED
+
+
+def _only_a_model(store: ObjectStore, name: str) -> bool:
+    return name not in store.list_names("datasets") and name in store.list_names("models")
+
+
+def _dataset(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
+    return verify_dataset(
+        store,
+        name,
+        on_start=lambda manifest: bar.start(manifest.count),
+        on_damage=lambda damage: bar.print(str(damage)),
+        on_progress=bar.advance,
+    )
+
+
+def _model(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
+    from hapi.models.verify import verify_model  # brings torch
+
+    return verify_model(
+        store,
+        name,
+        on_start=lambda manifest: bar.start(manifest.nbytes),
+        on_damage=lambda damage: bar.print(str(damage)),
+        on_progress=bar.advance,
+    )

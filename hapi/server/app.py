@@ -40,6 +40,7 @@ from hapi.server.page import page, page_headers
 from hapi.server.problems import as_hapi_error, body_too_large, problem_response
 from hapi.server.progress_watch import subject_of
 from hapi.server.same_origin import check_origin
+from hapi.server.scrub import Scrub
 from hapi.server.service import FrameStream, Service
 from hapi.server.status import Board, Progress, RunningRequest
 from hapi.server.tenants import Tenants
@@ -80,14 +81,14 @@ class Application:
 
     def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
         """``tenants``: who may ask; None: everybody, without a token."""
-        self.service = service
-        settings = service.settings
+        self.service, settings = service, service.settings
         self.tenants = tenants or Tenants()
         self.board = Board(self.tenants.all)
         self.admission = Admission(service.slots, settings.max_queued, self._shed)
         self.connections = Connections(connection_limits(settings, service.slots, descriptor_limit()))
         self.disclosure = Disclosure(service.store.url, everything=settings.tell_store)
-        self.overview = Overview(service, self.admission, self.board, self.connections)
+        self.scrub = Scrub(service.store, settings.scrub_rate, busy=lambda: bool(self.admission.queued))
+        self.overview = Overview(service, self.admission, self.board, self.connections, self.scrub)
         self.metrics = Metrics(self.overview.metrics)
         self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
         self._costs = Costs()
@@ -114,6 +115,7 @@ class Application:
 
     def close(self) -> None:
         """Stop the worker threads."""
+        self.scrub.stop()
         self._parser.close()
         self._workers.close()
         self._documents.close()

@@ -298,6 +298,7 @@ def _status() -> Schema:
             "queue": _counts("running", "slots", "queued", "max_queued"),
             "stuck": TEXT,
             "lost_threads": _counts("now", "ever", "most"),
+            "scrub": _with(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),
             "tenants": listed(_tenant()),
             "tenants_in_all": COUNT,
             "running": listed(_running()),

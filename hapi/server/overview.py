@@ -18,6 +18,7 @@ from hapi.server.admission import REASONS, Admission
 from hapi.server.connections import REASONS as REFUSALS
 from hapi.server.connections import Connections
 from hapi.server.fair_queue import Tenant
+from hapi.server.scrub import Scrub
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.server.status import Board, DeviceStatus, TenantCounts
@@ -33,12 +34,18 @@ class Overview:
     """Thread-safe."""
 
     def __init__(
-        self, service: Service, admission: Admission, board: Board, connections: Connections
+        self,
+        service: Service,
+        admission: Admission,
+        board: Board,
+        connections: Connections,
+        scrub: Scrub,
     ) -> None:
         self._service = service
         self._admission = admission
         self._board = board
         self._connections = connections
+        self._scrub = scrub
 
     # -- as a document ---------------------------------------------------------------------------------------
 
@@ -65,6 +72,7 @@ class Overview:
             },
             "stuck": service.watch.stuck(),
             "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.most},
+            "scrub": self._scrub.to_json(),
             "tenants": tenants[:MOST_SHOWN],
             "tenants_in_all": len(tenants),
             "running": [request.to_json(now) for request in running[:MOST_SHOWN]],
@@ -120,11 +128,27 @@ class Overview:
             watch.lost.ever,
         )
         yield from _host_metrics(self._service.host.status())
+        yield from self._scrub_metrics()
         wall, cpu = account.totals()
         yield _by("stage", "hapi_stage_seconds", "Wall seconds of requests by stage.", wall)
         yield _by("stage", "hapi_stage_cpu_seconds", "CPU seconds of requests by stage.", cpu)
         yield from _device_metrics(self._service.devices())
         yield from self._tenant_metrics()
+
+    def _scrub_metrics(self) -> Iterator[Metric]:
+        scrub = self._scrub
+        yield CounterMetricFamily("hapi_scrub_bytes", "Bytes read to find damage.", scrub.bytes)
+        damaged = GaugeMetricFamily(
+            "hapi_scrub_damaged", "Findings of the last look at a data set or model.", labels=["dataset"]
+        )
+        for name, findings in scrub.damaged.items():
+            damaged.add_metric([name], findings)
+        yield damaged
+        yield _gauge(
+            "hapi_scrub_last_complete_timestamp",
+            "Time at which everything had last been read, 0 before the first.",
+            scrub.last_complete,
+        )
 
     def _tenant_metrics(self) -> Iterator[Metric]:
         admission, tenants = self._admission, self._board.tenants

@@ -160,6 +160,7 @@ async def _serve(
     print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
     log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
     _tell_start(application, listen, str(host), port)
+    application.scrub.start()
     code = await _stopped(application, stop)
     await _drain(application, at_once)
     ending(code)
@@ -202,6 +203,7 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
 
 async def _drain(application: Application, at_once: asyncio.Event) -> None:
     application.draining = True
+    application.scrub.stop()
     seconds = application.service.settings.drain_seconds
     running = application.admission.running
     log.info("draining", extra={"audit": "drain", "running": running, "seconds": seconds})

@@ -67,6 +67,8 @@ class ServerSettings:
     """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
     drain_seconds: float = 30.0
     """Time that running requests get after SIGTERM."""
+    scrub_rate: int = 0
+    """Bytes per second of what is served that are read to find damage; 0: none."""
 
     max_connections: int | None = None
     """Connections in all; None for what the limit of open files allows, see :mod:`hapi.server.descriptors`."""

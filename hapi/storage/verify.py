@@ -42,6 +42,8 @@ class Damage:
     start: int | None = None
     """The damaged sample's bytes in the object: ``start..stop``, stop excluded."""
     stop: int | None = None
+    extra: bool = False
+    """Nothing is damaged: the object belongs to nothing."""
 
     def __str__(self) -> str:
         sample = "" if self.sample is None else f" sample {self.sample}, bytes {self.start}..{self.stop}:"
@@ -202,4 +204,4 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     for info in there:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and (not is_key(info.key) or store.exists(info.key)):
-            yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed")
+            yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)
