@@ -31,6 +31,7 @@ from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.server.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants
 from hapi.storage.objects import open_store
+from hapi.threads import Threads
 
 log = logging.getLogger("hapi.server")
 
@@ -74,7 +75,8 @@ def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> in
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = open_store(settings.store)
-    store.ping()  # a store that is out of reach should say so now, not at the first request
+    # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
+    Threads(1, "hapi-ping").submit(store.ping).result()
     service = Service(settings, store)
     application = Application(service, listen.tenants)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import environment
+from forked import ForkedProcess, environment
 from harness import ServerProcess, losses, report_of, server, train
 from http_tools import (
     EXTRACT,
@@ -108,6 +108,20 @@ def test_a_drain_that_is_over_ends_it(store: HungStore, known: Known, tmp_path: 
         assert json.loads(log.read_text().splitlines()[-1])["event"]
         for sock in socks:
             sock.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_start_that_hangs_can_be_ended(store: HungStore, number: signal.Signals, code: int) -> None:
+    store.hang.add("list-type")
+    command = ["hapi.cli.server", "--store", f"s3://{BUCKET}", "--port", "0"]
+    process = ForkedProcess(command, env=environment(**store.environment), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: bool(store.asked), 30, "the first look at the store")
+        process.send_signal(number)
+        assert process.wait(5) == code
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_end_of_its_parent_ends_it(store: HungStore, known: Known) -> None:
