@@ -15,7 +15,7 @@ from hapi.errors import UsageError
 from hapi.text import printable
 from hapi.units import format_bytes, parse_bandwidth, parse_bytes, parse_count, parse_duration
 
-PETABYTE = 10**15
+MOST_BYTES = 1 << 48
 """More than any machine has: what only bounds something may be as large."""
 DAY = 86400.0
 _SHOWN = 40
@@ -48,7 +48,7 @@ def count(low: int, high: int) -> Number:
     return Number(lambda text: parse_count(text, "number"), low, high, f"{low} to {high}")
 
 
-def size(low: int, high: int = PETABYTE, told: str | None = None) -> Number:
+def size(low: int, high: int = MOST_BYTES, told: str | None = None) -> Number:
     """Bytes, as ``64MiB`` or ``1.5GB``."""
     return Number(parse_bytes, low, high, told or f"{format_bytes(low)} to {format_bytes(high)}")
 
@@ -82,4 +82,4 @@ def host_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # the system does not tell
-        return PETABYTE
+        return MOST_BYTES

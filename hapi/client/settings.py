@@ -70,7 +70,7 @@ class TrainSettings:
         "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
         default=None,
         low=1 << 20,
-        high=1 << 50,
+        high=1 << 48,
         unit="bytes",
     )
 
@@ -148,7 +148,7 @@ class TrainSettings:
         "bound for batches received ahead; at least one is always ahead",
         default=1 << 30,
         low=0,
-        high=1 << 50,
+        high=1 << 48,
         unit="bytes",
     )
     sample_cache: str | None = setting(
@@ -160,7 +160,7 @@ class TrainSettings:
         "most bytes of that folder, of all data sets and trainers in it",
         default=SAMPLE_CACHE_BYTES,
         low=1 << 20,
-        high=1 << 50,
+        high=1 << 48,
         unit="bytes",
     )
     timeout: float = setting(
