@@ -30,7 +30,8 @@ from hapi.client.transport import Handler
 from hapi.config import load, overrides_of
 from hapi.errors import HapiError, UsageError
 
-SECONDS = 30.0
+SECONDS = 60.0
+"""A few seconds on an idle machine; before there were bounds, no end."""
 MOST_BYTES, MOST_GROWTH = 1200 << 20, 800 << 20
 """Of a trainer, three times what one takes that meets an honest server; of this process, where the server is too."""
 FLAGS = (
