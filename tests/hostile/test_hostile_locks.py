@@ -19,7 +19,8 @@ from forked import environment
 from harness import hapi, wait_for
 from swift_tools import Swift, running_swift
 
-from hapi.storage.objects import open_store
+from hapi.errors import ConflictError
+from hapi.storage.objects import ObjectStore, open_store
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 LEASE = 4
@@ -152,3 +153,40 @@ def test_a_writer_that_stood_still_ends_with_one_line(swift: Swift) -> None:
         code == 1 and "the lock of this process was" in errors.splitlines()[-1] and "Traceback" not in errors
     )
     check_sound(swift, "stood")
+
+
+HOLDER = """
+import sys, time
+from hapi.errors import ConflictError
+from hapi.storage.objects import ObjectStore, open_store
+with open_store(sys.argv[1]).lock("d/pack.lock"):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_holder_in_another_container_of_one_folder(tmp_path: Path) -> None:
+    """The kernel tells whether it lives, whatever the containers see of each other."""
+    store = open_store(str(tmp_path))
+    command = [*CONTAINER, sys.executable, "-c", HOLDER, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        refused = pytest.raises(ConflictError, match="is being written by process 1 on")
+        with refused, store.lock("d/pack.lock", force=True):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    began = time.monotonic()
+    wait_for(lambda: _is_free(store), 20, "the end of the container's processes")
+    assert time.monotonic() - began < 20 and store.list() == []
+
+
+def _is_free(store: ObjectStore) -> bool:
+    try:
+        with store.lock("d/pack.lock") as lease:
+            lease.check()
+    except ConflictError:
+        return False
+    return True
