@@ -14,7 +14,7 @@ COMMANDS = {
     "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
     "index": "make a data set of shards or images that lie in a store already, without a copy",
     "ls": "list the data sets and models of a store",
-    "verify": "read a whole data set and check every checksum",
+    "verify": "read a whole data set or pushed model and check every checksum",
     "push": "put a model's weights into a store",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",

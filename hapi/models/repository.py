@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ from hapi.models.tensorfile import TensorEntry, encode
 from hapi.models.weights import is_file
 from hapi.models.zoo import ModelSpec, skeleton
 from hapi.storage.commit import commit
-from hapi.storage.locks import FORCE, is_lock_object
+from hapi.storage.locks import FORCE, LeaseLostError, is_lock_object
 from hapi.storage.objects import ObjectStore
 from hapi.wire.references import ModelReference, check_digest, check_name
 
@@ -84,7 +85,14 @@ def push(
         manifest = _manifest(name, model, spec, entries)
         store.put(manifest.weights_key, data)
         kept, parts = (manifest.weights_key, manifest_key(name)), {manifest.weights_key: len(data)}
-        commit(store, manifest_key(name), manifest.to_bytes(), mark=mark, lease=lease, parts=parts)
+        try:
+            commit(store, manifest_key(name), manifest.to_bytes(), mark=mark, lease=lease, parts=parts)
+        except LeaseLostError:
+            with suppress(
+                HapiError
+            ):  # nobody else has this push's id, and the successor has cleaned up already
+                store.delete(manifest.weights_key)
+            raise
         left = [info.key for info in store.list(model_prefix(name)) if info.key not in kept]
         lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
         for key in left:

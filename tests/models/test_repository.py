@@ -350,12 +350,14 @@ def test_a_push_that_has_lost_its_lock_writes_and_removes_nothing_more() -> None
         if key.endswith("weights.safetensors"):
             store.put = put  # type: ignore[method-assign]
             push(store, "net", net(), SPEC, force_lock=True)
+            put(key, data)  # late, after the other has cleaned up
 
     store.put = meanwhile  # type: ignore[method-assign]
     with pytest.raises(LeaseLostError, match=r"taken over by process|removed by another"):
         push(store, "net", net(), SPEC)
     assert open_model(store, "net").manifest.name == "net"
-    assert store.exists(open_model(store, "net").manifest.weights_key)
+    left = sorted(info.key for info in store.list())
+    assert left == ["models/net/model.json", open_model(store, "net").manifest.weights_key]
     push(store, "net", net(), SPEC, replace_existing=True)
     assert sorted(info.key.rpartition("/")[2] for info in store.list()) == [
         "model.json",
