@@ -6,10 +6,12 @@ Usually a COS batch is one piece. Of long samples several are: a piece's stored 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
@@ -25,6 +27,8 @@ from hapi.wire.messages import ExtractRequest, IdArray
 
 Span = tuple[int, int]
 """Samples of a request: the place of the first, and the one after the last."""
+LARGE_PIECE = 16 << 20
+"""Stored bytes from which on a piece has memory of its own: new pages cost little beside so many bytes' decoding."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Feeding:
         """Bytes beside a sample while it is made an input; larger images ask for the image room themselves."""
         layout = self._dataset.layout
         if layout.kind == "encoded":
-            return SMALL_BYTES
+            return SMALL_BYTES + longest  # Pillow has a copy of the file
         return (
             2 * longest + 8 * longest // np.dtype(layout.sample_dtype).itemsize
         )  # two copies, and as floats
@@ -128,7 +132,19 @@ class Feeding:
 
     def _decode(self, low: int, high: int, out: torch.Tensor) -> None:
         dataset, request, clock = self._dataset, self._request, self._clock
+        places = self._places.part(low, high)
         with clock.stage("read"):
-            samples = dataset.read(request.ids[low:high], self._near, places=self._places.part(low, high))
+            out_of_heap = _own_memory(int(places.length.sum()))
+            samples = dataset.read(request.ids[low:high], self._near, out_of_heap, places)
         with clock.stage("decode"):
             self._decoders.batch(samples, dataset.layout, request.transform, clock, out)
+
+
+def _own_memory(nbytes: int) -> npt.NDArray[np.uint8] | None:
+    """Memory of its own for a large piece, uint8 [nbytes]; None for the heap.
+
+    The heap keeps what is freed; pieces of many lengths would leave it with holes that fit nothing.
+    """
+    if nbytes < LARGE_PIECE:
+        return None
+    return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)

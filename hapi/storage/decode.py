@@ -60,17 +60,17 @@ made, and raises if they must not be; told again when another library tries."""
 
 def decode_image(data: bytes | npt.NDArray[np.uint8], sized: Sized = check_size) -> torch.Tensor:
     """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none, and what ``sized`` raises."""
-    encoded = bytes(data)
-    size = _plain_jpeg(encoded)
+    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+    size = _plain_jpeg(view)
     if size is not None:
         sized(*size, "plain")
         try:
-            return _decode_jpeg(encoded)
+            return _decode_jpeg(data)
         except RuntimeError as error:  # damaged, or torchvision was built without libjpeg
             if is_out_of_memory(error):
                 raise MemoryError(f"an image of {size[0]} x {size[1]} found no memory") from None
     try:
-        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image = Image.open(io.BytesIO(view), formats=FORMATS)
         sized(image.width, image.height, image.format or "")
         _check_depth(image.mode)
         rgb = image.convert("RGB")
@@ -83,16 +83,18 @@ def decode_image(data: bytes | npt.NDArray[np.uint8], sized: Sized = check_size)
     return tensor
 
 
-def _decode_jpeg(encoded: bytes) -> torch.Tensor:
-    tensor: torch.Tensor = _io.decode_jpeg(
-        torch.frombuffer(bytearray(encoded), dtype=torch.uint8), mode=_io.ImageReadMode.RGB
-    )
+def _decode_jpeg(data: bytes | npt.NDArray[np.uint8]) -> torch.Tensor:
+    if isinstance(data, np.ndarray) and data.flags.writeable:  # torch takes no other
+        encoded = torch.from_numpy(data)
+    else:
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    tensor: torch.Tensor = _io.decode_jpeg(encoded, mode=_io.ImageReadMode.RGB)
     return tensor
 
 
-def _plain_jpeg(data: bytes) -> tuple[int, int] | None:
+def _plain_jpeg(data: bytes | memoryview) -> tuple[int, int] | None:
     """Width and height of a JPEG of 8 bits in grey or three colours with a usual header; None for anything else."""
-    if not data.startswith(_START):
+    if data[:3] != _START:
         return None
     at, size = 2, None
     while at + 4 <= len(data) and data[at] == 0xFF:

@@ -46,13 +46,12 @@ NO_LIMITS = DecodeLimits()
 class Held:
     """One image's part of the room: taken when its size is known (:data:`hapi.storage.decode.Sized`)."""
 
-    __slots__ = ("_limits", "_stored", "_transform", "nbytes")
+    __slots__ = ("_limits", "_transform", "nbytes")
 
-    def __init__(self, limits: DecodeLimits, transform: TransformSpec | None, stored: int) -> None:
-        """``stored``: bytes of the file; ``transform``: what is made of the pixels, if anything."""
+    def __init__(self, limits: DecodeLimits, transform: TransformSpec | None) -> None:
+        """``transform``: what is made of the pixels, if anything."""
         self._limits = limits
         self._transform = transform
-        self._stored = stored
         self.nbytes = 0
 
     def __call__(self, width: int, height: int, coder: str) -> None:
@@ -66,7 +65,7 @@ class Held:
         decode.check_size(width, height, coder)
         if limits.room is None:
             return
-        nbytes = 2 * self._stored + image_bytes(width, height, coder, self._transform)
+        nbytes = image_bytes(width, height, coder, self._transform)
         if nbytes > SMALL_BYTES:
             limits.room.enter(nbytes, width, height)
             self.nbytes = nbytes

@@ -121,7 +121,7 @@ def _one(
     limits: DecodeLimits,
 ) -> None:
     data = samples.sample(position)
-    held = Held(limits, transform, len(data))
+    held = Held(limits, transform)
     try:
         if transform is None:
             _as_stored(data, layout, out)

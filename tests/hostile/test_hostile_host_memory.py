@@ -172,7 +172,7 @@ def test_large_originals_stay_within_the_budget(photographs: Path, known: Known)
         expected = features(ask(roomy, document))
     assert [answer.status for answer in answers] == [200] * 4
     assert all(np.array_equal(features(answer), expected) for answer in answers)
-    assert peak - idle < 600e6 + MARGIN
+    assert peak - idle < 1100e6 + MARGIN
 
 
 def test_long_samples_are_streamed(photographs: Path) -> None:
@@ -193,9 +193,9 @@ def test_long_samples_are_streamed(photographs: Path) -> None:
 def test_an_image_that_never_fits_is_told_with_the_numbers(photographs: Path, known: Known) -> None:
     document = large(known, [0])
     document["dataset"] = open_dataset(open_store(str(photographs)), "photographs").reference.to_json()
-    with server(photographs, "--host-memory", "400MB") as process:
+    with server(photographs, "--host-memory", "300MB") as process:
         answer = ask(process, document)
-    check_problem(answer, 507, "6000 x 4000", "200000000", "--host-memory", "split 0")
+    check_problem(answer, 507, "6000 x 4000", "150000000", "--host-memory", "split 0")
 
 
 def digest(answer: Answer) -> str:

@@ -124,7 +124,7 @@ def test_default_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_images_wait_for_room_and_give_it_back() -> None:
     room = ImageRoom(image_bytes(1000, 1000, "plain", SMALL) + 3 * MIB)
     limits = DecodeLimits(room=room)
-    first, second = Held(limits, SMALL, 1000), Held(limits, SMALL, 1000)
+    first, second = Held(limits, SMALL), Held(limits, SMALL)
     first(1000, 1000, "plain")
     assert room.held == first.nbytes > 7_000_000
     begun = threading.Event()
@@ -146,7 +146,7 @@ def test_images_wait_for_room_and_give_it_back() -> None:
 
 def test_images_that_are_refused_and_tried_again_hold_once() -> None:
     room = ImageRoom(64 * MIB)
-    held = Held(DecodeLimits(room=room), SMALL, 0)
+    held = Held(DecodeLimits(room=room), SMALL)
     held(1000, 1000, "plain")
     held(1000, 1000, "JPEG")
     assert room.held == held.nbytes == image_bytes(1000, 1000, "JPEG", SMALL)
@@ -155,16 +155,16 @@ def test_images_that_are_refused_and_tried_again_hold_once() -> None:
 
 
 def test_images_that_never_fit_and_bombs() -> None:
-    held = Held(DecodeLimits(room=ImageRoom(MIB)), SMALL, 0)
+    held = Held(DecodeLimits(room=ImageRoom(MIB)), SMALL)
     with pytest.raises(
         HostBudgetError, match=r"1000 x 1000 takes \d+ bytes .* 1048576 .*--host-memory.*split 0"
     ):
         held(1000, 1000, "PNG")
-    held = Held(DecodeLimits(999_999, "--max-image-pixels of hapi-server"), SMALL, 0)
+    held = Held(DecodeLimits(999_999, "--max-image-pixels of hapi-server"), SMALL)
     with pytest.raises(DataError, match=r"1000 x 1000 .*999999 pixels, --max-image-pixels of hapi-server"):
         held(1000, 1000, "PNG")
     with pytest.raises(DataError, match="too large"):
-        Held(DecodeLimits(), SMALL, 0)(100_000, 1000, "PNG")
+        Held(DecodeLimits(), SMALL)(100_000, 1000, "PNG")
 
 
 def test_processes_that_decode_have_rooms_of_their_own() -> None:
