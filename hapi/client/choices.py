@@ -46,6 +46,19 @@ class Change:
         return cls(epoch=epoch, batch=batch, before=before, after=after, why=str(document["why"]))
 
 
+def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
+    """(split, earliest, latest, profiled epochs) of a plan that was kept.
+
+    ValueError, KeyError or TypeError for anything that is no plan of a model whose last split is ``last_split``.
+    """
+    split, earliest, latest, profiled = (state[name] for name in ("split", "earliest", "latest", "profiled"))
+    if not all(type(s) is int and 0 <= s <= last_split for s in (split, earliest, latest)):
+        raise ValueError("its splits are none of this model")
+    if not all(type(e) is int for e in profiled):
+        raise ValueError("its profiled epochs are no numbers")
+    return split, earliest, latest, profiled
+
+
 def earliest_that_fits(sizes: Sizes, job: Job) -> int:
     """HAPI, Algorithm 1, line 6: the earliest split that is predicted to fit the client's memory.
 

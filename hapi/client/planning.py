@@ -31,6 +31,7 @@ from hapi.client.choices import (
     allowed,
     earliest_that_fits,
     fitted,
+    kept_splits,
     latest_up_to_freeze,
     received_ahead,
 )
@@ -383,12 +384,7 @@ class Planning:
         """
         if state is None:
             return
-        split, profiled = state["split"], state["profiled"]
-        earliest, latest = state["earliest"], state["latest"]
-        if not all(type(s) is int and 0 <= s <= self.sizes.last_split for s in (split, earliest, latest)):
-            raise ValueError("its splits are none of this model")
-        if not all(type(e) is int for e in profiled):
-            raise ValueError("its profiled epochs are no numbers")
+        split, earliest, latest, profiled = kept_splits(state, self.sizes.last_split)
         try:
             profile = fitted(Profile.from_json(state["profile"]), self.sizes)
         except OtherDeviceError:
