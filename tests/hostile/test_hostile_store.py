@@ -173,6 +173,18 @@ def test_every_command_ends_well_or_with_one_line(
                 check_packed(goods, REMOTE, outcome)
 
 
+def test_a_store_without_the_tls_that_its_endpoint_tells_of(
+    goods: Goods, impatient: Callable[[HostileStore], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in COMMANDS:
+        with hostile_store(goods.objects) as store:
+            impatient(store)
+            monkeypatch.setenv("AWS_ENDPOINT_URL", store.url.replace("http://", "https://"))
+            outcome = RUN[command](goods, REMOTE)
+        assert not outcome.done
+        check_said(outcome.said, "does not speak TLS")
+
+
 def check_said(said: str, words: str = "") -> None:
     """Lines that a terminal may show, and that say what it is about."""
     for line in said.splitlines():
