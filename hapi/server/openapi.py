@@ -30,6 +30,7 @@ from hapi.errors import (
     NotFoundError,
     ShortageError,
     StoreError,
+    StuckError,
     TooLargeError,
     UnauthorizedError,
     UnprocessableError,
@@ -61,6 +62,7 @@ _EVERYWHERE: tuple[type[HapiError], ...] = (
 )
 """What any request may be answered: it is malformed, the server has a defect or cannot take it."""
 _PAGE = (*_EVERYWHERE, ForbiddenError)
+_READY = (*_EVERYWHERE, StuckError)
 _AUTHORISED = (*_PAGE, UnauthorizedError)
 _READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, DataError)
 _STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
@@ -108,7 +110,7 @@ def operations() -> list[Operation]:
         Operation(get, messages.STATUS_PATH, "What the server does now.", _json(_status()), _AUTHORISED),
         Operation(get, messages.METRICS_PATH, "Metrics for Prometheus.", ("text/plain", TEXT), _AUTHORISED),
         Operation(get, messages.HEALTH_PATH, "The process lives.", _json(_state("alive")), _EVERYWHERE),
-        Operation(get, messages.READY_PATH, "It takes work.", _json(_state("ready")), _EVERYWHERE),
+        Operation(get, messages.READY_PATH, "It takes work.", _json(_state("ready")), _READY),
         Operation(get, messages.PAGE_PATH, "A page that shows what the server does.", ("text/html", TEXT), _PAGE),
     ]  # fmt: skip
 
