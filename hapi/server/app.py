@@ -217,12 +217,8 @@ class Application:
         path, place = request.path, place_of(request)
         if path in _HEALTH:
             return
-        if place is not None and place.over:
-            of_one = " from one address" if place.over == "address" else ""
-            raise ShortageError(
-                f"the server has as many connections{of_one} as it may; come back in 1 s, or ask another one",
-                retry_after=1.0,
-            )
+        if place is not None:
+            place.check()
         if self.tenants.open:
             check_origin(request.headers.get("Host"), request.headers.get("Origin"))
         if path not in _OPEN:

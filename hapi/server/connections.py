@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hapi.errors import ShortageError
 from hapi.server import audit
 
 FIRST_REQUEST_SECONDS = 10.0
@@ -79,6 +80,15 @@ class Place:
         """When it was ended; it is open until the event loop has closed it."""
         self.abort: Callable[[], None] | None = None
         """Closes it at once; None until its protocol is there (during a TLS handshake)."""
+
+    def check(self) -> None:
+        """Refuse a request on a connection in the reserve, by :class:`ShortageError`."""
+        if self.over:
+            of_one = " from one address" if self.over == "address" else ""
+            raise ShortageError(
+                f"the server has as many connections{of_one} as it may; come back in 1 s, or ask another one",
+                retry_after=1.0,
+            )
 
     def end(self, now: float) -> None:
         """Have it closed within the next turns of the event loop."""
