@@ -94,7 +94,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
         except BaseException:
             _after_failure(trainer, tracer, loaded)
             raise
-    failed = _write_outputs(settings, tracer, report, _LAST_SECONDS)
+    failed = _write_outputs(settings, tracer, report, min(_LAST_SECONDS, settings.patience))
     _summarise(report, trainer.trained_epochs)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
@@ -102,7 +102,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
 
 
 _LAST_SECONDS = 15.0
-"""How long outputs are tried again when a training has ended well."""
+"""How long outputs are tried again, at most, when a training has ended well."""
 
 
 def _write_outputs(
