@@ -26,7 +26,7 @@ FORMS: tuple[Form, ...] = tuple(_PREPROCESS)
 def make_store(folder: Path, samples: int, side: int, forms: Sequence[Form] = FORMS) -> Path:
     """A store with ``samples`` crops of scikit-learn's photographs: a data set for each form, of its name."""
     crops = folder / "crops"
-    _write_crops(crops, samples, side)
+    write_crops(crops, samples, side)
     store, transform = folder / "store", TransformSpec.for_image_size(side)
     for form in forms:
         options = PackOptions(transform=transform, preprocess=_PREPROCESS[form])
@@ -58,7 +58,7 @@ def push_twins(store: Path, model: str, side: int, names: tuple[str, str], share
     return front_bytes(layers, freeze), front_bytes(layers, freeze) - front_bytes(layers, shared)
 
 
-def _write_crops(target: Path, samples: int, side: int) -> None:
+def write_crops(target: Path, samples: int, side: int) -> None:
     """PNG files, one folder a class: about a fifth of a float32 tensor's bytes, as ImageNet's JPEGs are."""
     import numpy as np
     from PIL import Image

@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         _add_steps,
         _add_plan,
         _add_overload,
+        _add_siege,
         configure_shuffle,
         configure_samples,
     ):
@@ -194,6 +195,16 @@ def _add_overload(benchmarks: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_siege(benchmarks: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = benchmarks.add_parser(
+        "siege",
+        help="floods, hung reads, kills, full disks and more beside three training jobs (two cores, Linux)",
+    )
+    parser.add_argument("--seconds", default="600", metavar="TIME", help="of the siege (default 600)")
+    parser.set_defaults(measure=_siege)
+    return parser
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark and print its table and conditions; returns the exit code.
 
@@ -292,6 +303,13 @@ def _overload(args: argparse.Namespace) -> Any:
     if args.seconds is not None:
         settings = replace(settings, seconds=args.seconds)
     return measure_overload(settings, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _siege(args: argparse.Namespace) -> Any:
+    from hapi.bench.siege import SiegeSettings, measure_siege
+
+    settings = SiegeSettings(seconds=parse_duration(args.seconds, "--seconds"))
+    return measure_siege(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _plan(args: argparse.Namespace) -> Any:
