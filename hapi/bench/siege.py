@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -43,7 +42,7 @@ TENANTS = ("one", "two", "three", "trouble")
 SIDE = 64
 LARGE_SIDE = 3000
 """Pixels of the large images' sides: 27 MB each when decoded."""
-DISK_BYTES = 24 << 20
+DISK_BYTES = 256 << 20
 """The small file system that checkpoints go to."""
 SETTLE_SECONDS = 25.0
 """Until an idle server has given back its memory and dropped connections."""
@@ -156,7 +155,6 @@ class _Town:
             "--device": "cpu",
             "--tenants": str(self._folder / "tenants.yaml"),
             "--device-memory": "500MB",
-            "--host-memory": "500MB",
             "--cos-batch": "32",
             "--max-queued": "64",
             "--max-request-seconds": "30",
@@ -254,7 +252,7 @@ class _Town:
             log_bytes=self._log.stat().st_size,
             seen={
                 **attackers.seen,
-                "replaced": Counter({"packed": replacer.done, "failed": len(replacer.failures)}),
+                "replaced": replacer.seen,
             },
             seconds=lasted,
         )

@@ -102,6 +102,7 @@ class Siege:
             quiet = self.quiet[name].seconds
             lines.append(
                 f"job {name}: {len(rounds.losses)} rounds, {rounds.kills} kills of its trainer, "
+                f"{rounds.refused} starts on the full disk, "
                 f"{sum(rounds.seconds) / max(1, len(rounds.seconds)):.1f} s a round "
                 f"({quiet[0] if quiet else float('nan'):.1f} undisturbed), losses differ by {self.difference(name):.2g}"
             )

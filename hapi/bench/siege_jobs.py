@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 from hapi.bench.loose import Bed
 from hapi.bench.tiers import environment, last_line
 
+ROOM_BYTES = 128 << 20
 KILLS_OF_A_ROUND = 2
 KILL_SECONDS = (6.0, 14.0)
 """After which a trainer is killed, from and to."""
@@ -45,6 +48,8 @@ class Rounds:
     failures: list[str] = field(default_factory=list)
     """What trainers said that ended otherwise."""
     kills: int = 0
+    refused: int = 0
+    """Starts that met the full disk."""
 
 
 class Trainers:
@@ -72,6 +77,7 @@ class Trainers:
         kills = KILLS_OF_A_ROUND if killed else 0
         how = random.Random(number)
         while True:
+            _wait_for_room(job.checkpoints)
             log = self._folder / f"{job.name}.log"
             with log.open("ab") as output:
                 process = self._start(job, checkpoint, report, output)
@@ -83,6 +89,9 @@ class Trainers:
                     kills -= 1
                     rounds.kills += 1
                     continue
+            if code and "No space left" in last_line(log.read_text(errors="replace")):
+                rounds.refused += 1  # at its start, which a full disk may meet after all: whoever runs it starts it again
+                continue
             if code:
                 rounds.failures.append(f"exit code {code}: {last_line(log.read_text(errors='replace'))}")
                 return None
@@ -111,16 +120,22 @@ class Trainers:
         )
 
 
+def _wait_for_room(folder: Path) -> None:
+    """Return when a trainer would find room for its checkpoints: at its start it refuses to do without."""
+    while shutil.disk_usage(folder).free < ROOM_BYTES:
+        time.sleep(0.2)
+
+
 class Replacer:
     """Packs data sets again and again, for the length of a ``with`` block."""
 
     def __init__(self, bed: Bed, packings: Sequence[Sequence[str]], every: float) -> None:
-        """``packings``: arguments of ``hapi pack``, one after the other."""
+        """``packings``: ``pack`` and its arguments, one after the other."""
         self._bed, self._packings, self._every = bed, packings, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replace", daemon=True)
-        self.done = 0
-        self.failures: list[str] = []
+        self.seen: Counter[str] = Counter()
+        """Packings that ended well, and what the others said."""
 
     def __enter__(self) -> Replacer:
         self._thread.start()
@@ -137,14 +152,11 @@ class Replacer:
             number += 1
             process = self._bed.start(
                 "client",
-                [sys.executable, "-m", "hapi.cli.main", "pack", *packing, "--replace"],
+                [sys.executable, "-m", "hapi.cli.main", *packing, "--replace"],
                 env=environment(""),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
             with contextlib.suppress(ValueError):
                 _, errors = process.communicate()
-                if process.returncode:
-                    self.failures.append(last_line(errors or ""))
-                else:
-                    self.done += 1
+                self.seen[f"failed: {last_line(errors or '')}" if process.returncode else "packed"] += 1
