@@ -155,6 +155,7 @@ class _Town:
             "--device": "cpu",
             "--tenants": str(self._folder / "tenants.yaml"),
             "--device-memory": "500MB",
+            "--host-memory": "500MB",
             "--cos-batch": "32",
             "--max-queued": "64",
             "--max-request-seconds": "30",

@@ -90,7 +90,9 @@ class Trainers:
                     rounds.kills += 1
                     continue
             if code and "No space left" in last_line(log.read_text(errors="replace")):
-                rounds.refused += 1  # at its start, which a full disk may meet after all: whoever runs it starts it again
+                rounds.refused += (
+                    1  # at its start, which a full disk may meet after all: whoever runs it starts it again
+                )
                 continue
             if code:
                 rounds.failures.append(f"exit code {code}: {last_line(log.read_text(errors='replace'))}")

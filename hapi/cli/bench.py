@@ -200,7 +200,9 @@ def _add_siege(benchmarks: Any) -> argparse.ArgumentParser:
         "siege",
         help="floods, hung reads, kills, full disks and more beside three training jobs (two cores, Linux)",
     )
-    parser.add_argument("--seconds", default="600", metavar="TIME", help="of the siege (default 600)")
+    parser.add_argument(
+        "--seconds", type=seconds(1, DAY), default=600.0, metavar="TIME", help="of the siege (default 600)"
+    )
     parser.set_defaults(measure=_siege)
     return parser
 
@@ -308,7 +310,7 @@ def _overload(args: argparse.Namespace) -> Any:
 def _siege(args: argparse.Namespace) -> Any:
     from hapi.bench.siege import SiegeSettings, measure_siege
 
-    settings = SiegeSettings(seconds=parse_duration(args.seconds, "--seconds"))
+    settings = SiegeSettings(seconds=args.seconds)
     return measure_siege(settings, lambda line: print(line, file=sys.stderr, flush=True))
 
 
