@@ -200,4 +200,4 @@ PARSERS: Mapping[str, Callable[[Any, str], float]] = {
     "duration": parse_duration,
     "count": parse_count,
 }
-"""Parser by the name of its quantity, as settings name it (``hapi.config.setting(unit=...)``)."""
+"""Parser by the name of its quantity, as settings name it (``hapi.config.settings.setting(unit=...)``)."""

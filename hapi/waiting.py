@@ -3,7 +3,7 @@
 A thread works in somebody's :class:`Interest`. What it waits for is often done by other threads: a lock, a chunk that
 another request loads, a read ahead. When a store does not answer one of them, all would wait for ever. So these waits
 end with an error once the interest is given up; a call into the store itself cannot be ended, and the thread that is in
-one is lost (:mod:`hapi.threads`).
+one is lost (:mod:`hapi.process.threads`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.config import Loaded, add_flags, checked, load, overrides_of, setting
+from hapi.config.settings import Loaded, add_flags, checked, load, overrides_of, setting
 from hapi.errors import ConfigError, UsageError
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from hapi.cli.common import EXIT_OK
+from hapi.cache.folder import MARKER, SAMPLE_CACHE_BYTES, CacheFolder
+from hapi.cli.shared.common import EXIT_OK
 from hapi.errors import HapiError, UsageError
 from hapi.paths import user_path
-from hapi.storage.cache_folder import MARKER, SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.units import format_bytes, format_duration
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hapi.cli.common import say, tell
-from hapi.cli.numbers import count
 from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
-from hapi.cli.progress import TransferBar
-from hapi.cli.writing import configure_writing, lasting_store, tell_replaced
+from hapi.cli.shared.common import say, tell
+from hapi.cli.shared.numbers import count
+from hapi.cli.shared.progress import TransferBar
+from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import UsageError
-from hapi.storage.foreign_folder import Folder, find_folder, left_out_note
-from hapi.storage.formats.registry import FORMATS
-from hapi.storage.formats.shard import Fields
-from hapi.storage.indexing import Indexed, IndexOptions, index_folder
-from hapi.storage.objects import split_address
+from hapi.ingest.formats.registry import FORMATS
+from hapi.ingest.formats.shard import Fields
+from hapi.ingest.in_place.discover import Folder, find_folder, left_out_note
+from hapi.ingest.in_place.indexer import Indexed, IndexOptions, index_folder
+from hapi.store.base import split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

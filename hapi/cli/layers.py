@@ -9,10 +9,10 @@ from typing import Any
 from hapi.cli.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import open_model
-from hapi.models.zoo import structure
-from hapi.storage.objects import open_store, split_address
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import structure
+from hapi.repository.repository import open_model
+from hapi.store.base import open_store, split_address
 from hapi.text import printable
 
 _STORE = "store:"

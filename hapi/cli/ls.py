@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from hapi.data.listing import DatasetSummary, describe, list_datasets
+from hapi.data.replaced import list_replaced
 from hapi.errors import HapiError, NotFoundError, UsageError
-from hapi.storage.listing import DatasetSummary, describe, list_datasets
-from hapi.storage.objects import ObjectStore, open_store, split_address
-from hapi.storage.replaced import list_replaced
+from hapi.store.base import ObjectStore, open_store, split_address
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 _MODEL_FIELDS = ("architecture", "digest", "bytes")

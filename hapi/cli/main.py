@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from hapi import __version__
-from hapi.cli.common import OneLineParser, run_command
 from hapi.cli.entry import Leaving
+from hapi.cli.shared.common import OneLineParser, run_command
 
 COMMANDS = {
     "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
@@ -20,7 +20,6 @@ COMMANDS = {
     "plan": "estimate every split of a training run, and say which one each strategy would choose",
     "report": "make an HTML page of a kept JSON report of a run",
     "layers": "print a model's layers, their names, output sizes and the default freeze",
-    "bench": "measure, and print the figures with their conditions",
 }
 """Sub-command name to help line; each lives in ``hapi/cli/NAME.py`` with ``configure`` and ``run``."""
 WORKING = frozenset(("pack", "index", "push", "bench"))

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hapi.cli.common import say, tell
-from hapi.cli.numbers import Number, count, real
-from hapi.cli.progress import TransferBar
-from hapi.cli.writing import configure_writing, lasting_store, tell_replaced
+from hapi.cli.shared.common import say, tell
+from hapi.cli.shared.numbers import Number, count, real
+from hapi.cli.shared.progress import TransferBar
+from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
+from hapi.ingest.skipped import Skipped
+from hapi.ingest.sources.base import SourceOptions, open_source
 from hapi.paths import read_bounded
-from hapi.storage.objects import split_address
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
-from hapi.storage.skipped import Skipped
-from hapi.storage.sources import SourceOptions, open_source
+from hapi.store.base import split_address
 from hapi.wire.references import TransformSpec
 
 MAX_CLASSES_BYTES = 64 << 20

@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from hapi import units
-from hapi.cli.numbers import Number, count, rate, real, size
-from hapi.config_fields import flag_of
+from hapi.cli.shared.numbers import Number, count, rate, real, size
+from hapi.config.fields import flag_of
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
 from hapi.paths import check_outputs
-from hapi.profiler import cache
+from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, Form, estimate
-from hapi.profiler.decide import PLANNERS, Candidate, Plan, choices, plan
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
+from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
 
 _JOB = Job()
 _BANDWIDTH = "1Gbps"
@@ -228,8 +228,8 @@ def _measured(args: argparse.Namespace, started: float) -> Profile:
     # Torch is imported only where it measures: a replay answers at once.
     from hapi.cli.push import spec_of
     from hapi.models.devices import exact_arithmetic, resolve_device
-    from hapi.models.freeze import choose_freeze
-    from hapi.models.zoo import structure
+    from hapi.models.zoo.build import structure
+    from hapi.models.zoo.freeze import choose_freeze
     from hapi.profiler.machine import constants
     from hapi.profiler.measure import Conditions, measure
 

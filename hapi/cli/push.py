@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from hapi.cli.common import say
-from hapi.cli.numbers import count
-from hapi.cli.writing import lasting_store
+from hapi.cli.shared.common import say
+from hapi.cli.shared.numbers import count
+from hapi.cli.shared.writing import lasting_store
 from hapi.factories import is_factory, search_here
-from hapi.models.repository import push
-from hapi.models.zoo import MAX_CLASSES, MAX_SIDE, ModelSpec, build
-from hapi.storage.objects import split_address
+from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec, build
+from hapi.repository.repository import push
+from hapi.store.base import split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
-from hapi.cli.common import OneLineParser, read_token, run_command
 from hapi.cli.entry import Leaving
-from hapi.cli.numbers import DAY, count, host_memory, seconds, size
+from hapi.cli.shared.common import OneLineParser, read_token, run_command
+from hapi.cli.shared.numbers import DAY, count, host_memory, seconds, size
 from hapi.errors import UsageError
 from hapi.factories import search_here
 from hapi.units import format_bytes
@@ -209,9 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     with Leaving("hapi-server"):
-        from hapi.server.run import ListenSettings, run_server
+        from hapi.server.http.tenants import read_tenants
+        from hapi.server.lifecycle.run import ListenSettings, run_server
         from hapi.server.settings import ServerSettings
-        from hapi.server.tenants import read_tenants
 
     if not args.store:
         raise UsageError("--store is missing: give the URL or folder of the object store (or set HAPI_STORE)")

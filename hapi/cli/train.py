@@ -10,24 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hapi import __version__, output
+from hapi import __version__
 from hapi.allocator import keep_freed_memory
-from hapi.cli.common import EXIT_FAILED, EXIT_OK, OneLineParser, read_token, run_command
 from hapi.cli.entry import Leaving
-from hapi.config import Loaded, add_flags, load, overrides_of
-from hapi.config_fields import flag_of
+from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, read_token, run_command
+from hapi.config.fields import flag_of
+from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_outputs
+from hapi.process import output
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from hapi.client.passes import PassReport
-    from hapi.client.planning import Planning
+    from hapi.client.loading.epoch_stats import PassReport
+    from hapi.client.planning.controller import SplitController
     from hapi.client.session import Session
     from hapi.client.settings import TrainSettings
-    from hapi.client.trainer import Trainer
+    from hapi.train.trainer import Trainer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,7 +78,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
         keep_freed_memory()
     with Leaving("hapi-train"):
         from hapi.client.session import Session
-        from hapi.client.trainer import Trainer
+        from hapi.train.trainer import Trainer
 
     if settings.allow_model or is_factory(settings.model):
         search_here()
@@ -122,7 +123,7 @@ def _write_outputs(
 
         failed += _tried(lambda: write_html(Run.from_json(report), str(settings.html)), deadline)
     if settings.report is not None:
-        from hapi.client.report import write_report
+        from hapi.train.report import write_report
 
         lost = [] if output.current is None else output.current.lost()
         said = {**report, "troubles": [*report["troubles"], *lost, *failed]}
@@ -177,7 +178,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
 
     None of them is another one, or one that was read.
     """
-    from hapi.client.checkpoint_files import numbered
+    from hapi.train.checkpoint_files import numbered
 
     settings, told = loaded.value, loaded.as_given
     check_outputs(
@@ -207,7 +208,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
 class ProgressPrinter:
     """A live bar on a terminal, and one line per epoch and per change of split everywhere."""
 
-    def __init__(self, live: bool, planning: Planning | None) -> None:
+    def __init__(self, live: bool, planning: SplitController | None) -> None:
         self._live = live
         self._planning = planning
         self._told = 0
@@ -323,7 +324,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
 
 def _warnings(session: Session) -> Iterator[str]:
     """What runs, but is hardly what was meant."""
-    from hapi.client.checkpoint_files import existing
+    from hapi.train.checkpoint_files import existing
 
     settings, count = session.settings, len(session.prepared.training_ids)
     if settings.bs > count:

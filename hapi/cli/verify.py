@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from hapi.cli.common import EXIT_FAILED, EXIT_OK, say
-from hapi.cli.progress import TransferBar
-from hapi.storage.objects import ObjectStore, open_store, split_address
-from hapi.storage.verify import VerifyReport, verify_dataset
+from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
+from hapi.cli.shared.progress import TransferBar
+from hapi.data.verify import verify_dataset
+from hapi.store.base import ObjectStore, open_store, split_address
+from hapi.store.damage import VerifyReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,7 @@ def _dataset(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
 
 
 def _model(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
-    from hapi.models.verify import verify_model  # brings torch
+    from hapi.repository.verify import verify_model  # brings torch
 
     return verify_model(
         store,

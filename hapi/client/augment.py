@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hapi.config_fields import near
+from hapi.config.fields import near
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, UnprocessableError, UsageError
-from hapi.storage.manifest import SampleLayout
-from hapi.storage.transform import input_shape
 from hapi.wire.references import Augmentation, TransformSpec
 
 PRESETS = {"imagenet": ("resized-crop", "flip"), "crop-flip": ("crop", "flip")}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hapi.errors import DeviceMemoryError
-from hapi.memory_errors import is_out_of_memory
 from hapi.models.devices import free_bytes, give_back_unused
-from hapi.models.layers import LayeredModel
+from hapi.models.graph.layers import LayeredModel
+from hapi.process.memory_errors import is_out_of_memory
 
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
 """Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some. The host's
@@ -141,7 +141,7 @@ def move_weights(model: LayeredModel, device: torch.device, start: int, stop: in
     )
 
 
-class FrozenRest:
+class FrozenSuffix:
     """Layers split+1..boundary: eval mode, no gradient, a micro-batch at a time.
 
     The result is the same as in one piece, since frozen layers treat each sample by itself; the memory is that of

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
 from hapi.client.soundness import check_head
-from hapi.client.transport import Transport
+from hapi.client.transport.http import Transport
+from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
-from hapi.models.digest import tensor_bytes
-from hapi.models.layers import LayeredModel
-from hapi.models.pushed import PushedModel
-from hapi.models.repository import open_model, push, store_reference, zoo_reference
-from hapi.models.tensorfile import TensorEntry
-from hapi.models.weights import is_file
-from hapi.models.zoo import ModelSpec, build
-from hapi.storage.objects import open_store
+from hapi.models.graph.digest import tensor_bytes
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.weights import is_file
+from hapi.repository.pushed import PushedModel
+from hapi.repository.repository import open_model, push, store_reference, zoo_reference
+from hapi.repository.weights_file import TensorEntry
+from hapi.store.base import open_store
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec

@@ -11,31 +11,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from hapi.arrays import IntArray
+from hapi.cache.folder import CacheFolder
 from hapi.client.augment import augmented
-from hapi.client.embedded import EmbeddedServer
-from hapi.client.job import ExtractionJob
+from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
-from hapi.client.planning import STRATEGY_NAMES
-from hapi.client.servers import ServerPool
+from hapi.client.planning.controller import STRATEGY_NAMES
 from hapi.client.settings import TrainSettings, default_store
-from hapi.client.slow_server import AnswerLimits
 from hapi.client.soundness import check_count, check_inputs
-from hapi.client.transport import HttpTransport, Transport
-from hapi.config import checked
+from hapi.client.transport.embedded_server import EmbeddedServer
+from hapi.client.transport.http import HttpTransport, Transport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.client.transport.slow_server import AnswerLimits
+from hapi.config.settings import checked
+from hapi.data.epoch_order import EpochOrder, Shuffle, epoch_sequence
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.factories import is_factory
 from hapi.models.devices import resolve_device
-from hapi.models.freeze import choose_freeze
-from hapi.models.layers import LayeredModel
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.freeze import choose_freeze
 from hapi.paths import user_path
-from hapi.profiler.decide import STRATEGIES, choose_split
-from hapi.storage.cache_folder import CacheFolder
-from hapi.storage.manifest import SampleLayout
-from hapi.storage.sequence import Order, Shuffle, epoch_sequence
-from hapi.storage.transform import input_shape
+from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire import messages
-from hapi.wire.messages import DatasetDescription, IdArray
+from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import TransformSpec, check_name, given_name
 
 HOLDOUT_EPOCH = (1 << 62) - 1
@@ -43,8 +44,8 @@ HOLDOUT_EPOCH = (1 << 62) - 1
 
 
 @dataclass(eq=False)
-class Prepared:
-    """Everything that a session needs, made by :func:`prepare`. Close it."""
+class JobContext:
+    """Everything that a session needs, made by :func:`resolve_job`. Close it."""
 
     servers: ServerPool
     urls: list[str]
@@ -57,15 +58,15 @@ class Prepared:
     freeze: int
     front_digest: str
     """Over the frozen layers' structure and weights."""
-    pushable: range
+    candidate_splits: range
     """Splits that may be extracted at."""
     strategy: str | None
     """Name of the strategy that chooses the split while training runs; None when ``split`` is fixed."""
     split: int
     """The fixed split, or where a strategy begins."""
-    training_ids: IdArray
-    validation_ids: IdArray
-    order: Order
+    training_ids: IntArray
+    validation_ids: IntArray
+    order: EpochOrder
     """In which the training samples are used, and which of them this trainer uses."""
     client_model: ClientModel
     held_out: DatasetDescription
@@ -82,7 +83,7 @@ class Prepared:
 
     def make_jobs(self) -> None:
         """The jobs of every split that can come up; they name the fronts by digest, so the weights must be here."""
-        splits, run = self.pushable if self.strategy else (self.split,), uuid.uuid4().hex
+        splits, run = self.candidate_splits if self.strategy else (self.split,), uuid.uuid4().hex
         both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
         for validation, (description, transform) in enumerate(both):
             for split in splits:
@@ -96,9 +97,9 @@ class Prepared:
             self.embedded.close()
 
 
-def prepare(
+def resolve_job(
     settings: TrainSettings, *, token: str | None = None, transports: Sequence[Transport] | None = None
-) -> Prepared:
+) -> JobContext:
     """Connect and decide. ``transports`` replaces the servers of the settings (tests, the loopback).
 
     The settings may have been made in Python, so their ranges are checked here too.
@@ -153,7 +154,7 @@ def _prepare(
     store: str | None,
     device: torch.device,
     cache: CacheFolder | None,
-) -> Prepared:
+) -> JobContext:
     description = choose_dataset(servers, settings.dataset)
     order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
@@ -163,7 +164,7 @@ def _prepare(
     freeze = choose_freeze(layered, settings.freeze)
     strategy, split = resolve_split(layered, settings.split, freeze)
     training, validation, held_out = _divide(settings, servers, description)
-    prepared = Prepared(
+    prepared = JobContext(
         servers=servers,
         urls=urls,
         embedded=embedded,
@@ -173,7 +174,7 @@ def _prepare(
         weights=model.weights,
         freeze=freeze,
         front_digest=layered.front_digest(freeze),
-        pushable=layered.pushable(freeze),
+        candidate_splits=layered.candidate_splits(freeze),
         strategy=strategy,
         split=split,
         training_ids=training,
@@ -189,7 +190,7 @@ def _prepare(
     )
     # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
     # GPU when it does.
-    first = split if strategy is None else prepared.pushable.stop - 1
+    first = split if strategy is None else prepared.candidate_splits.stop - 1
     if settings.recheck:
         first = 0
     model.load_from(min(first, split if strategy is None else freeze))
@@ -260,12 +261,12 @@ def transform_of(settings: TrainSettings, description: DatasetDescription) -> Tr
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
 
 
-def order_of(settings: TrainSettings, description: DatasetDescription) -> Order:
+def order_of(settings: TrainSettings, description: DatasetDescription) -> EpochOrder:
     """The order that the settings name; with groups and windows that suit the server's store when none are named."""
-    suits = Shuffle(description.group, description.window)
-    return Order(
+    default_shuffle = Shuffle(description.group, description.window)
+    return EpochOrder(
         seed=settings.seed,
-        shuffle=Shuffle.parse(settings.shuffle, suits, "--shuffle"),
+        shuffle=Shuffle.parse(settings.shuffle, default_shuffle, "--shuffle"),
         trainers=settings.trainers,
         trainer=settings.trainer,
     )
@@ -286,11 +287,11 @@ def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[s
         raise UsageError(
             f"--split: {error} ('hapi layers MODEL' lists them), nor a strategy ({', '.join(STRATEGY_NAMES)})"
         ) from None
-    pushable = model.pushable(freeze)
-    if split not in pushable:
+    candidate_splits = model.candidate_splits(freeze)
+    if split not in candidate_splits:
         raise UsageError(
             f"--split {asked}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
-            f"choose 0 to {pushable.stop - 1}"
+            f"choose 0 to {candidate_splits.stop - 1}"
         )
     return None, split
 
@@ -321,7 +322,7 @@ def _job(
 
 def _divide(
     settings: TrainSettings, servers: ServerPool, description: DatasetDescription
-) -> tuple[IdArray, IdArray, DatasetDescription | None]:
+) -> tuple[IntArray, IntArray, DatasetDescription | None]:
     """(training ids, validation ids, description of the validation data set when it is another one)."""
     everything = np.arange(description.count, dtype=np.int64)
     none = everything[:0]

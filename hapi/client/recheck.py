@@ -21,18 +21,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi.client.job import ExtractionJob
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch
-from hapi.client.prepare import Prepared
-from hapi.client.receiving import checked_samples, stored_buffers
-from hapi.client.transport import Transport
-from hapi.client.window import Batch
+from hapi.arrays import IntArray
+from hapi.client.loading.job import ExtractionJob
+from hapi.client.loading.prefetcher import Batch
+from hapi.client.loading.receiver import checked_samples, stored_buffers
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
+from hapi.client.prepare import JobContext
+from hapi.client.transport.http import Transport
+from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import DataError, HapiError, WireError
-from hapi.storage.dataset import Samples
-from hapi.storage.transform import input_batch
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd, byte_view
+from hapi.wire.samples import Samples
 
 log = logging.getLogger("hapi.client")
 
@@ -51,13 +52,13 @@ class ServerLeftError(Exception):
 class Recheck:
     """Compares what servers sent with what this side makes of the stored samples. Not thread-safe."""
 
-    def __init__(self, prepared: Prepared, samples: int, budget: MemoryBudget) -> None:
+    def __init__(self, prepared: JobContext, samples: int, budget: MemoryBudget) -> None:
         """``samples`` of each pass at least; the weights of all frozen layers are here, within ``budget``."""
         self._prepared, self._samples, self._budget = prepared, samples, budget
         self._random = np.random.default_rng(secrets.randbits(128))
         self._drawn: dict[int, Rows] = {}
         """Rows to compare, by number of the batch."""
-        self._fronts: dict[int, FrozenRest] = {}
+        self._fronts: dict[int, FrozenSuffix] = {}
         self.compared = 0
         """Samples that were as they should be."""
         self.largest = 0.0
@@ -74,7 +75,7 @@ class Recheck:
             "left": self.left,
         }
 
-    def begin(self, batches: Sequence[messages.IdArray]) -> None:
+    def begin(self, batches: Sequence[IntArray]) -> None:
         """A pass over ``batches`` begins: draw its samples."""
         ends = np.cumsum([len(batch) for batch in batches])
         total = int(ends[-1]) if len(ends) else 0
@@ -141,14 +142,12 @@ class Recheck:
             return inputs
         if job.split not in self._fronts:
             segment = self._prepared.model.segment(0, job.split, frozen=True)
-            self._fronts[job.split] = FrozenRest(
+            self._fronts[job.split] = FrozenSuffix(
                 segment, job.shape, job.dtype, MicroBatch(MICRO_BATCH), self._prepared.device, self._budget
             )
         return self._fronts[job.split](inputs).cpu()
 
-    def _witnessed(
-        self, job: ExtractionJob, ids: messages.IdArray, server: str | None
-    ) -> tuple[Samples, str]:
+    def _witnessed(self, job: ExtractionJob, ids: IntArray, server: str | None) -> tuple[Samples, str]:
         """The stored samples, and which server gave them: another one than ``server`` if any answers."""
         servers = self._prepared.servers
         for other in servers.urls:
@@ -161,7 +160,7 @@ class Recheck:
         return self._stored(job, ids, None)
 
     def _stored(
-        self, job: ExtractionJob, ids: messages.IdArray, server: str | None, once: bool = False
+        self, job: ExtractionJob, ids: IntArray, server: str | None, once: bool = False
     ) -> tuple[Samples, str]:
         """The stored samples from ``server`` (None: any), and which one that was."""
         request = messages.SamplesRequest(dataset=job.dataset, ids=ids, job=job.id).to_json()
@@ -172,9 +171,7 @@ class Recheck:
 
         return self._prepared.servers.run(attempt, only=server, once=once)
 
-    def _who(
-        self, job: ExtractionJob, ids: messages.IdArray, stored: Samples, server: str, witness: str
-    ) -> str:
+    def _who(self, job: ExtractionJob, ids: IntArray, stored: Samples, server: str, witness: str) -> str:
         """Which of the two is wrong; :class:`DataError` when that cannot be told."""
         if witness == server:
             return server
@@ -220,7 +217,7 @@ def _by_server(batch: Batch, rows: Rows) -> Iterator[tuple[str | None, Rows]]:
         yield None, rows[~known]
 
 
-def _read(reader: FrameReader, job: ExtractionJob, ids: messages.IdArray) -> Samples:
+def _read(reader: FrameReader, job: ExtractionJob, ids: IntArray) -> Samples:
     """All stored samples of ``ids`` from an answer's frames."""
     parts: list[Samples] = []
     received: list[npt.NDArray[Any]] = []

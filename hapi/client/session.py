@@ -10,7 +10,7 @@
 The session owns what is frozen: layers 1..split run on the servers, the other frozen ones here, in micro-batches,
 in eval mode and without gradients. ``trained`` is an ordinary module of the remaining layers. With a strategy as
 ``split`` ("auto"), the session measures what batches cost and changes the split between batches, see
-:mod:`hapi.client.planning`; what the training loop gets is the same.
+:mod:`hapi.client.planning.controller`; what the training loop gets is the same.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from hapi.client.buffers import BufferPool
-from hapi.client.caching import Expected, close_caches, open_caches
-from hapi.client.measuring import Meter
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, move_weights, to_device
-from hapi.client.pacing import Learned, Pacing
-from hapi.client.passes import PassReport
-from hapi.client.prepare import Prepared, prepare
+from hapi.arrays import IntArray
+from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.client.loading.prefetcher import Batch, Prefetcher
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, move_weights, to_device
+from hapi.client.planning.cache_forecast import Expected, close_caches, open_caches
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.split_source import Fixed, Named, Planned, Splits, planning_of
+from hapi.client.prepare import JobContext, resolve_job
 from hapi.client.recheck import Recheck, ServerLeftError
-from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
-from hapi.client.splits import Fixed, Named, Planned, Splits, planning_of
-from hapi.client.traffic import Traffic
-from hapi.client.window import Batch, Window
-from hapi.config import checked
+from hapi.client.transport.server_pool import ServerPool
+from hapi.config.settings import checked
+from hapi.data.epoch_order import batches
 from hapi.errors import DataError, DeviceMemoryError, HapiError, UsageError
 from hapi.models.devices import exact_arithmetic, finish, resolve_device
-from hapi.models.segment import Segment
+from hapi.models.graph.segment import Segment
 from hapi.profiler.timing import TimedLayers, layer_segments
-from hapi.storage.sequence import batches
 from hapi.trace import Tracer
-from hapi.wire.messages import IdArray
 
 log = logging.getLogger("hapi.client")
 
@@ -60,7 +60,7 @@ class Session:
     def __init__(
         self,
         settings: TrainSettings,
-        prepared: Prepared,
+        prepared: JobContext,
         tracer: Tracer | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
@@ -73,10 +73,10 @@ class Session:
         self._servers: ServerPool = prepared.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
         self._micro_batch = MicroBatch(settings.micro_batch)
-        self._rests: dict[int, FrozenRest] = {}
+        self._rests: dict[int, FrozenSuffix] = {}
         self._layers: dict[int, list[Segment]] = {}
         model = prepared.model
-        self.boundary = prepared.pushable.stop - 1
+        self.boundary = prepared.candidate_splits.stop - 1
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
@@ -105,10 +105,10 @@ class Session:
     def open(
         cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None
     ) -> Session:
-        """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.prepare`."""
+        """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.resolve_job`."""
         settings = checked(settings)
         budget = MemoryBudget(settings.memory, resolve_device(settings.device, "--device"))
-        prepared = prepare(settings, token=token)
+        prepared = resolve_job(settings, token=token)
         try:
             return cls(settings, prepared, tracer, budget)
         except BaseException:
@@ -142,7 +142,7 @@ class Session:
         transform = self.prepared.transforms[0]
         return transform is None or not transform.random
 
-    def batch_ids(self, epoch: int) -> list[IdArray]:
+    def batch_ids(self, epoch: int) -> list[IntArray]:
         """The sample ids of every training batch of ``epoch``, in order: a pure function of order and epoch."""
         prepared, settings = self.prepared, self.settings
         return prepared.order.batches(
@@ -192,10 +192,10 @@ class Session:
         return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned, 0)
 
     def _deliver(
-        self, splits: Splits, first: int, planned: Sequence[IdArray], epoch: int
+        self, splits: Splits, first: int, planned: Sequence[IntArray], epoch: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The batches from ``first`` on. One that does not fit the memory is asked for again, at a later split."""
-        delivered: list[IdArray] = []
+        delivered: list[IntArray] = []
         report = self.last = PassReport.over(Traffic(self._servers.received_bytes))
         if splits.measured:
             self.meter.follow(report.traffic)
@@ -231,12 +231,12 @@ class Session:
         splits: Splits,
         epoch: int,
         first: int,
-        planned: Sequence[IdArray],
-        delivered: list[IdArray],
+        planned: Sequence[IntArray],
+        delivered: list[IntArray],
         report: PassReport,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         settings = self.settings
-        window = Window(
+        window = Prefetcher(
             lambda number: splits.open(first + number).at(settings.seed, epoch),
             self._servers,
             planned[first:],
@@ -247,7 +247,7 @@ class Session:
             tracer=self.tracer,
             traffic=report.traffic,
             caches=self._used_caches,
-            pacing=Pacing(self._servers.received_bytes, report.traffic.link, self._learned),
+            pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
             movable=splits.movable,
         )
@@ -328,7 +328,7 @@ class Session:
             meter.layers(split, len(batch.ids), timed.seconds)
         return features, labels
 
-    def _rest(self, split: int) -> FrozenRest:
+    def _rest(self, split: int) -> FrozenSuffix:
         """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
         if split not in self._rests:
             model, boundary = self.prepared.model, self.boundary
@@ -336,14 +336,14 @@ class Session:
             move_weights(model, self.device, split, len(model))
             segment = model.segment(split, boundary, frozen=True)
             shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
-            self._rests[split] = FrozenRest(
+            self._rests[split] = FrozenSuffix(
                 segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
             )
             self._layers[split] = layer_segments(model, split, boundary)
         return self._rests[split]
 
 
-def _check_exactly_once(planned: Sequence[IdArray], delivered: Sequence[IdArray]) -> None:
+def _check_exactly_once(planned: Sequence[IntArray], delivered: Sequence[IntArray]) -> None:
     """Every planned sample arrived once: counted from the ids that the frames carried, not from the plan."""
     if not planned:
         return

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hapi.client.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
-from hapi.config import setting
-from hapi.storage.cache_folder import SAMPLE_CACHE_BYTES
+from hapi.cache.folder import SAMPLE_CACHE_BYTES
+from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
+from hapi.config.settings import setting
 
 OnOff = Literal["on", "off"]
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import torch
 
+from hapi.arrays import IntArray
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import ModelError, UsageError, WireError
-from hapi.models.architectures import ImportRule
 from hapi.models.devices import free_bytes
-from hapi.models.head import find_head
-from hapi.models.zoo import ModelSpec, skeleton
-from hapi.storage.manifest import SampleLayout
-from hapi.storage.transform import input_shape
+from hapi.models.zoo.architectures import ImportRule
+from hapi.models.zoo.build import ModelSpec, skeleton
+from hapi.models.zoo.head import find_head
 from hapi.units import format_bytes
-from hapi.wire.messages import DatasetDescription, IdArray
+from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import TransformSpec
 
 ORDER_BYTES = 48
@@ -70,7 +71,7 @@ def check_head(spec: ModelSpec, classes: int, allow_import: ImportRule) -> None:
         )
 
 
-def check_finite(values: torch.Tensor, ids: IdArray | Sequence[int], what: str) -> None:
+def check_finite(values: torch.Tensor, ids: IntArray | Sequence[int], what: str) -> None:
     """Raise :class:`WireError` when a row of ``values`` holds anything infinite or no number.
 
     One pass over memory that has just been written: their sum is finite unless one of them is not, or they are huge.

@@ -14,8 +14,8 @@ from hapi.figures.reading import Epoch, PlanPart, Run
 from hapi.figures.run import epochs_svg, learning_svg, timeline_svg
 from hapi.figures.words import bottleneck, layer, state, summary
 from hapi.paths import write_whole
-from hapi.profiler.decide import Candidate
 from hapi.profiler.profile import PROFILE_VERSION, Profile
+from hapi.profiler.strategies import Candidate
 from hapi.units import format_bandwidth, format_bytes, format_count, format_duration
 
 _WIDE = 60

@@ -15,8 +15,8 @@ from hapi.figures.canvas import (
     save,
     seconds_axis,
 )
-from hapi.profiler.decide import Candidate, Plan
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import Candidate, Plan
 from hapi.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

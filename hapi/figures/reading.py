@@ -13,8 +13,8 @@ from typing import Any, cast
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.fields import Fields, as_text
 from hapi.profiler.cost import Estimate, Memory, Stages
-from hapi.profiler.decide import Candidate
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile, read_strictly
+from hapi.profiler.strategies import Candidate
 
 MAX_REPORT_BYTES = 64 << 20
 _MOST = 1e18
@@ -74,7 +74,7 @@ class PlanPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class StageSpan:
     """One piece of work in :attr:`Run.timeline`, in seconds since the batch's first request."""
 
     stage: str
@@ -107,7 +107,7 @@ class Run:
     """How the run ended ("diverged"); empty when the report does not say."""
     ended_why: str
     plan: PlanPart | None
-    timeline: tuple[Span, ...]
+    timeline: tuple[StageSpan, ...]
     timeline_batch: int | None
 
     @classmethod
@@ -198,8 +198,8 @@ def _pair(f: Fields, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _span(f: Fields) -> Span:
-    span = Span(stage=f.text("stage"), name=f.text("name"), start=f.number("start"), end=f.number("end"))
+def _span(f: Fields) -> StageSpan:
+    span = StageSpan(stage=f.text("stage"), name=f.text("name"), start=f.number("start"), end=f.number("end"))
     if span.stage not in STAGES:
         raise ConfigError(f"{f.where}.stage: expected one of {', '.join(STAGES)}")
     if span.end < span.start:

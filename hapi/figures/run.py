@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hapi.figures.canvas import COLOURS, canvas, inline_svg, legend, seconds_axis
-from hapi.figures.reading import STAGES, Epoch, Span
+from hapi.figures.reading import STAGES, Epoch, StageSpan
 from hapi.units import format_duration
 
 _EPOCHS_WITH_LABELS = 30
@@ -59,7 +59,7 @@ def learning_svg(epochs: Sequence[Epoch]) -> str:
         return inline_svg(figure, "learning", "Loss and accuracy per epoch, training and validation")
 
 
-def timeline_svg(spans: Sequence[Span]) -> str:
+def timeline_svg(spans: Sequence[StageSpan]) -> str:
     """What the three stages did for one training batch, over the seconds since its first request."""
     with canvas(9.0, 2.2) as figure:
         axes = figure.subplots()

@@ -8,7 +8,7 @@ import torch
 
 from hapi.allocator import give_back_freed_memory
 from hapi.errors import DeviceMemoryError, HapiError, HostMemoryError, UsageError
-from hapi.free_memory import host_free_bytes
+from hapi.process.free_memory import host_free_bytes
 
 
 def resolve_device(name: str, what: str = "device") -> torch.device:

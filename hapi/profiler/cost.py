@@ -15,12 +15,12 @@ from typing import Literal
 from hapi.profiler.profile import Job, LayerProfile, Profile
 
 _LIBRARY_BYTES = 8 << 20
-"""On a CPU, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in ``hapi bench memory``."""
+"""On a CPU, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in ``benchmarks memory``."""
 CLIENT_BYTES = 40 << 20
 """On a CPU, whatever the job: the client's own objects, such as torchvision, the traced model and its connections; what
 a process grows by while it prepares a job without weights."""
 
-EVENNESS = 8.0
+OVERLAP_NORM = 8.0
 """Order of the norm that stands for the largest of stages that overlap: two that are equally long take 1.09 times as
 long as one. Stages wait for each other now and then, the more the nearer they are to each other."""
 
@@ -322,7 +322,7 @@ class _Coster:
 def _together(stages: Sequence[float]) -> float:
     """Seconds of a step of a pipeline whose stages take these."""
     most = max(stages)
-    return most * sum((s / most) ** EVENNESS for s in stages) ** (1 / EVENNESS) if most > 0 else 0.0
+    return most * sum((s / most) ** OVERLAP_NORM for s in stages) ** (1 / OVERLAP_NORM) if most > 0 else 0.0
 
 
 def largest_batch(profile: Profile, job: Job, split: int) -> int:

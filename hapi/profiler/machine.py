@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Self, cast
 
 from hapi.errors import ConfigError
-from hapi.profiler import cache
+from hapi.profiler import machine_cache as cache
 from hapi.profiler.profile import TierProfile, read_strictly
+from hapi.wire.samples import Samples
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ class Machine:
 
     version: int = MACHINE_VERSION
     identity: tuple[str, ...]
-    """What they depend on; see :func:`hapi.profiler.cache.identity`."""
+    """What they depend on; see :func:`hapi.profiler.machine_cache.identity`."""
     measured: str
     """When, as ISO 8601."""
     device: str
@@ -213,9 +214,8 @@ def _decode_seconds(side: int) -> float:
     import numpy as np
     from PIL import Image
 
-    from hapi.storage.dataset import Samples
-    from hapi.storage.manifest import SampleLayout
-    from hapi.storage.transform import input_batch
+    from hapi.data.manifest import SampleLayout
+    from hapi.data.transforms.pipeline import input_batch
     from hapi.wire.references import TransformSpec
 
     noise = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)

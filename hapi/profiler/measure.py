@@ -21,10 +21,10 @@ from torch import nn
 from hapi import __version__
 from hapi.errors import ModelError
 from hapi.models.devices import finish
-from hapi.models.layers import LayeredModel
-from hapi.models.views import view
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.views import shadow
+from hapi.profiler.fit import Tier
 from hapi.profiler.machine import Machine
-from hapi.profiler.observe import Tier
 from hapi.profiler.profile import LinkProfile, Profile, ServerProfile
 from hapi.profiler.sizes import sizes_of
 from hapi.profiler.work import LayerWork, fill, layer_work
@@ -75,7 +75,7 @@ def measure(
     """
     device = device or torch.device("cpu")
     encoded = conditions.stored_bytes is not None
-    work = layer_work(model, model.pushable(freeze).stop - 1, device.type)
+    work = layer_work(model, model.candidate_splits(freeze).stop - 1, device.type)
     sizes = sizes_of(
         model,
         title,
@@ -255,7 +255,7 @@ def _twin(module: nn.Module) -> nn.Module:
             return tensor
         return copies.setdefault(id(tensor), copy.deepcopy(tensor))
 
-    return view(module, {}, own)
+    return shadow(module, {}, own)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:

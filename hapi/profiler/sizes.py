@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hapi.models.layers import LayeredModel
-from hapi.profiler.observe import Sizes, Tier
+from hapi.models.graph.layers import LayeredModel
+from hapi.profiler.fit import Sizes, Tier
 from hapi.profiler.profile import LayerProfile, SampleProfile
 from hapi.profiler.work import LayerWork, layer_work
 
@@ -29,7 +29,7 @@ def sizes_of(
     ``optimizer``: a key of :data:`OPTIMIZER_STATE`. ``work``: of these layers, if it is known already.
     """
     tensor_bytes = model.output_bytes()[0]
-    last_split = model.pushable(freeze).stop - 1
+    last_split = model.candidate_splits(freeze).stop - 1
     return Sizes(
         model=title,
         freeze=freeze,

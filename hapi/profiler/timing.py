@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hapi.models.devices import finish
-from hapi.models.layers import LayeredModel
-from hapi.models.segment import Segment
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.segment import Segment
 
 
 def work_clock(device: torch.device) -> Callable[[], float]:

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hapi.errors import ModelError
-from hapi.models.analysis import replay
-from hapi.models.layers import LayeredModel
-from hapi.models.shapes import meta_result
-from hapi.models.views import view
+from hapi.models.graph.analysis import replay
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.meta_rules import meta_result
+from hapi.models.graph.views import shadow
 
 _TRAINED_BATCH = 2
 """Not 1, which a BatchNorm that is trained refuses."""
@@ -71,7 +71,7 @@ def layer_work(model: LayeredModel, boundary: int, device: str = "cpu") -> list[
 
 def _kept_bytes(model: LayeredModel, boundary: int) -> dict[int, int]:
     """Per sample, by the layer that makes it: what the backward pass of the layers after ``boundary`` needs."""
-    twin = model.over(view(model.module, {}, _without_content))
+    twin = model.over(shadow(model.module, {}, _without_content))
     twin.traced.constants.update({name: t.to("meta") for name, t in twin.traced.constants.items()})
     keeper = _Keeper()
     shape, dtype = twin.output_shapes()[boundary], twin.output_dtypes()[boundary]
@@ -122,7 +122,7 @@ class _Visitor(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # see hapi.models.analysis
+        return False  # see hapi.models.graph.analysis
 
 
 class _Counter(_Visitor):

@@ -6,13 +6,13 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 
+from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.manifest import Manifest, manifest_key
+from hapi.data.reading.chunk_cache import ChunkCache
+from hapi.data.replaced import find_manifest
 from hapi.errors import NotFoundError
 from hapi.models.keyed_locks import KeyedLocks
-from hapi.storage.chunks import ChunkCache
-from hapi.storage.dataset import Dataset, open_dataset
-from hapi.storage.manifest import Manifest, manifest_key
-from hapi.storage.objects import ObjectStore
-from hapi.storage.replaced import find_manifest
+from hapi.store.base import ObjectStore
 from hapi.wire.references import DatasetReference
 
 INDEX_BYTES = 4 << 30

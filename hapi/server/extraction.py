@@ -11,28 +11,29 @@ from typing import Any
 
 import torch
 
+from hapi.arrays import IntArray
+from hapi.data.dataset import Dataset
+from hapi.data.reading.reader import AccessHint
+from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import TooLargeError, UnprocessableError
-from hapi.profiler.batching import FIXED_BATCH
-from hapi.profiler.memory import Key
+from hapi.process.threads import Threads
 from hapi.profiler.timing import TimedLayers
-from hapi.server.account import Account, RequestClock
-from hapi.server.ahead import Ahead
-from hapi.server.decoding import Decoders
-from hapi.server.device import Device, Layers, Turn
-from hapi.server.fair_queue import Tenant
+from hapi.server.batching.forward_memory import Key
+from hapi.server.batching.policies import FIXED_BATCH
+from hapi.server.decoding.pool import Decoders
+from hapi.server.device.device import Device, Layers, PassPriority
+from hapi.server.device.front_loader import front_key
+from hapi.server.device.host_memory import HostMemory, halving
+from hapi.server.device.memory_budget import MemoryRequest
+from hapi.server.device.model_cache import FrozenPrefix
+from hapi.server.device.sizing import FrontSizes
+from hapi.server.device.worker import Workers
 from hapi.server.feeding import Fed, Feeding, Span
-from hapi.server.fronts import front_key
-from hapi.server.host_memory import HostMemory, halving
-from hapi.server.memory import Ask
-from hapi.server.model_cache import Front
+from hapi.server.prefetch import Prefetcher
+from hapi.server.requests import Account, RequestClock
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
-from hapi.server.sizing import FrontSizes
 from hapi.server.status import Progress
-from hapi.server.worker import Workers
-from hapi.storage.dataset import Dataset
-from hapi.storage.reader import Near
-from hapi.storage.transform import input_shape
-from hapi.threads import Threads
 from hapi.wire import messages
 from hapi.wire.frames import (
     Buffer,
@@ -77,7 +78,7 @@ class Extraction:
         self,
         dataset: Dataset,
         request: messages.ExtractRequest,
-        near: Near | None,
+        near: AccessHint | None,
         clock: RequestClock,
         cancelled: threading.Event,
         tenant: Tenant,
@@ -126,7 +127,7 @@ class Extraction:
             yield sum(frame_bytes(h) for h in headers) + end_bytes(timed_layers)
 
             timed = TimedLayers(front.layers(), worker.device.device) if request.time_layers else None
-            with Ahead(self._loaders, feeding.load, stream.spans, cancelled) as loaded:
+            with Prefetcher(self._loaders, feeding.load, stream.spans, cancelled) as loaded:
                 yield from self._computed(stream, headers, loaded, timed or front.segment)
             layers = () if timed is None else tuple(timed.seconds)
             report = self._account.report(begun, clock, stream.largest, layers)
@@ -136,7 +137,7 @@ class Extraction:
         self,
         stream: _Stream,
         headers: Sequence[FrameHeader],
-        loaded: Ahead[Span, Fed],
+        loaded: Prefetcher[Span, Fed],
         layers: Layers,
     ) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
@@ -174,12 +175,12 @@ class Extraction:
         if frame is not None:
             yield frame
 
-    def _turn(self, request: messages.ExtractRequest, tenant: Tenant) -> Turn:
+    def _turn(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
         # Layers that are timed run one by one: not together with others.
-        alike = None if request.time_layers else request.model.digest
-        return Turn(tenant=tenant, order=next(self._orders), alike=alike)
+        merge_key = None if request.time_layers else request.model.digest
+        return PassPriority(tenant=tenant, order=next(self._orders), merge_key=merge_key)
 
-    def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> Ask:
+    def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> MemoryRequest:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
         if self._workers.all[0].device.device.type == "cuda":
             largest = max(1, min(largest, self._host.share * 3 // 4 // self._host_bytes(sizes)))
@@ -189,7 +190,7 @@ class Extraction:
         weights = sizes.weights
         if not self._settings.model_reuse:  # each request has a copy of its own
             weights = tuple(replace(w, key=f"{w.key}/{next(self._copies)}") for w in weights)
-        return Ask(
+        return MemoryRequest(
             key=(sizes.weights[0].key, request.split, request.model.input_shape),
             samples=len(request.ids),
             forward=sizes.forward,
@@ -228,10 +229,10 @@ class _Stream:
 
     request: messages.ExtractRequest
     device: Device
-    front: Front
+    front: FrozenPrefix
     batch: int
     clock: RequestClock
-    turn: Turn
+    turn: PassPriority
     key: Key
     progress: Progress
     largest: int = 0
@@ -262,7 +263,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _features_header(chunk: messages.IdArray, front: Front) -> FrameHeader:
+def _features_header(chunk: IntArray, front: FrozenPrefix) -> FrameHeader:
     features = TensorSpec(
         messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
     )

@@ -15,15 +15,16 @@ import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
+from hapi.arrays import IntArray
 from hapi.clocks import BusyClock, StageClock
-from hapi.memory_errors import is_out_of_memory
-from hapi.server.decoding import Decoders
-from hapi.server.host_memory import HostNeed
-from hapi.storage.dataset import Dataset
-from hapi.storage.decode_limits import SMALL_BYTES
-from hapi.storage.reader import Near
-from hapi.storage.transform import input_shape
-from hapi.wire.messages import ExtractRequest, IdArray
+from hapi.data.dataset import Dataset
+from hapi.data.reading.reader import AccessHint
+from hapi.data.transforms.decode_limits import SMALL_BYTES
+from hapi.data.transforms.pipeline import input_shape
+from hapi.process.memory_errors import is_out_of_memory
+from hapi.server.decoding.pool import Decoders
+from hapi.server.device.host_memory import HostNeed
+from hapi.wire.messages import ExtractRequest
 
 Span = tuple[int, int]
 """Samples of a request: the place of the first, and the one after the last."""
@@ -37,7 +38,7 @@ class Fed:
 
     inputs: torch.Tensor
     """float32 [n, C, H, W]."""
-    labels: IdArray
+    labels: IntArray
     """int64 [n]."""
 
 
@@ -48,7 +49,7 @@ class Feeding:
         self,
         dataset: Dataset,
         request: ExtractRequest,
-        near: Near | None,
+        near: AccessHint | None,
         decoders: Decoders,
         clock: StageClock,
         busy: BusyClock,

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from hapi.data.manifest import Manifest, load_manifest
+from hapi.data.verify import verify_dataset
 from hapi.errors import HapiError
-from hapi.models.manifest import ModelManifest
-from hapi.models.repository import open_model
-from hapi.models.verify import verify_model
-from hapi.storage.manifest import Manifest, load_manifest
-from hapi.storage.objects import ObjectStore
-from hapi.storage.verify import Damage, verify_dataset
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.repository import open_model
+from hapi.repository.verify import verify_model
+from hapi.store.base import ObjectStore
+from hapi.store.damage import Damage
 
 log = logging.getLogger("hapi.server")
 

@@ -15,30 +15,30 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hapi.clocks import StageClock
+from hapi.data.dataset import Dataset
+from hapi.data.listing import list_datasets
+from hapi.data.reading.reader import chunk_cache
+from hapi.data.transforms.decode_limits import DecodeLimits
 from hapi.errors import (
     NotFoundError,
     TooLargeError,
 )
-from hapi.models.repository import list_models, open_model
-from hapi.server.account import Account, RequestClock
-from hapi.server.costs import Request
+from hapi.repository.repository import list_models, open_model
 from hapi.server.datasets import OpenDatasets
-from hapi.server.decoding import PIECE_BYTES, Decoders
-from hapi.server.device import NOBODY
+from hapi.server.decoding.pool import PIECE_BYTES, Decoders
+from hapi.server.device.device import ANONYMOUS
+from hapi.server.device.host_memory import HostMemory, host_budget
+from hapi.server.device.worker import make_workers
+from hapi.server.epoch_orders import Orders
 from hapi.server.extraction import Extraction
-from hapi.server.fair_queue import Tenant
-from hapi.server.host_memory import HostMemory, host_budget
-from hapi.server.orders import Orders
-from hapi.server.progress_watch import ProgressWatch
+from hapi.server.lifecycle.progress_watch import ProgressWatch
+from hapi.server.requests import Account, RequestClock
+from hapi.server.scheduling.costs import Request
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import ServerSettings
 from hapi.server.status import DeviceStatus, Progress
 from hapi.server.stored_bytes import Answering, StoredBytes
-from hapi.server.worker import make_workers
-from hapi.storage.dataset import Dataset
-from hapi.storage.decode_limits import DecodeLimits
-from hapi.storage.listing import list_datasets
-from hapi.storage.objects import ObjectStore
-from hapi.storage.reader import chunk_cache
+from hapi.store.base import ObjectStore
 from hapi.wire import messages
 from hapi.wire.frames import (
     Buffer,
@@ -155,8 +155,8 @@ class Service:
             total_bytes=dataset.total_bytes,
             layout=dataset.layout.to_json(),
             transform=dataset.transform,
-            group=dataset.reader.suits.group,
-            window=dataset.reader.suits.window,
+            group=dataset.reader.default_shuffle.group,
+            window=dataset.reader.default_shuffle.window,
         )
 
     # -- streams -----------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Service:
         cancelled: threading.Event | None = None,
         queue_seconds: float = 0.0,
         expected_wait: Callable[[], float] = lambda: 0.0,
-        tenant: Tenant = NOBODY,
+        tenant: Tenant = ANONYMOUS,
         progress: Progress | None = None,
         latest: float = math.inf,
     ) -> FrameStream:
@@ -221,14 +221,14 @@ class Service:
                 f"the answer would be {length} bytes, at most {self.settings.max_response_bytes} "
                 "(--max-response-bytes of hapi-server); send fewer samples per request (--request-size)"
             )
-        return FrameStream(length, _Told(parts, clock), clock, samples)
+        return FrameStream(length, _TimedFrames(parts, clock), clock, samples)
 
     def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
         with clock.stage("model"):  # with all that is loaded once
             return self._datasets.get(reference)
 
 
-class _Told(Iterator[Frame]):
+class _TimedFrames(Iterator[Frame]):
     """Frames of which a clock is told. No generator, as closing one that has not begun closes nothing in it."""
 
     def __init__(self, frames: Iterator[Frame], clock: RequestClock) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hapi.server.pace import PaceLimits
+from hapi.server.http.slow_reader import PaceLimits
 
 MAX_COS_BATCH = 1000
 """Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
@@ -17,7 +17,7 @@ class ServerSettings:
     store: str
     """URL or folder of the object store."""
     batching: str = "auto"
-    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``, see :mod:`hapi.profiler.batching`."""
+    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``, see :mod:`hapi.server.batching.policies`."""
     cos_batch: int | None = None
     """Always so many samples per forward pass and frame, whatever ``batching`` says."""
     device_memory: int | None = None
@@ -25,7 +25,7 @@ class ServerSettings:
     host_memory: int | None = None
     """Bytes of the server's own memory for what requests read, decode and send; None for a share of what is free."""
     max_image_pixels: int | None = None
-    """Largest image that is decoded; None for :data:`hapi.storage.decode.MAX_PIXELS`, which is the most."""
+    """Largest image that is decoded; None for :data:`hapi.data.transforms.decode.MAX_PIXELS`, which is the most."""
     merge: int = 0
     """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
     max_running: int = 4
@@ -71,7 +71,8 @@ class ServerSettings:
     """Bytes per second of what is served that are read to find damage; 0: none."""
 
     max_connections: int | None = None
-    """Connections in all; None for what the limit of open files allows, see :mod:`hapi.server.descriptors`."""
+    """Connections in all; None for what the limit of open files allows, see
+    :mod:`hapi.server.lifecycle.descriptors`."""
     max_connections_per_address: int | None = None
     """Of one client's address; None for half of them all."""
     tell_store: bool = False

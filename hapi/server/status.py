@@ -23,8 +23,8 @@ from hapi.errors import (
     ShortageError,
     UnauthorizedError,
 )
-from hapi.server.costs import Request
-from hapi.server.fair_queue import Tenant
+from hapi.server.scheduling.costs import Request
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.messages import ExtractRequest, SamplesRequest
 from hapi.wire.report import STAGES
 
@@ -164,7 +164,7 @@ class TenantCounts:
     shed: Counter[str] = field(default_factory=Counter)
     """Requests sent away, by reason."""
     cost: float = 0.0
-    """Seconds of the scarcest resource, see :mod:`hapi.server.costs`."""
+    """Seconds of the scarcest resource, see :mod:`hapi.server.scheduling.costs`."""
     sent_bytes: int = 0
 
 

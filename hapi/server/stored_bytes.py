@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hapi.arrays import IntArray
+from hapi.data.dataset import Dataset
+from hapi.data.reading.reader import AccessHint
 from hapi.errors import BadRequestError, StoreError
-from hapi.models.stored import StoredModel
-from hapi.server.account import Account, RequestClock
-from hapi.server.ahead import Ahead
-from hapi.server.host_memory import HostMemory, HostNeed
+from hapi.process.threads import Threads
+from hapi.repository.stored import StoredModel
+from hapi.server.device.host_memory import HostMemory, HostNeed
+from hapi.server.prefetch import Prefetcher
+from hapi.server.requests import Account, RequestClock
 from hapi.server.status import Progress
-from hapi.storage.dataset import Dataset, Samples
-from hapi.storage.reader import Near
-from hapi.threads import Threads
 from hapi.waiting import moved
 from hapi.wire import messages
 from hapi.wire.frames import (
@@ -39,6 +40,7 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
+from hapi.wire.samples import Samples
 
 Frame = Iterable[Buffer]
 
@@ -90,7 +92,7 @@ class StoredBytes:
         """Stored bytes of a frame and of a piece."""
 
     def samples(
-        self, dataset: Dataset, ids: messages.IdArray, near: Near | None, to: Answering
+        self, dataset: Dataset, ids: IntArray, near: AccessHint | None, to: Answering
     ) -> Iterator[Any]:
         """First the answer's length in bytes, then its frames. ``near`` is for :meth:`Dataset.read`."""
         begun, limit = self._account.marks(to.clock), self.piece_bytes
@@ -157,7 +159,7 @@ class StoredBytes:
         nbytes = self._need(headers)
         with self._host.claim(kind, HostNeed(least=nbytes, most=nbytes), to.cancelled, to.latest):
             yield sum(frame_bytes(h) for h in headers) + END_BYTES
-            with Ahead(self._loaders, load, items, to.cancelled) as loaded:
+            with Prefetcher(self._loaders, load, items, to.cancelled) as loaded:
                 for number, found in enumerate(loaded):
                     to.progress.done += done(found)
                     yield frame_of(number, found)
@@ -183,7 +185,7 @@ class StoredBytes:
 
         digest = xxhash.xxh3_64()
         sent = 0
-        with Ahead(self._loaders, load, range(0, long.nbytes, size), to.cancelled) as pieces:
+        with Prefetcher(self._loaders, load, range(0, long.nbytes, size), to.cancelled) as pieces:
             for piece in pieces:
                 digest.update(piece)
                 sent += len(piece)
@@ -196,7 +198,7 @@ class StoredBytes:
         return [end_frame(StreamEnd(frames, samples, report.to_json()))]
 
 
-def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
+def _stored_header(chunk: IntArray, total: int) -> FrameHeader:
     return FrameHeader(
         chunk,
         (
@@ -207,7 +209,7 @@ def _stored_header(chunk: messages.IdArray, total: int) -> FrameHeader:
     )
 
 
-def by_bytes(lengths: messages.IdArray, limit: int, alone: int) -> list[tuple[int, int]]:
+def by_bytes(lengths: IntArray, limit: int, alone: int) -> list[tuple[int, int]]:
     """Consecutive samples of about ``limit`` stored bytes: the first of each, and the one after the last.
 
     Samples of more than ``alone`` bytes share with no other.

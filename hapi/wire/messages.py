@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from hapi.arrays import IntArray
 from hapi.errors import BadRequestError, TooLargeError
 from hapi.text import printable
 from hapi.wire.documents import each_once
@@ -35,8 +35,6 @@ from hapi.wire.references import (
     strict_fields,
 )
 from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
-
-IdArray = npt.NDArray[np.int64]
 
 EXTRACT_PATH = "/v1/extract"
 SAMPLES_PATH = "/v1/samples"
@@ -82,7 +80,7 @@ def parse_body(body: bytes) -> Any:
         raise BadRequestError(f"request body is not JSON: {error}") from None
 
 
-def _ids(value: Any) -> IdArray:
+def _ids(value: Any) -> IntArray:
     if not isinstance(value, list) or not value:
         raise BadRequestError("ids: expected a list of at least one sample id")
     if len(value) > MAX_SAMPLES:
@@ -107,7 +105,7 @@ class ExtractRequest:
     split: int
     split_name: str
     """Name of layer ``split``: both tiers must mean the same cut, whatever their library versions."""
-    ids: IdArray
+    ids: IntArray
     transform: TransformSpec | None
     time_layers: bool = False
     """Run layer by layer and report the seconds of each: for a profile, slower."""
@@ -161,7 +159,7 @@ class SamplesRequest:
     """The stored bytes of ``ids`` of ``dataset``, as they are (split 0)."""
 
     dataset: DatasetReference
-    ids: IdArray | SequenceRange
+    ids: IntArray | SequenceRange
     """Which samples: their ids, or a range of the data set's sequence."""
     job: str = ""
     """As in :class:`ExtractRequest`."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hapi.cache.folder import CacheFolder
+from hapi.cache.samples import SampleCache
 from hapi.cli.main import main
-from hapi.storage.cache_folder import CacheFolder
-from hapi.storage.dataset import Samples
-from hapi.storage.sample_cache import SampleCache
 from hapi.wire.references import DatasetReference
+from hapi.wire.samples import Samples
 
 
 def filled(path: Path, name: str) -> SampleCache:

@@ -9,10 +9,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from lock_owners import living_elsewhere
+from support.lock_owners import living_elsewhere
 
 from hapi.cli.main import main
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

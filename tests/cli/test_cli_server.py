@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import environment, run, server
+from support.harness import environment, run, server
 
 from hapi.cli import server as command
 from hapi.server.settings import ServerSettings
@@ -85,7 +85,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         started.append(settings)
         return 0
 
-    monkeypatch.setattr("hapi.server.run.run_server", note)
+    monkeypatch.setattr("hapi.server.lifecycle.run.run_server", note)
     limits: dict[str, tuple[str, Any]] = {
         "max_model_bytes": ("3GiB", 3 << 30),
         "max_layer_bytes": ("5MiB", 5 << 20),
@@ -108,7 +108,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_allowed_factories_are_found_in_the_current_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hapi.server.run.run_server", lambda *args, **more: 0)
+    monkeypatch.setattr("hapi.server.lifecycle.run.run_server", lambda *args, **more: 0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert command.main(["--store", "."]) == 0 and str(tmp_path) not in sys.path

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import ForkedProcess, environment
 from PIL import Image
+from support.forked import ForkedProcess, environment
 
 from hapi.cli.main import main
-from hapi.storage.dataset import open_dataset
-from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.sources import open_source
-from hapi.storage.verify import verify_dataset
+from hapi.data.dataset import open_dataset
+from hapi.data.verify import verify_dataset
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
+from hapi.store.base import open_store
 
 SHARD = 4096
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import (
+from support.harness import (
     ROOT,
     ServerProcess,
     environment,
@@ -33,12 +33,12 @@ from harness import (
     train,
     wait_for,
 )
-from local_job import pack_blobs
+from support.local_job import pack_blobs
 
 from hapi.cli import train as command
 from hapi.cli.main import main
 from hapi.client.settings import TrainSettings
-from hapi.config import load
+from hapi.config.settings import load
 
 FAST = ("--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", "--no-progress")
 

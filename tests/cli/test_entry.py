@@ -10,10 +10,10 @@ import sys
 import threading
 
 import pytest
-from harness import environment
+from support.harness import environment
 
-from hapi.cli.common import OneLineParser, run_command
 from hapi.cli.entry import Interruptible, Leaving
+from hapi.cli.shared.common import OneLineParser, run_command
 
 
 def outcome(program: str) -> tuple[int, str, str]:
@@ -39,7 +39,7 @@ def test_ctrl_c_in_an_import_ends_at_once() -> None:
 
 def test_ctrl_c_in_the_work_is_an_exception() -> None:
     program = (
-        "import sys; from hapi.cli.entry import Leaving; from hapi.cli.common import run_command\n"
+        "import sys; from hapi.cli.entry import Leaving; from hapi.cli.shared.common import run_command\n"
         f"def body():\n    try:\n        {INTERRUPT}\n    finally: print('cleaned up')\n"
         "with Leaving('prog'): sys.exit(run_command('prog', body))"
     )

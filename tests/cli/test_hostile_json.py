@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planning_tools import truth
+from support.planning_tools import truth
 
 from hapi.cli.main import main
-from hapi.profiler.decide import choices, plan
 from hapi.profiler.profile import Job
+from hapi.profiler.strategies import choices, plan
 
 NUMBERS = (10**400, 1e308, 1e17, 2**62, -1, 0, 5e-324, math.nan, math.inf, True, None, "x", [], {})
 
 
 def report() -> dict[str, Any]:
     """A report of a run with a plan, as this version writes it."""
-    kept = json.loads((Path(__file__).parents[1] / "figures" / "run.json").read_text())
+    kept = json.loads((Path(__file__).parents[1] / "support" / "run.json").read_text())
     profile, job = truth(), Job()
     found = plan("auto", profile, job)
     chosen = {

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from hapi.cli import main, server, train
-from hapi.cli.numbers import Number, host_memory
+from hapi.cli.shared.numbers import Number, host_memory
 from hapi.client.settings import TrainSettings
-from hapi.config import load, overrides_of
-from hapi.config_fields import SettingField, every_field, flag_of, members
+from hapi.config.fields import SettingField, every_field, flag_of, members
+from hapi.config.settings import load, overrides_of
 from hapi.errors import UsageError
 
 ABSURD = (

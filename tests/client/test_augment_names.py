@@ -11,9 +11,9 @@ from torchvision.transforms import v2
 from hapi.cli.train import parser
 from hapi.client.augment import augmented, parsed
 from hapi.client.settings import TrainSettings
-from hapi.config import load, overrides_of
+from hapi.config.settings import load, overrides_of
+from hapi.data.manifest import SampleLayout
 from hapi.errors import UsageError
-from hapi.storage.manifest import SampleLayout
 from hapi.wire.references import Augmentation, TransformSpec
 
 SPEC = TransformSpec.for_image_size(32)

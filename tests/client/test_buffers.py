@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from hapi.client.buffers import KEEP, BufferPool
+from hapi.client.loading.buffers import KEEP, BufferPool
 
 
 def test_memory_is_reused_after_the_last_tensor() -> None:

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_job import COUNT, Silent, open_session, pack_blobs, service_of
 from PIL import Image
+from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of
 
-from hapi.client.caching import Expected
-from hapi.client.trainer import Trainer
+from hapi.cache import catalog as cache_catalogue
+from hapi.cache.folder import CacheFolder
+from hapi.cache.samples import SampleCache
+from hapi.client.planning.cache_forecast import Expected
 from hapi.errors import UsageError
+from hapi.ingest.pack import pack
+from hapi.ingest.sources.base import open_source
 from hapi.server.service import Service
-from hapi.storage import cache_catalogue
-from hapi.storage.cache_folder import CacheFolder
-from hapi.storage.dataset import Samples
-from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
-from hapi.storage.sample_cache import SampleCache
-from hapi.storage.sources import open_source
+from hapi.store.base import open_store
+from hapi.train.trainer import Trainer
 from hapi.wire.references import DatasetReference
+from hapi.wire.samples import Samples
 
 CASES: dict[str, dict[str, Any]] = {
     "tensors": {"dataset": "blobs", "validation": 0.2},

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_job import open_session, pack_blobs, service_of
-from lock_owners import living_elsewhere
 from safetensors.torch import save_file
+from support.local_job import open_session, pack_blobs, service_of
+from support.lock_owners import living_elsewhere
 
 from hapi.cli.main import main
 from hapi.client import models
 from hapi.client.models import open_client_model
-from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
-from hapi.client.transport import Handler, LoopbackTransport
+from hapi.client.transport.http import Handler, LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, UsageError
-from hapi.models.repository import open_model, push
-from hapi.models.zoo import ModelSpec, build
-from hapi.server.loopback import loopback_handler
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.repository import open_model, push
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.storage.local import LocalStore
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
+from hapi.store.local import LocalStore
 
 MODULE = "hapi_test_client_models"
 FACTORY = f"{MODULE}:net"

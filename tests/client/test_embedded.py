@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import environment, wait_for
+from support.harness import environment, wait_for
 
-from hapi.client import embedded
-from hapi.client.embedded import EmbeddedServer
-from hapi.client.servers import ServerPool
-from hapi.client.transport import HttpTransport
+from hapi.client.transport import embedded_server as embedded
+from hapi.client.transport.embedded_server import EmbeddedServer
+from hapi.client.transport.http import HttpTransport
+from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError, TransportError, UnauthorizedError, UsageError
 
 
@@ -141,7 +141,7 @@ def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from hapi.client.embedded import EmbeddedServer\n"
+        "import sys, time; from hapi.client.transport.embedded_server import EmbeddedServer\n"
         "print(EmbeddedServer(sys.argv[1]).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from hapi.client.models import open_client_model
-from hapi.client.servers import ServerPool
 from hapi.client.settings import TrainSettings
-from hapi.client.transport import LoopbackTransport
+from hapi.client.transport.http import LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
-from hapi.models.manifest import _checksum
-from hapi.models.repository import push
-from hapi.models.zoo import ModelSpec, build
-from hapi.storage.objects import open_store
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.manifest import _checksum
+from hapi.repository.repository import push
+from hapi.store.base import open_store
 from hapi.wire.frames import Buffer
 
 Change = Callable[[dict[str, Any]], object]

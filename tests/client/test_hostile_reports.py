@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import lying
 import pytest
-from local_job import COUNT, open_session, pack_blobs, remembering, service_of
+from support import lying
+from support.local_job import COUNT, open_session, pack_blobs, remembering, service_of
 
-from hapi.client.transport import Handler
+from hapi.client.transport.http import Handler
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_http import Reply, serving, tls_server
+from support.tiny_http import Reply, serving, tls_server
 
-from hapi.client import low_water
-from hapi.client.low_water import LOW_WATER
-from hapi.client.transport import HttpTransport
+from hapi.client.transport import low_water
+from hapi.client.transport.http import HttpTransport
+from hapi.client.transport.low_water import LOW_WATER
 from hapi.errors import HapiError, TransportError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import NO_IDS, FrameHeader, StreamEnd, TensorSpec, data_frame, end_frame

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from hapi.client import measuring as module
-from hapi.client.measuring import Meter, merged, observed_between
-from hapi.client.traffic import Traffic
-from hapi.profiler.observe import Observed, Tier
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.planning import meter as module
+from hapi.client.planning.meter import Meter, merged, observed_between
+from hapi.profiler.fit import Observed, Tier
 from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 REPORT = RequestReport(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hapi.client.memory import FrozenRest, MemoryBudget, MicroBatch, move_weights, to_device
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, move_weights, to_device
 from hapi.errors import DeviceMemoryError
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ class Full(torch.Tensor):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
 
-def rest(layers: nn.Module, micro_batch: int, shape: tuple[int, ...] = (3,)) -> FrozenRest:
-    return FrozenRest(layers, shape, torch.float32, MicroBatch(micro_batch), CPU)
+def rest(layers: nn.Module, micro_batch: int, shape: tuple[int, ...] = (3,)) -> FrozenSuffix:
+    return FrozenSuffix(layers, shape, torch.float32, MicroBatch(micro_batch), CPU)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_micro_batch_is_halved_and_stays_so(monkeypatch: pytest.MonkeyPatch)
     x = torch.arange(30.0).reshape(10, 3)
     layers = Hungry(3)
     size = MicroBatch(10)
-    frozen = FrozenRest(layers, (3,), torch.float32, size, CPU)
+    frozen = FrozenSuffix(layers, (3,), torch.float32, size, CPU)
     assert torch.equal(frozen(x), x * 2)
     assert layers.batches == [10, 5, 2, 2, 2, 2, 2] and size.size == 2
     assert given == [CPU, CPU]
@@ -172,7 +172,7 @@ def test_a_budget_that_is_exceeded_halves_the_micro_batch() -> None:
             return x * float(filled(len(x) * 24 * MIB)[-1])
 
     size, x = MicroBatch(8), torch.arange(48.0).reshape(16, 3)
-    frozen = FrozenRest(Wasteful(), (3,), torch.float32, size, CPU, MemoryBudget(64 * MIB, CPU))
+    frozen = FrozenSuffix(Wasteful(), (3,), torch.float32, size, CPU, MemoryBudget(64 * MIB, CPU))
     assert torch.equal(frozen(x), x)
     assert size.size == 2
 
@@ -183,6 +183,6 @@ def test_one_sample_that_exceeds_the_budget_is_told() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * float(filled(96 * MIB)[-1])
 
-    frozen = FrozenRest(Wasteful(), (3,), torch.float32, MicroBatch(4), CPU, MemoryBudget(32 * MIB, CPU))
+    frozen = FrozenSuffix(Wasteful(), (3,), torch.float32, MicroBatch(4), CPU, MemoryBudget(32 * MIB, CPU))
     with pytest.raises(DeviceMemoryError, match="one sample does not fit cpu"):
         frozen(torch.ones(40, 3))

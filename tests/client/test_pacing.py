@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.client.pacing import UNKNOWN, Learned, Pacing
-from hapi.client.traffic import LinkMeter
+from hapi.client.loading.link_stats import LinkMeter
+from hapi.client.loading.pacing import UNKNOWN, Learned, RequestPacer
 
 
 class Link:
@@ -32,7 +32,7 @@ class Simulation:
         self.link.rate = rate if known else None
         learned = Learned(self.link.rate)
         link: LinkMeter = self.link  # type: ignore[assignment]
-        self.pacing = Pacing(lambda: int(self.arrived), link, learned, lambda: self.now)
+        self.pacing = RequestPacer(lambda: int(self.arrived), link, learned, lambda: self.now)
         self.order: list[int] = []
         self.ends: list[float] = []
         self.largest = 0
@@ -117,14 +117,14 @@ def test_a_fast_link_has_as_many_under_way_as_may_be() -> None:
 
 
 def test_where_nobody_can_tell_there_is_no_pace() -> None:
-    pacing = Pacing(lambda: None, LinkMeter(lambda: None), Learned(1000.0))
+    pacing = RequestPacer(lambda: None, LinkMeter(lambda: None), Learned(1000.0))
     for number in range(10):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1e9)
 
 
 def test_a_rate_that_is_not_known_yet() -> None:
-    pacing = Pacing(lambda: 0, LinkMeter(lambda: 0), Learned())
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned())
     for number in range(UNKNOWN):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1000)
@@ -136,14 +136,14 @@ def test_a_rate_that_is_not_known_yet() -> None:
 def test_a_link_too_fast_to_be_seen_holds_nothing_back() -> None:
     """What it brings is there before anybody looks, so that its rate is never known."""
     learned = Learned()
-    pacing = Pacing(lambda: 0, LinkMeter(lambda: 0), learned)
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned)
     for number in range(UNKNOWN):
         pacing.sent(number, 1000)
     pacing.done(0, 0, 1000)
     for number in range(10, 20):
         assert pacing.delay(0) == 0
         pacing.sent(number, 1000)
-    following = Pacing(lambda: 0, LinkMeter(lambda: 0), learned)
+    following = RequestPacer(lambda: 0, LinkMeter(lambda: 0), learned)
     for number in range(10):
         assert following.delay(0) == 0, "nor does the next pass wait for its rate"
         following.sent(number, 1000)
@@ -152,7 +152,7 @@ def test_a_link_too_fast_to_be_seen_holds_nothing_back() -> None:
 def test_what_was_expected_wrongly_is_corrected() -> None:
     arrived, link = [0], Link()
     link.rate = 1000.0
-    pacing = Pacing(lambda: arrived[0], link, Learned(1000.0))  # type: ignore[arg-type]
+    pacing = RequestPacer(lambda: arrived[0], link, Learned(1000.0))  # type: ignore[arg-type]
     pacing.sent("a", 10)
     arrived[0] = 5000
     pacing.done("a", 0, 5000)
@@ -167,7 +167,7 @@ def test_what_was_expected_wrongly_is_corrected() -> None:
 
 def test_a_silent_server_holds_nobody_back_for_long() -> None:
     now = [0.0]
-    pacing = Pacing(lambda: 0, LinkMeter(lambda: 0), Learned(1000.0), lambda: now[0])
+    pacing = RequestPacer(lambda: 0, LinkMeter(lambda: 0), Learned(1000.0), lambda: now[0])
     pacing.sent("silent", 500)
     assert pacing.delay(0) == pytest.approx(0.5)
     now[0] = 0.9

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_tools import JOB, MB, World, planning_in, run_epoch, sizes_in, truth
+from support.planning_tools import JOB, MB, World, planning_in, run_epoch, sizes_in, truth
 
-from hapi.client.choices import Change, allowed, earliest_that_fits, received_ahead
-from hapi.client.look import Look
-from hapi.client.planning import ORACLE_BATCHES, Planning
+from hapi.client.planning.bounds import Change, allowed, earliest_that_fits, received_ahead
+from hapi.client.planning.controller import ORACLE_BATCHES, SplitController
+from hapi.client.planning.link_probe import LinkProbe
 from hapi.errors import ConfigError, DeviceMemoryError
 from hapi.profiler.cost import estimate, memory
-from hapi.profiler.decide import PLANNERS, plan
-from hapi.profiler.observe import ENOUGH_BYTES
+from hapi.profiler.fit import ENOUGH_BYTES
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import PLANNERS, plan
 
 FREEZE, BEST = 4, 3
 """Of :func:`truth`: at 100 Mbit/s split 3 is the fastest, below 45 Mbit/s the freeze."""
@@ -37,7 +37,7 @@ def slower_link(world: World, factor: float) -> None:
     world.true = replace(world.true, link=replace(link, bits_per_second=link.bits_per_second * factor))
 
 
-def decided(bits: float = 100e6, **options: Any) -> tuple[Planning, World]:
+def decided(bits: float = 100e6, **options: Any) -> tuple[SplitController, World]:
     """A planning after its profiling epoch."""
     world = World(truth(bits))
     planning = planning_in(world, **options)
@@ -45,7 +45,7 @@ def decided(bits: float = 100e6, **options: Any) -> tuple[Planning, World]:
     return planning, world
 
 
-def knows_the_truth(planning: Planning, world: World) -> None:
+def knows_the_truth(planning: SplitController, world: World) -> None:
     """Of the seconds of both sides, and so the best split."""
     found = planning.profile
     assert found is not None
@@ -309,7 +309,7 @@ def test_noise_leads_to_no_bad_decision() -> None:
 def test_the_oracle_tries_every_split(monkeypatch: pytest.MonkeyPatch) -> None:
     world, now = World(truth()), 0.0
     planning = planning_in(world, "oracle")
-    monkeypatch.setattr("hapi.client.planning.time.monotonic", lambda: now)
+    monkeypatch.setattr("hapi.client.planning.controller.time.monotonic", lambda: now)
 
     def runs(batch: int) -> None:
         nonlocal now
@@ -475,13 +475,15 @@ def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> N
     run_epoch(planning, world, 1, batches=batches, ahead=ahead, before=step)
     changes = planning.changes[1:]
     back = [b.batch - a.batch for a, b in pairwise(changes) if b.after < b.before]
-    assert all(held >= Planning.FIRST_HOLD - ahead for held in back), "to where a fast link is hoped for"
+    assert all(held >= SplitController.FIRST_HOLD - ahead for held in back), (
+        "to where a fast link is hoped for"
+    )
     if max(times) < 2:
         assert len(changes) <= 1, "two batches that agree come only in the end"
     if all(t <= 3 for t in times):  # nothing ever stays
-        assert len(changes) <= 2 + math.log2(1 + batches) + batches / Planning.LONGEST_HOLD
+        assert len(changes) <= 2 + math.log2(1 + batches) + batches / SplitController.LONGEST_HOLD
     # In the end the link stays: so does the split, after the longest hold, where the truth has it.
-    run_epoch(planning, world, 2, batches=Planning.LONGEST_HOLD + 10, ahead=0)
+    run_epoch(planning, world, 2, batches=SplitController.LONGEST_HOLD + 10, ahead=0)
     seconds = [estimate(world.true, JOB, s).epoch_seconds for s in range(5)]
     assert seconds[planning.split] <= min(seconds) * 1.06
     settled = len(planning.changes)
@@ -519,7 +521,7 @@ def test_a_link_that_is_fast_for_little_is_tried_ever_more_rarely(bucket: float,
     assert sum(split != 4 for split in splits[-1000:]) <= 0.03 * 1000
 
 
-def unseen_at_the_freeze(sent: int = 5_000) -> tuple[Planning, World]:
+def unseen_at_the_freeze(sent: int = 5_000) -> tuple[SplitController, World]:
     """Of split 4 ten samples, 50 kB, show nothing of a link; the plan was made when it was fast."""
     true = truth()
     deepest = replace(true.layers[3], output_bytes=sent)
@@ -575,18 +577,18 @@ def short(megabits: float) -> list[tuple[int, float]]:
     return [(27_000, 27_000 * 8 / (megabits * 1e6))] * 3 + [(1_000, 1e-6)]
 
 
-def looks(look: Look, paces: list[float], bits: float = LINK) -> list[bool]:
+def looks(look: LinkProbe, paces: list[float], bits: float = LINK) -> list[bool]:
     return [look.due(short(pace), bits) for pace in paces]
 
 
 def test_a_hint_takes_two_batches_that_agree() -> None:
-    assert looks(Look(), [11, 13, 10, 100, 11, 100]) == [False] * 6
-    assert looks(Look(), [11, 10, 100, 100]) == [False] * 3 + [True]
-    assert looks(Look(), [11, 15, 21, 26]) == [False] * 4, "not twice the fastest so far"
+    assert looks(LinkProbe(), [11, 13, 10, 100, 11, 100]) == [False] * 6
+    assert looks(LinkProbe(), [11, 10, 100, 100]) == [False] * 3 + [True]
+    assert looks(LinkProbe(), [11, 15, 21, 26]) == [False] * 4, "not twice the fastest so far"
 
 
 def test_what_was_a_false_hint_is_none_any_more() -> None:
-    look = Look()
+    look = LinkProbe()
     assert looks(look, [10, 100, 100]) == [False, False, True]
     assert looks(look, [10, 100, 100, 190, 190, 10, 100]) == [False] * 7
     look.restart()
@@ -594,14 +596,14 @@ def test_what_was_a_false_hint_is_none_any_more() -> None:
 
 
 def test_a_link_of_which_the_plan_has_another_rate_is_known_anew() -> None:
-    look = Look()
+    look = LinkProbe()
     assert looks(look, [10, 10]) == [False, False]
     assert looks(look, [100, 100, 100], 10 * LINK) == [False] * 3
     assert looks(look, [10, 30, 30], LINK / 2) == [False, False, True]
 
 
 def test_arrivals_of_one_piece_hint_at_nothing() -> None:
-    look, tiny = Look(), [(8_000, 0.01)]
+    look, tiny = LinkProbe(), [(8_000, 0.01)]
     assert not any(
         look.due(arrivals, LINK) for arrivals in (tiny, tiny, [(8_000, 1e-5)], [(8_000, 1e-5)], [])
     )
@@ -611,10 +613,10 @@ def test_arrivals_of_one_piece_hint_at_nothing() -> None:
 @given(st.lists(st.floats(0.5, 5000), min_size=1, max_size=200))
 def test_false_hints_are_few(paces: list[float]) -> None:
     """Whatever comes, looks without a change of the plan are those by number of batches and one for each doubling."""
-    look, made = Look(), 0
+    look, made = LinkProbe(), 0
     for pace in paces:
         made += look.due(short(pace), LINK)
-    assert made <= len(paces) // Look.LONGEST + math.log2(5000 / 0.5)
+    assert made <= len(paces) // LinkProbe.LONGEST + math.log2(5000 / 0.5)
 
 
 def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
@@ -631,7 +633,7 @@ def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
     )
     profile = replace(world.true, layers=layers, samples=replace(world.true.samples, stored_bytes=8 * large))
     assert profile.sent_bytes(3) * samples >= ENOUGH_BYTES and profile.sent_bytes(2) > profile.sent_bytes(3)
-    assert Look().split("auto", profile, JOB, range(5), 4) == 2
+    assert LinkProbe().split("auto", profile, JOB, range(5), 4) == 2
 
 
 @pytest.mark.parametrize(("sent", "waits"), [(5_000, [64] * 10), (1_000, [8, 16, 32, *[64] * 10])])
@@ -651,7 +653,7 @@ def test_looks_that_take_long_are_rarer() -> None:
     """In the long run they take a fiftieth of all seconds, whatever one takes."""
     _, world = unseen_at_the_freeze()
     slower_link(world, 0.04)
-    profile, look, looks, batches = world.true, Look(), 0, 20_000
+    profile, look, looks, batches = world.true, LinkProbe(), 0, 20_000
     for _ in range(batches):
         if look.due([], profile.link.bits_per_second):
             at = look.split("auto", profile, JOB, range(5), 4)
@@ -659,9 +661,9 @@ def test_looks_that_take_long_are_rarer() -> None:
             looks += 1
     there, here = (estimate(profile, JOB, s).epoch_seconds for s in (at, 4))
     assert there > 4 * here
-    first = [8 * 2**n for n in range(looks) if 8 * 2**n < (there / here - 1) / Look.SHARE]
+    first = [8 * 2**n for n in range(looks) if 8 * 2**n < (there / here - 1) / LinkProbe.SHARE]
     assert len(first) + 3 < looks
-    assert (looks - len(first)) * (there / here - 1) <= Look.SHARE * (1 + batches - sum(first))
+    assert (looks - len(first)) * (there / here - 1) <= LinkProbe.SHARE * (1 + batches - sum(first))
 
 
 def test_a_link_that_shows_itself_or_does_not_matter_is_not_looked_at() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hapi.client.settings import TrainSettings
-from hapi.config import load
+from hapi.config.settings import load
 from hapi.errors import ConfigError, UsageError
 
 

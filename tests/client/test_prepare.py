@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_job import COUNT, open_session, pack_blobs, service_of
+from support.local_job import COUNT, open_session, pack_blobs, service_of
 
-from hapi.client.prepare import choose_dataset, prepare, transform_of
-from hapi.client.servers import ServerPool
+from hapi.client.prepare import choose_dataset, resolve_job, transform_of
 from hapi.client.settings import TrainSettings, default_store
-from hapi.client.transport import LoopbackTransport
+from hapi.client.transport.http import LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.data.epoch_order import Shuffle
 from hapi.errors import BadRequestError, HapiError, ModelError, NotFoundError, UsageError
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.storage.sequence import Shuffle
 from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import DatasetReference, TransformSpec
 
@@ -168,7 +168,7 @@ def test_a_store_without_data_sets() -> None:
 def test_a_failure_closes_what_was_opened(service: Service) -> None:
     transport = LoopbackTransport(loopback_handler(service))
     with pytest.raises(UsageError):
-        prepare(TrainSettings(dataset="blobs", weights="random", split=99), transports=[transport])
+        resolve_job(TrainSettings(dataset="blobs", weights="random", split=99), transports=[transport])
     with pytest.raises(HapiError, match="closed"):
         transport.call("GET", "/v1")
 
@@ -177,7 +177,7 @@ def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_store() == f"{tmp_path}/hapi/store"
     with pytest.raises(UsageError, match=rf"no data set in the store '{tmp_path}/hapi/store'; make one with"):
-        prepare(TrainSettings())
+        resolve_job(TrainSettings())
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,6 @@ def test_what_the_embedded_server_may_import(
     def started(store: str, *, allow_models: list[str], threads: int) -> None:
         raise HapiError(f"allowed: {allow_models}")
 
-    monkeypatch.setattr("hapi.client.prepare.EmbeddedServer", started)
+    monkeypatch.setattr("hapi.client.resolve_job.EmbeddedServer", started)
     with pytest.raises(HapiError, match=re.escape(f"allowed: {allowed}")):
-        prepare(TrainSettings(store=str(store), threads=1, **changes))
+        resolve_job(TrainSettings(store=str(store), threads=1, **changes))

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import lying
 import pytest
 import torch
-from local_job import COUNT, SETTINGS, Silent, built, pack_blobs, remembering, service_of
+from support import lying
+from support.local_job import COUNT, SETTINGS, Silent, built, pack_blobs, remembering, service_of
 
-from hapi.client.prepare import prepare
+from hapi.client.prepare import resolve_job
 from hapi.client.recheck import TOLERANCE
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.client.trainer import Trainer
-from hapi.client.transport import Handler, LoopbackTransport
+from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.errors import DataError, TransportError
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.train.trainer import Trainer
 
 SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
 
@@ -39,7 +39,7 @@ def session_over(*handlers: Handler, **changes: Any) -> Session:
     settings = TrainSettings(**{**SETTINGS, "recheck": COUNT, "patience": 1.0, **changes})
     transports = [LoopbackTransport(h, name) for h, name in zip(handlers, "abc", strict=False)]
     with mock.patch("hapi.client.models.build", built):
-        return Session(settings, prepare(settings, transports=transports))
+        return Session(settings, resolve_job(settings, transports=transports))
 
 
 def epoch_of(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -59,9 +59,9 @@ def test_an_honest_server_stands_it(honest: Handler, split: int | str) -> None:
 def test_a_random_transform_is_drawn_alike(tmp_path: Path) -> None:
     from PIL import Image
 
-    from hapi.storage.objects import open_store
-    from hapi.storage.pack import pack
-    from hapi.storage.sources import open_source
+    from hapi.ingest.pack import pack
+    from hapi.ingest.sources.base import open_source
+    from hapi.store.base import open_store
 
     for n in range(12):
         (tmp_path / "images" / str(n % 2)).mkdir(parents=True, exist_ok=True)
@@ -172,9 +172,9 @@ def test_the_report_says_what_was_compared(honest: Handler) -> None:
 
 
 def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
-    from hapi.models.repository import push
-    from hapi.models.zoo import ModelSpec, build
-    from hapi.storage.objects import open_store
+    from hapi.models.zoo.build import ModelSpec, build
+    from hapi.repository.repository import push
+    from hapi.store.base import open_store
 
     pack_blobs(tmp_path / "store")
     spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))

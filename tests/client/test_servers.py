@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.client import servers as servers_module
-from hapi.client.servers import MAX_FAULTS, ServerPool, Stopped
-from hapi.client.transport import LoopbackTransport, Transport
+from hapi.client.transport import server_pool as servers_module
+from hapi.client.transport.http import LoopbackTransport, Transport
+from hapi.client.transport.server_pool import MAX_FAULTS, ServerPool, Stopped
 from hapi.errors import (
     BusyError,
     ConflictError,

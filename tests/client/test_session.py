@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_job import COUNT, open_session, pack_blobs, service_of
+from support.local_job import COUNT, open_session, pack_blobs, service_of
 
-from hapi.client import receiving
 from hapi.client import session as session_module
+from hapi.client.loading import receiver as receiving
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
 from hapi.errors import DataError, HapiError, UsageError
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_job import COUNT, Silent, open_session, pack_blobs, service_of
+from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of
 
 from hapi.allocator import give_back_freed_memory
-from hapi.client.planning import Planning
+from hapi.client.planning.controller import SplitController
 from hapi.client.session import Session
-from hapi.client.trainer import Trainer
-from hapi.client.transport import Handler
+from hapi.client.transport.http import Handler
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, UsageError
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Profile
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
+from hapi.train.trainer import Trainer
 from hapi.wire.report import RequestReport
 
 FREEZE, LAST = 12, 13
@@ -127,14 +127,14 @@ def test_an_epochs_estimate_is_of_the_split_that_it_ran_at(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its beginning may change the split: a sample cache that is full by then, for one."""
-    begin_pass = Planning.begin_pass
+    begin_pass = SplitController.begin_pass
 
-    def begin(self: Planning, epoch: int, batches: int) -> None:
+    def begin(self: SplitController, epoch: int, batches: int) -> None:
         begin_pass(self, epoch, batches)
         if epoch == 1:
             self._split = 7
 
-    monkeypatch.setattr(Planning, "begin_pass", begin)
+    monkeypatch.setattr(SplitController, "begin_pass", begin)
     with open_session(service, split="auto", epochs=2, replan="off") as session:
         entry = Trainer(session, Silent()).run()["epochs"][1]
         planning = session.planning
@@ -348,7 +348,7 @@ def test_a_server_with_little_memory_gets_an_earlier_split(service: Service, ref
 def test_a_server_that_stays_out_of_memory_gets_an_earlier_split(
     service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi.client.window.SHORT_TRIES", 2)
+    monkeypatch.setattr("hapi.client.loading.prefetcher.SHORT_TRIES", 2)
     handle, refused = loopback_handler(service), Counter[int]()
 
     def short(method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
@@ -489,7 +489,7 @@ def test_a_profile_is_kept_and_replayed(service: Service, reference: list[float]
 def test_two_servers(service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go to whichever is free, at one split or at another."""
     from hapi.client import prepare as prepare_module
-    from hapi.client.servers import ServerPool
+    from hapi.client.transport.server_pool import ServerPool
 
     def doubled(transports: list[Any], **options: Any) -> ServerPool:
         return ServerPool([*transports, *transports], **options)

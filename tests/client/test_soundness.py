@@ -12,11 +12,11 @@ import torch
 
 from hapi.client import soundness
 from hapi.client.prepare import choose_dataset
-from hapi.client.servers import ServerPool
 from hapi.client.soundness import check_finite, check_head, check_inputs
-from hapi.client.transport import LoopbackTransport
+from hapi.client.transport.http import LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import BadRequestError, HapiError, UsageError, WireError, from_problem
-from hapi.models.zoo import ModelSpec
+from hapi.models.zoo.build import ModelSpec
 from hapi.wire.frames import Buffer
 from hapi.wire.messages import MAX_CLASSES, DatasetDescription
 from hapi.wire.report import RequestReport

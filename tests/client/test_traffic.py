@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hapi.client import traffic as module
-from hapi.client.traffic import ANSWERS_KEPT, RATES_KEPT, Forward, LinkMeter, Traffic
+from hapi.client.loading import link_stats as module
+from hapi.client.loading.link_stats import ANSWERS_KEPT, RATES_KEPT, Forward, LinkMeter, Traffic
 from hapi.errors import BadRequestError
 from hapi.wire.report import STAGES, RequestReport, ServerTier
 

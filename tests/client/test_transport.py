@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import make_certificate
-from tiny_http import answer, raw, serving, tls_server
+from support.certificates import make_certificate
+from support.tiny_http import answer, raw, serving, tls_server
 
-from hapi.client import transport as transport_module
-from hapi.client.transport import HttpTransport
+from hapi.client.transport import http as transport_module
+from hapi.client.transport.http import HttpTransport
 from hapi.errors import (
     BadRequestError,
     BusyError,

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_tools import JOB, World, truth
+from support.planning_tools import JOB, World, truth
 
-from hapi.client.watch import Drift, Watch
+from hapi.client.planning.drift import Drift, DriftDetector
 from hapi.profiler.cost import estimate
-from hapi.profiler.observe import Tier
+from hapi.profiler.fit import Tier
 from hapi.profiler.profile import Profile
 
 
@@ -22,7 +22,7 @@ class Watched:
     def __init__(self, profile: Profile | None = None) -> None:
         profile = profile or truth()
         self.world = World(profile)
-        self.watch = Watch(self.world, Tier(), profile, JOB.bs)  # type: ignore[arg-type]
+        self.watch = DriftDetector(self.world, Tier(), profile, JOB.bs)  # type: ignore[arg-type]
 
     def batches(self, count: int, split: int = 3) -> list[tuple[Profile, str] | None]:
         return [self.watch.batch_done(split, self.world.batch(split)) for _ in range(count)]

@@ -8,16 +8,17 @@ import time
 import numpy as np
 import pytest
 import torch
-from fake_server import SHAPE, FakeServer, features_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_server import SHAPE, FakeServer, features_of
 
-from hapi.client import servers
-from hapi.client.buffers import BufferPool
-from hapi.client.job import ExtractionJob
-from hapi.client.servers import ServerPool
-from hapi.client.transport import LoopbackTransport
-from hapi.client.window import Window
+from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.job import ExtractionJob
+from hapi.client.loading.prefetcher import Prefetcher
+from hapi.client.transport import server_pool as servers
+from hapi.client.transport.http import LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.data.manifest import SampleLayout
 from hapi.errors import (
     BusyError,
     DataError,
@@ -27,7 +28,6 @@ from hapi.errors import (
     TransportError,
     WireError,
 )
-from hapi.storage.manifest import SampleLayout
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference, ModelReference
 
@@ -53,9 +53,9 @@ def make_window(
     budget: int = 1 << 20,
     patience: float = 20.0,
     check: bool = True,
-) -> tuple[Window, ServerPool]:
+) -> tuple[Prefetcher, ServerPool]:
     pool = ServerPool([LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], patience=patience)
-    window = Window(
+    window = Prefetcher(
         lambda number: JOB,
         pool,
         batches,
@@ -74,7 +74,7 @@ def batches_of(count: int, size: int, seed: int = 1) -> list[np.ndarray]:
     return [order[i : i + size] for i in range(0, count, size)]
 
 
-def check_all(window: Window, batches: list[np.ndarray]) -> None:
+def check_all(window: Prefetcher, batches: list[np.ndarray]) -> None:
     count = 0
     for batch, ids in zip(window, batches, strict=True):
         assert batch.ids.tolist() == ids.tolist()

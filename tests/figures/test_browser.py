@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_tools import KEPT
+from support.report_tools import KEPT
 
 from hapi.figures.html import page
 from hapi.figures.reading import Run

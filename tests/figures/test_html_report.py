@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_tools import KEPT
+from support.report_tools import KEPT
 
 from hapi.cli.main import main
 from hapi.errors import ConfigError, UsageError

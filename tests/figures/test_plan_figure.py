@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profiler_tools import crafted
+from support.profiler_tools import crafted
 
 from hapi.errors import UsageError
 from hapi.figures.canvas import COLOURS
 from hapi.figures.plan import layers_svg, plan_figure, stages_svg
-from hapi.profiler.decide import Plan, plan
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import Plan, plan
 
 JOB = Job(bs=100, samples=1000, request_size=10)
 

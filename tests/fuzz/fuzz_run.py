@@ -55,7 +55,14 @@ def guided(args: argparse.Namespace) -> None:
     """Fuzz with atheris; does not return."""
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(
-        include=["hapi.wire", "hapi.storage", "hapi.models.manifest", "hapi.errors"]
+        include=[
+            "hapi.wire",
+            "hapi.store",
+            "hapi.data",
+            "hapi.ingest",
+            "hapi.repository.manifest",
+            "hapi.errors",
+        ]
     ):
         targets = importlib.import_module("fuzz_targets")
     corpus = args.corpus or Path(tempfile.mkdtemp(prefix="hapi-fuzz-"))

@@ -18,31 +18,33 @@ from typing import Any
 import numpy as np
 import xxhash
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "storage"))
+from hapi.wire.samples import offsets_of
 
-from foreign_shards import example, masked_crc32c, mds_index, mds_shard, tfrecord
-from formats_tools import samples, tar
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from support.foreign_shards import example, masked_crc32c, mds_index, mds_shard, tfrecord
+from support.formats_tools import samples, tar
+
+from hapi.data.chunk_checksums import run_sums
+from hapi.data.dataset import open_dataset
+from hapi.data.index import SampleIndex, digest
+from hapi.data.listing import describe
+from hapi.data.manifest import Manifest, SampleLayout
+from hapi.data.reading.chunk_cache import ChunkCache
+from hapi.data.reading.reader import chunk_cache
+from hapi.data.replaced import Replaced
+from hapi.data.sample_directory import SampleDirectory
+from hapi.data.shards import Shard, ShardTable
 from hapi.errors import HapiError, from_problem
-from hapi.storage.chunks import ChunkCache
-from hapi.storage.dataset import open_dataset
-from hapi.storage.directory import SampleDirectory, offsets_of
-from hapi.storage.formats import mds, webdataset
-from hapi.storage.formats import tfrecord as tfrecords
-from hapi.storage.formats.mds_index import listed_shards
-from hapi.storage.formats.shard import Bad, Fields, Found, ShardBytes
-from hapi.storage.index import SampleIndex, digest
-from hapi.storage.index_runs import Run as RunOfShards
-from hapi.storage.index_runs import Scanned
-from hapi.storage.listing import describe
-from hapi.storage.locks import LockOwner
-from hapi.storage.manifest import Manifest, SampleLayout
-from hapi.storage.objects import ObjectInfo, ObjectStore, open_store
-from hapi.storage.packing import PackFolder, Packing
-from hapi.storage.reader import chunk_cache
-from hapi.storage.replaced import Replaced
-from hapi.storage.runs import run_sums
-from hapi.storage.shards import Shard, ShardTable
+from hapi.ingest.formats import mds, webdataset
+from hapi.ingest.formats import tfrecord as tfrecords
+from hapi.ingest.formats.mds_index import listed_shards
+from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
+from hapi.ingest.in_place.scan import Run as RunOfShards
+from hapi.ingest.in_place.scan import Scanned
+from hapi.ingest.transaction import PackFolder, Packing
+from hapi.store.base import ObjectInfo, ObjectStore, open_store
+from hapi.store.locking.locks import LockOwner
 from hapi.wire import messages
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import (
@@ -322,9 +324,9 @@ def indexes(data: bytes) -> None:
 
 
 def _model_seeds() -> list[bytes]:
-    from hapi.models.manifest import LayerEntry, ModelManifest
-    from hapi.models.tensorfile import TensorEntry
-    from hapi.models.zoo import ModelSpec
+    from hapi.models.zoo.build import ModelSpec
+    from hapi.repository.manifest import LayerEntry, ModelManifest
+    from hapi.repository.weights_file import TensorEntry
 
     tensor = TensorEntry("a", "float32", (2, 3), 64, xxhash.xxh3_128_hexdigest(bytes(24)))
     manifest = ModelManifest(
@@ -337,8 +339,8 @@ def _model_seeds() -> list[bytes]:
 @target(_model_seeds)
 def models(data: bytes) -> None:
     """``model.json``, opened from a store, and each of its tensors read."""
-    from hapi.models.manifest import _checksum
-    from hapi.models.repository import list_models, open_model
+    from hapi.repository.manifest import _checksum
+    from hapi.repository.repository import list_models, open_model
 
     body = data[1:]
     if data[:1] == SEALED:

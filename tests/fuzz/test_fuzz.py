@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import environment
 from fuzz_run import FOUND, mutation
 from fuzz_targets import TARGETS, attempt
+from support.forked import environment
 
 RUNNER = Path(__file__).with_name("fuzz_run.py")
 SECONDS = 8

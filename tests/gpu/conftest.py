@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain import packed_digits
+from support.plain import packed_digits
 
 from hapi.models.devices import exact_arithmetic
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 
 PLACE = os.environ.get("HAPI_GPU_TESTS_ON", "cuda")
 _notes: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hapi.models.devices import resolve_device
-from hapi.models.zoo import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec, build
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain import FAMILIES, Family, check_equal, open_session, order_of, plain_training, split_training
+from support.plain import (
+    FAMILIES,
+    Family,
+    check_equal,
+    open_session,
+    order_of,
+    plain_training,
+    split_training,
+)
 
 from hapi.server.service import Service
 

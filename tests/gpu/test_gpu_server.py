@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_tools import MIB, Hungry, cycles_of, extract, full_memory, memory_limit
-from plain import FAMILIES, Family, open_session
+from support.gpu_tools import MIB, Hungry, cycles_of, extract, full_memory, memory_limit
+from support.plain import FAMILIES, Family, open_session
 
-from hapi.client.job import ExtractionJob
+from hapi.client.loading.job import ExtractionJob
 from hapi.clocks import StageClock
 from hapi.errors import DeviceMemoryError, UsageError
 from hapi.models.devices import resolve_device
-from hapi.server.app import Application
-from hapi.server.device import Device
-from hapi.server.loopback import loopback_handler
+from hapi.server.device.device import Device
+from hapi.server.http.app import Application
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.wire.messages import EXTRACT_PATH
 from hapi.wire.report import STAGES

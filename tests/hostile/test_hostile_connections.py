@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ServerProcess, report_of, server, train, wait_for
-from hostile_tools import resident_bytes
-from http_tools import Known, exchange, make_store
+from support.harness import ServerProcess, report_of, server, train, wait_for
+from support.hostile_tools import resident_bytes
+from support.http_tools import Known, exchange, make_store
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-long-secret-token"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ServerProcess, losses, report_of, server, train
-from http_tools import (
+from support.harness import ServerProcess, losses, report_of, server, train
+from support.http_tools import (
     EXTRACT,
     Known,
     check_problem,
@@ -27,7 +27,7 @@ from http_tools import (
     until,
 )
 
-from hapi.client.transport import HttpTransport
+from hapi.client.transport.http import HttpTransport
 from hapi.errors import HapiError
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from harness import ServerProcess, losses, report_of, server, start_train, train, wait_for
-from hostile_tools import peak_bytes, resident_bytes, virtual_bytes
-from http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, make_store, received
 from PIL import Image
+from support.harness import ServerProcess, losses, report_of, server, start_train, train, wait_for
+from support.hostile_tools import peak_bytes, resident_bytes, virtual_bytes
+from support.http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, make_store, received
 
-from hapi.storage.dataset import open_dataset
-from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.sources import open_source
+from hapi.data.dataset import open_dataset
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
+from hapi.store.base import open_store
 from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import ForkedProcess, environment
-from harness import ServerProcess, losses, report_of, server, train
-from http_tools import (
+from PIL import Image
+from support.forked import ForkedProcess, environment
+from support.harness import ServerProcess, losses, report_of, server, train
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     TRANSFORM,
@@ -32,14 +33,13 @@ from http_tools import (
     request_bytes,
     until,
 )
-from hung_store import BUCKET, HungStore, hung_store
-from PIL import Image
+from support.hung_store import BUCKET, HungStore, hung_store
 
 from hapi.errors import StoreUnavailableError
-from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.sources import open_source
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
+from hapi.store.base import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from harness import ServerProcess, server
-from hostile_tools import peak_bytes, resident_bytes
-from http_tools import (
+from support.harness import ServerProcess, server
+from support.hostile_tools import peak_bytes, resident_bytes
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     Known,
@@ -25,7 +25,7 @@ from http_tools import (
     until,
 )
 
-from hapi.server.run import HEALTH_SECONDS, IDLE_SECONDS
+from hapi.server.lifecycle.run import HEALTH_SECONDS, IDLE_SECONDS
 from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from hapi.cli.main import main
+from hapi.data.dataset import open_dataset
+from hapi.data.index import digest
+from hapi.data.listing import list_datasets
+from hapi.data.manifest import Manifest
+from hapi.data.transforms.pipeline import input_batch, input_shape
+from hapi.data.verify import verify_dataset
 from hapi.errors import HapiError
-from hapi.models.manifest import _checksum
-from hapi.models.repository import list_models, open_model, push
-from hapi.models.zoo import ModelSpec, build
-from hapi.storage.dataset import open_dataset
-from hapi.storage.index import digest
-from hapi.storage.listing import list_datasets
-from hapi.storage.manifest import Manifest
-from hapi.storage.objects import ObjectStore, open_store
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.sources import open_source
-from hapi.storage.transform import input_batch, input_shape
-from hapi.storage.verify import verify_dataset
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.manifest import _checksum
+from hapi.repository.repository import list_models, open_model, push
+from hapi.store.base import ObjectStore, open_store
 
 MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/model.json"
 STRANGE: tuple[Any, ...] = (

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import ForkedProcess
-from harness import hapi, losses, report_of, server, start_train, train, wait_for
-from http_tools import EXTRACT, SAMPLES, Known, check_problem, exchange, make_store
+from support.forked import ForkedProcess
+from support.harness import hapi, losses, report_of, server, start_train, train, wait_for
+from support.http_tools import EXTRACT, SAMPLES, Known, check_problem, exchange, make_store
 
-from hapi.storage.replaced import list_replaced
+from hapi.data.replaced import list_replaced
 
 pytestmark = pytest.mark.slow
 EPOCHS = 8

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import ServerProcess, hapi
-from http_tools import exchange, metric, until
+from support.harness import ServerProcess, hapi
+from support.http_tools import exchange, metric, until
 
 pytestmark = pytest.mark.slow
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from forked import ForkedProcess, environment
-from hostile_server import KINDS, Kind, hostile
-from hostile_tools import peak_bytes, resident_bytes
-from local_job import built, pack_blobs, remembering, service_of
-from tiny_http import TinyServer, serving
+from support.forked import ForkedProcess, environment
+from support.hostile_server import KINDS, Kind, hostile
+from support.hostile_tools import peak_bytes, resident_bytes
+from support.local_job import built, pack_blobs, remembering, service_of
+from support.tiny_http import TinyServer, serving
 
-from hapi.client.prepare import prepare
+from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.client.transport import Handler
-from hapi.config import load, overrides_of
+from hapi.client.transport.http import Handler
+from hapi.config.settings import load, overrides_of
 from hapi.errors import HapiError, UsageError
 
 SECONDS = 60.0
@@ -68,7 +68,10 @@ def train_here(kind: Kind, *urls: str) -> HapiError | None:
     """An epoch in this process; the error that it ends with."""
     settings = settings_of(*FLAGS, *kind.flags, *(part for url in urls for part in ("--server", url)))
     try:
-        with mock.patch("hapi.client.models.build", built), Session(settings, prepare(settings)) as session:
+        with (
+            mock.patch("hapi.client.models.build", built),
+            Session(settings, resolve_job(settings)) as session,
+        ):
             assert sum(len(labels) for _, labels in session.epoch(0)) == 40
     except HapiError as error:
         return error

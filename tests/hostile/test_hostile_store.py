@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folder_kinds import SPOILED, Spoiled
-from hostile_store import HostileStore, hostile_store
-from hostile_tools import peak_bytes, reset_peak
-from http_tools import SAMPLES, exchange, served
-from listing_kinds import MISDEEDS
-from store_kinds import COMMANDS, Misdeed
+from support.folder_kinds import SPOILED, Spoiled
+from support.hostile_store import HostileStore, hostile_store
+from support.hostile_tools import peak_bytes, reset_peak
+from support.http_tools import SAMPLES, exchange, served
+from support.listing_kinds import MISDEEDS
+from support.store_kinds import COMMANDS, Misdeed
 
 from hapi.cli.main import main
+from hapi.data.mount import mount
 from hapi.errors import HapiError
-from hapi.storage import remote_listing
-from hapi.storage.mount import mount
-from hapi.storage.objects import open_store
+from hapi.store import remote_listing
+from hapi.store.base import open_store
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def read_mounted(goods: Goods, url: str, name: str = "small") -> Outcome:
     try:
         with mount(f"{url}/{name}") as mounted:
             mounted.sequence(seed=1, epoch=0)
-            while len(batch := mounted.bread(100)):
+            while len(batch := mounted.next_batch(100)):
                 assert batch.data.tobytes() == expected[batch.ids].tobytes()
     except HapiError as error:
         return Outcome(False, str(error))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked import environment
-from harness import ServerProcess, hapi, server, wait_for
-from hostile_store import HostileStore, hostile_store
-from hostile_tools import peak_bytes, reset_peak
-from http_tools import SAMPLES, exchange
-from listing_kinds import MISDEEDS
+from support.forked import environment
+from support.harness import ServerProcess, hapi, server, wait_for
+from support.hostile_store import HostileStore, hostile_store
+from support.hostile_tools import peak_bytes, reset_peak
+from support.http_tools import SAMPLES, exchange
+from support.listing_kinds import MISDEEDS
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import ForkedProcess
-from harness import (
+from support.forked import ForkedProcess
+from support.harness import (
     ServerProcess,
     environment,
     hapi,
@@ -27,7 +27,7 @@ from harness import (
     wait_for,
 )
 
-from hapi.client.checkpoint_files import existing
+from hapi.train.checkpoint_files import existing
 
 pytestmark = pytest.mark.slow
 JOB = (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ServerProcess, hapi, server
-from http_tools import (
+from support.harness import ServerProcess, hapi, server
+from support.http_tools import (
     EXTRACT,
     PUSHED_SPEC,
     SAMPLES,
@@ -26,7 +26,7 @@ from http_tools import (
     resnet,
 )
 
-from hapi.models.repository import push, zoo_reference
+from hapi.repository.repository import push, zoo_reference
 
 pytestmark = pytest.mark.slow
 EVERYTHING = list(range(40))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import ROOT, environment
-from harness import ServerProcess, server
-from http_tools import COUNT, EXTRACT, SAMPLES, SIDE, TENSORS, Known, exchange, make_store
+from support.forked import ROOT, environment
+from support.harness import ServerProcess, server
+from support.http_tools import COUNT, EXTRACT, SAMPLES, SIDE, TENSORS, Known, exchange, make_store
 
 from hapi.wire import messages, schemas
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
           "response_headers_conformance", "unsupported_method", "allow_header_conformance",
           "ignored_auth")  # fmt: skip
-PATHS = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "server"), str(ROOT)])
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(ROOT)])
 TOKEN = "token-of-the-property-tests"
 
 
@@ -66,7 +66,7 @@ def held_against(running: ServerProcess, document: dict[str, Any], folder: Path,
         capture_output=True,
         text=True,
         timeout=150,
-        env=environment(SCHEMATHESIS_HOOKS="frame_hooks", PYTHONPATH=PATHS),
+        env=environment(SCHEMATHESIS_HOOKS="support.frame_hooks", PYTHONPATH=PATHS),
         cwd=folder,
         check=False,
     )

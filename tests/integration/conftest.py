@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from harness import hapi, server
-from swift_tools import ONE, PACKED, SERVER, SPLIT, Swift, running_swift, trained
+from support.harness import hapi, server
+from support.swift_tools import ONE, PACKED, SERVER, SPLIT, Swift, running_swift, trained
 
 
 @pytest.fixture(scope="session")

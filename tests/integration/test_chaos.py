@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_tools import (
+from support.chaos_tools import (
     Settled,
     Trouble,
     crowding,
@@ -20,8 +20,8 @@ from chaos_tools import (
     trickling,
     vanishing,
 )
-from harness import hapi, losses, report_of, server, start_train, train
-from http_tools import Known, ServedApplication, make_store, metric, served, until
+from support.harness import hapi, losses, report_of, server, start_train, train
+from support.http_tools import Known, ServedApplication, make_store, metric, served, until
 from test_hostile_faults import Proxy
 
 pytestmark = pytest.mark.slow

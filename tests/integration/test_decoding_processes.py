@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import ServerProcess, server
-from http_tools import EXTRACT, Known, make_store, metric, received, until
+from support.harness import ServerProcess, server
+from support.http_tools import EXTRACT, Known, make_store, metric, received, until
 
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd

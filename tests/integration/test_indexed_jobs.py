@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from foreign_shards import example, mds_index, mds_shard, tfrecord
-from harness import hapi, losses, report_of, server, train
+from support.foreign_shards import example, mds_index, mds_shard, tfrecord
+from support.harness import hapi, losses, report_of, server, train
 
-from hapi.storage.dataset import open_dataset
-from hapi.storage.objects import open_store
+from hapi.data.dataset import open_dataset
+from hapi.store.base import open_store
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",

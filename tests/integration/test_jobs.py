@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ServerProcess, hapi, losses, report_of, run, server, start_train, train, wait_for
+from support.harness import ServerProcess, hapi, losses, report_of, run, server, start_train, train, wait_for
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from plain import (
+from support.plain import (
     FAMILIES,
     Family,
     Result,
@@ -29,12 +29,12 @@ from plain import (
 from torch import nn
 
 from hapi.client.session import Session
-from hapi.models import zoo
-from hapi.models.architectures import Architecture, build_module
-from hapi.models.layers import LayeredModel
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo import build as zoo
+from hapi.models.zoo.architectures import Architecture, build_module
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 
 OTHERS = [
     family("mobilenet_v2", "classifier.1", ("features.18", "classifier.1"), 0),
@@ -74,7 +74,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return copy.deepcopy(modules[key])
 
     monkeypatch.setattr("hapi.client.models.build", copied)
-    monkeypatch.setattr("hapi.models.built.build_module", copied_module)
+    monkeypatch.setattr("hapi.repository.built.build_module", copied_module)
 
 
 @pytest.fixture

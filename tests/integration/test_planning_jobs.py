@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+from support.harness import (
     ServerProcess,
     environment,
     hapi,
@@ -24,14 +24,14 @@ from harness import (
     train,
     wait_for,
 )
-from local_job import pack_blobs
+from support.local_job import pack_blobs
 
-from hapi.bench.testbed import ADDRESS, TestBed, why_not
-from hapi.client.look import Look
-from hapi.client.watch import Watch
+from benchmarks.testbed.testbed import ADDRESS, TestBed, why_not
+from hapi.client.planning.drift import DriftDetector
+from hapi.client.planning.link_probe import LinkProbe
 from hapi.profiler.cost import estimate
-from hapi.profiler.decide import plan
 from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import plan
 
 FREEZE, COUNT, BATCHES = 11, 200, 10
 COMMON = (
@@ -259,7 +259,7 @@ def test_bandwidth_steps_down_and_up(tmp_path: Path) -> None:
     before = [c["to"] for c in changes if c["epoch"] < 2][-1]
     assert down or not _would_help(report["plan"], 4e6, before), changes
     # At the slow link's split nothing shows that it has recovered: it is looked at after 8, 16 and 32 batches.
-    assert up or not _would_help(report["plan"], Look.FASTER * 4e6, report["plan"]["split"]), changes
+    assert up or not _would_help(report["plan"], LinkProbe.FASTER * 4e6, report["plan"]["split"]), changes
 
 
 def _would_help(said: dict[str, Any], bandwidth: float, split: int) -> bool:
@@ -267,4 +267,7 @@ def _would_help(said: dict[str, Any], bandwidth: float, split: int) -> bool:
     profile, job = Profile.from_json(said["profile"]), Job(**said["job"])
     there = replace(profile, link=replace(profile.link, bits_per_second=bandwidth))
     best, now = plan("auto", there, job), estimate(there, job, split)
-    return best.candidates[best.split].estimate.epoch_seconds < (1 - 2 * Watch.HYSTERESIS) * now.epoch_seconds
+    return (
+        best.candidates[best.split].estimate.epoch_seconds
+        < (1 - 2 * DriftDetector.HYSTERESIS) * now.epoch_seconds
+    )

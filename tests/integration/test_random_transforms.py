@@ -10,24 +10,24 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from harness import report_of
-from harness import train as hapi_train
-from local_job import Silent, built
-from plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from sklearn.datasets import load_digits
+from support.harness import report_of
+from support.harness import train as hapi_train
+from support.local_job import Silent, built
+from support.plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from torchvision.transforms.v2 import functional as F
 
-from hapi.client.prepare import prepare
+from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
 from hapi.client.settings import TrainSettings
-from hapi.client.trainer import Trainer
-from hapi.client.transport import LoopbackTransport
+from hapi.client.transport.http import LoopbackTransport
+from hapi.data.transforms.random_params import FLIP, resized_crop, uniforms
 from hapi.errors import ConflictError
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.storage.draws import FLIP, resized_crop, uniforms
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
+from hapi.train.trainer import Trainer
 
 SIDE = 32
 
@@ -63,7 +63,7 @@ def open_session(service: Service, **changes: Any) -> Session:
     settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service))
     with mock.patch("hapi.client.models.build", built):
-        return Session(settings, prepare(settings, transports=[transport]))
+        return Session(settings, resolve_job(settings, transports=[transport]))
 
 
 def train(service: Service, watcher: Silent | None = None, **changes: Any) -> list[float]:

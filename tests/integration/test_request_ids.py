@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import ServerProcess, server, start_train, train, wait_for
-from http_tools import EXTRACT, Known, make_store, request_bytes
+from support.harness import ServerProcess, server, start_train, train, wait_for
+from support.http_tools import EXTRACT, Known, make_store, request_bytes
 
-from hapi.storage.dataset import open_dataset
-from hapi.storage.objects import open_store
+from hapi.data.dataset import open_dataset
+from hapi.store.base import open_store
 
 COMMON = (
     "--dataset", "digits", "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "40",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import hapi, losses, report_of, server, start_train, train, wait_for
+from support.harness import hapi, losses, report_of, server, start_train, train, wait_for
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "50", "--request-size", "16",

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from harness import server
-from hostile_tools import resident_bytes
-from http_tools import EXTRACT, SAMPLES, TENSORS, Known, make_store, request_bytes
+from support.harness import server
+from support.hostile_tools import resident_bytes
+from support.http_tools import EXTRACT, SAMPLES, TENSORS, Known, make_store, request_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REQUESTS, WARM, AT_ONCE = 20_000, 1_000, 6

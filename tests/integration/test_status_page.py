@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_tools import BROWSER, Browser, Tab
-from harness import ServerProcess, server
-from http_tools import EXTRACT, Known, exchange, make_store, request_bytes
+from support.browser_tools import BROWSER, Browser, Tab
+from support.harness import ServerProcess, server
+from support.http_tools import EXTRACT, Known, exchange, make_store, request_bytes
 
 pytestmark = [
     pytest.mark.slow,

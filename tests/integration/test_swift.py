@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ServerProcess, hapi, losses, report_of, server, start_train
-from http_tools import metric, until
-from swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift, trained
+from support.harness import ServerProcess, hapi, losses, report_of, server, start_train
+from support.http_tools import metric, until
+from support.swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift, trained
 
 from hapi.errors import ConflictError, NotFoundError, StoreError
-from hapi.storage.objects import ReadPart, open_store
-from hapi.storage.remote import PIECE_BYTES
+from hapi.store.base import ReadPart, open_store
+from hapi.store.remote import PIECE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 COPIES = "s3://hapi/deep/er"
@@ -34,7 +34,7 @@ def environment(swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("environment")
 def test_objects() -> None:
-    """What ``tests/storage/test_objects.py`` holds against the other stores."""
+    """What ``tests/store/test_objects.py`` holds against the other stores."""
     store = open_store("s3://hapi/objects")
     assert store.list() == [] and store.list_names("") == []
     large = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"

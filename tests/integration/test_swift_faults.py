@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import ServerProcess, hapi, losses, report_of, server, train
-from swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
+from support.harness import ServerProcess, hapi, losses, report_of, server, train
+from support.swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
 
 from hapi.errors import HapiError, StoreError
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 FAULTS = tuple(

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import wait_for
-from swift_tools import SCRIPT, Swift, running_swift
+from support.harness import wait_for
+from support.swift_tools import SCRIPT, Swift, running_swift
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hapi.models.zoo import ModelSpec, build
+from hapi.models.zoo.build import ModelSpec, build
 
 BOUND = 1e-5
 """Of the largest feature (docs/decisions.md); the largest difference that was seen is 3e-6."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hapi.models.layers import layered
-from hapi.models.zoo import ModelSpec, build
+from hapi.models.graph.layers import layered
+from hapi.models.zoo.build import ModelSpec, build
 
 
 def small(

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from hapi.errors import ModelError
-from hapi.models.layers import LayeredModel
-from hapi.models.zoo import ModelSpec, structure
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, structure
 
 # HAPI, table 2: model, number of layers, default freeze, pushable splits end here, names at some indices.
 PAPER = [
@@ -68,7 +68,7 @@ def test_paper_numbering(name: str, count: int, freeze: int, last: int, names: d
     assert (len(model), model.default_freeze) == (count, freeze)
     assert {i: model.layers[i - 1].name for i in names} == names
     assert [layer.index for layer in model.layers] == list(range(1, count + 1))
-    assert model.pushable(freeze) == range(last + 1)
+    assert model.candidate_splits(freeze) == range(last + 1)
 
 
 def test_output_sizes_have_the_papers_minima() -> None:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from hapi.errors import ModelError, UsageError
-from hapi.models.freeze import choose_freeze
-from hapi.models.head import retarget
-from hapi.models.layers import LayeredModel, layered
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.zoo.freeze import choose_freeze
+from hapi.models.zoo.head import retarget
 
 # The very same operations on the same tensors in the same order: bit-equal on one machine.
 EXACT = 0.0
@@ -356,7 +356,7 @@ def test_a_layer_that_normalises_by_the_batch_at_hand_is_not_frozen(norm: nn.Mod
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), norm, nn.Flatten(), nn.Linear(16, 2))
     model = layered(module, (3, 2, 2))
     model.check_freeze(2)
-    assert model.pushable(1) == range(3)
+    assert model.candidate_splits(1) == range(3)
     with pytest.raises(ModelError, match=r"^layer 3 \(2\) normalises by the batch at hand .*before it"):
         model.check_freeze(4)
 
@@ -454,6 +454,6 @@ def test_pushable_stops_at_randomness_and_parameters() -> None:
         nn.ReLU(),
     )
     model = layered(module, (4,))
-    assert model.pushable(1) == range(3)  # ReLU yes, BatchNorm's statistics no
-    assert model.pushable(4) == range(6)  # Tanh yes, dropout no
-    assert model.pushable(7) == range(8)
+    assert model.candidate_splits(1) == range(3)  # ReLU yes, BatchNorm's statistics no
+    assert model.candidate_splits(4) == range(6)  # Tanh yes, dropout no
+    assert model.candidate_splits(7) == range(8)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hapi.models.architectures import torchvision_names
-from hapi.models.layers import LayeredModel
-from hapi.models.zoo import ModelSpec, structure
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.architectures import torchvision_names
+from hapi.models.zoo.build import ModelSpec, structure
 
 SIDES = {"alexnet": 64, "googlenet": 64, "inception_v3": 80, "maxvit_t": 224, "vit_h_14": 28}
 """Smallest convenient inputs; 32 for the others."""

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hapi.models.analysis
-from hapi.models.shapes import meta_result
-from hapi.models.zoo import ModelSpec, structure
+import hapi.models.graph.analysis
+from hapi.models.graph.meta_rules import meta_result
+from hapi.models.zoo.build import ModelSpec, structure
 
 aten = torch.ops.aten
 
@@ -208,7 +208,7 @@ def test_tensors_with_content_are_left_to_torch() -> None:
 def test_a_model_is_the_same_without_the_rules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec(architecture=name, input_shape=(3, 64, 64))
     ours = structure(spec)
-    monkeypatch.setattr(hapi.models.analysis, "meta_result", lambda *_: None)
+    monkeypatch.setattr(hapi.models.graph.analysis, "meta_result", lambda *_: None)
     assert structure(spec).layers == ours.layers
 
 
@@ -220,7 +220,7 @@ ANALYSED = ("resnet50", "vit_b_32", "swin_v2_t", "mobilenet_v3_small", "regnet_y
 def test_models_are_analysed_without_torchs_compiler() -> None:
     """It takes longer to import than most models take to analyse. One process for all of them: it imports torch."""
     code = (
-        "import json, sys; from hapi.models.zoo import ModelSpec, structure; "
+        "import json, sys; from hapi.models.zoo.build import ModelSpec, structure; "
         "from hapi.profiler.work import layer_work\nfound, seen = {}, set()\n"
         f"for name in {ANALYSED}:\n"
         "    layer_work(structure(ModelSpec(architecture=name)), 3)\n"
@@ -231,4 +231,4 @@ def test_models_are_analysed_without_torchs_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     imported = {name: found for name, found in json.loads(done.stdout).items() if found}
-    assert not imported, "an operation of these models has no rule in hapi/models/shapes.py"
+    assert not imported, "an operation of these models has no rule in hapi/models/graph/meta_rules.py"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hapi.errors import ModelError
-from hapi.models.layers import layered
+from hapi.models.graph.layers import layered
 
 ONES = torch.ones(4)
 
@@ -206,7 +206,7 @@ def test_train_graph_with_more_operations_is_aligned() -> None:
     back = model.segment(2, 4)
     middle = model.segment(0, 2, frozen=True)(x)
     assert not torch.equal(back(middle), back(middle))  # the noise is on the trained side
-    assert model.pushable(1) == range(3)  # not past it
+    assert model.candidate_splits(1) == range(3)  # not past it
 
 
 def test_constants_and_plain_tensor_attributes_travel_with_their_layer() -> None:

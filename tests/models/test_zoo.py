@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hapi.errors import BadRequestError, ModelChoiceError, ModelError, WeightsAbsentError
-from hapi.models.layers import LayeredModel
-from hapi.models.zoo import ModelSpec, build, structure
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build, structure
 
 FACTORIES = """
 import torch
@@ -310,7 +310,7 @@ def test_failed_downloads_name_no_paths(
 def test_a_silent_server_of_weights_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever builds for others must not wait for it for ever."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr("hapi.models.weights.DOWNLOAD_SECONDS", 0.2)
+    monkeypatch.setattr("hapi.models.zoo.weights.DOWNLOAD_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.pth"
         load = torchvision.models._api.load_state_dict_from_url

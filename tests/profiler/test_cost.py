@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiler_tools import crafted, free_server, free_tier
+from support.profiler_tools import crafted, free_server, free_tier
 
 from hapi.errors import DeviceMemoryError
-from hapi.profiler.cost import EVENNESS, estimate, largest_batch, memory, prefetch_depth
-from hapi.profiler.decide import PLANNERS, plan
+from hapi.profiler.cost import OVERLAP_NORM, estimate, largest_batch, memory, prefetch_depth
 from hapi.profiler.profile import Job, LinkProfile, Profile
+from hapi.profiler.strategies import PLANNERS, plan
 
 SLOW = LinkProfile(bits_per_second=8e6, variation=0.0, request_seconds=0.002)  # 1 MB/s
 
@@ -313,8 +313,8 @@ def test_stages_that_are_alike_hold_each_other_up(server: int, network: int, cli
     )
     job = Job(bs=8, samples=80_000, request_size=8)
     most = max(server, network, client)
-    factor = sum((stage / most) ** EVENNESS for stage in (server, network, client)) ** (1 / EVENNESS)
-    assert 1 <= factor <= 3 ** (1 / EVENNESS) < 1.21
+    factor = sum((stage / most) ** OVERLAP_NORM for stage in (server, network, client)) ** (1 / OVERLAP_NORM)
+    assert 1 <= factor <= 3 ** (1 / OVERLAP_NORM) < 1.21
     assert estimate(profile, job, 1).epoch_seconds == pytest.approx(80 * most * factor, rel=1e-3)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from profiler_tools import crafted, free_tier
+from support.profiler_tools import crafted, free_tier
 
 from hapi.errors import UsageError
-from hapi.profiler.decide import PLANNERS, STRATEGIES, choices, choose_split, plan
 from hapi.profiler.profile import Job, LinkProfile
+from hapi.profiler.strategies import PLANNERS, STRATEGIES, choices, choose_split, plan
 
 # Stored 1 kB, tensor 6 kB; 1 MB/s. Layer 3 has the smallest output, layer 4 is the freeze, 5 may be pushed too.
 PROFILE = crafted(

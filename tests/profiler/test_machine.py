@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from hapi.errors import ConfigError
-from hapi.profiler import cache, machine
+from hapi.profiler import machine
+from hapi.profiler import machine_cache as cache
 from hapi.profiler.machine import Machine, constants, frame_seconds
 
 KEY = ("host=here", "torch=2")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from hapi.errors import ModelError
-from hapi.models.layers import LayeredModel, layered
-from hapi.models.zoo import ModelSpec, structure
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.zoo.build import ModelSpec, structure
 from hapi.profiler.machine import Machine
 from hapi.profiler.measure import Conditions, measure
 from hapi.profiler.work import layer_work

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiler_tools import crafted, free_server, free_tier
+from support.profiler_tools import crafted, free_server, free_tier
 
 from hapi.profiler.cost import estimate
-from hapi.profiler.observe import Observed, Sizes, Tier, link_rate, profile_of
+from hapi.profiler.fit import Observed, Sizes, Tier, link_rate, profile_of
 from hapi.profiler.profile import Job, LinkProfile, Profile, SampleProfile
 
 KIB = 1024

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from paper_setting import (
+from support.paper_setting import (
     BATCHES,
     DECISIONS,
     MODEL_LOAD_SECONDS,
@@ -18,7 +18,7 @@ from paper_setting import (
     make_profile,
 )
 
-from hapi.profiler.decide import plan
+from hapi.profiler.strategies import plan
 
 PLANNED = ("auto", "hapi", "nsg", "bandwidth")
 ROWS: list[dict[str, Any]] = json.loads(DECISIONS.read_text(encoding="utf-8"))

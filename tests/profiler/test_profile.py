@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profiler_tools import crafted
+from support.profiler_tools import crafted
 
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.profile import Job, Profile

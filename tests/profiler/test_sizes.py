@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from hapi.models.layers import LayeredModel, layered
-from hapi.profiler.observe import Sizes, Tier
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.profiler.fit import Sizes, Tier
 from hapi.profiler.sizes import OPTIMIZER_STATE, sizes_of
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hapi.models.layers import LayeredModel, layered
-from hapi.models.zoo import ModelSpec, build
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.zoo.build import ModelSpec, build
 from hapi.profiler import timing
 from hapi.profiler.timing import TimedLayers, layer_segments, work_clock
 

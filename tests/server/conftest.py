@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from http_tools import Known, make_store
+from support.http_tools import Known, make_store
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     SPLIT,
@@ -27,8 +27,8 @@ from http_tools import (
 )
 
 from hapi.errors import BadRequestError
-from hapi.server.account import Account
-from hapi.server.loopback import loopback_handler
+from hapi.server.http.loopback import loopback_handler
+from hapi.server.requests import Account
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import STAGES, RequestReport

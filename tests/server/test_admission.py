@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from hapi.errors import BusyError, DeadlineError, HapiError
-from hapi.server.admission import Admission, Slot
-from hapi.server.fair_queue import ENOUGH_COMPLETED, Tenant
+from hapi.server.scheduling.admission import Admission, Slot
+from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, Tenant
 
 A, B = Tenant(name="a"), Tenant(name="b")
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hapi.errors import UsageError
-from hapi.server import descriptors
-from hapi.server.connections import (
+from hapi.server.http.connections import (
     CLOSING_SECONDS,
     FIRST_REQUEST_SECONDS,
     HEALTH_SECONDS,
@@ -21,8 +20,9 @@ from hapi.server.connections import (
     Place,
     network_of,
 )
-from hapi.server.descriptors import connection_limits
-from hapi.server.listening import Listener
+from hapi.server.http.listening import Listener
+from hapi.server.lifecycle import descriptors
+from hapi.server.lifecycle.descriptors import connection_limits
 from hapi.server.settings import ServerSettings
 
 

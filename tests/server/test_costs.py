@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hapi.server.costs import KINDS_KEPT, Costs, Server, Used
+from hapi.server.scheduling.costs import KINDS_KEPT, Costs, Server, Used
 from hapi.wire.messages import ExtractRequest, SamplesRequest, TensorsRequest
 from hapi.wire.references import DatasetReference, ModelReference
 from hapi.wire.report import STAGES

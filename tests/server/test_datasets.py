@@ -10,13 +10,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from hapi.data.reading.reader import chunk_cache
 from hapi.errors import ConflictError, DataError, NotFoundError
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
 from hapi.server.datasets import OpenDatasets
-from hapi.storage.local import LocalStore
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.reader import chunk_cache
-from hapi.storage.sources import open_source
+from hapi.store.local import LocalStore
 from hapi.wire.references import DatasetReference
 
 
@@ -42,7 +42,7 @@ def test_a_description_reads_the_manifest_only(store: LocalStore) -> None:
     datasets = opened(store)
     first = datasets.current("a")
     with (
-        mock.patch("hapi.storage.dataset.read_index") as index,
+        mock.patch("hapi.data.dataset.read_index") as index,
         mock.patch.object(store, "get", wraps=store.get) as get,
         mock.patch("hapi.server.datasets.find_manifest") as parsed,
     ):

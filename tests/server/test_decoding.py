@@ -17,19 +17,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from http_tools import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.http_tools import until
 
 from hapi.clocks import StageClock
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import DataError, DrainingError, HapiError, UnprocessableError
-from hapi.server import decoder_process, decoding
-from hapi.server.decoding import Decoders
-from hapi.storage.dataset import Samples
-from hapi.storage.manifest import SampleLayout
-from hapi.storage.transform import input_batch
+from hapi.server.decoding import pool as decoding
+from hapi.server.decoding import process as decoder_process
+from hapi.server.decoding.pool import Decoders
 from hapi.wire.references import Augmentation, Draw, TransformSpec
+from hapi.wire.samples import Samples
 
 ENCODED = SampleLayout(kind="encoded")
 TRANSFORM = TransformSpec.for_image_size(24)
@@ -367,7 +368,7 @@ def test_close_while_they_work() -> None:
 def test_they_end_with_their_parent() -> None:
     """Killed, a parent can clean up nothing."""
     program = (
-        "from hapi.server.decoding import Decoders; d = Decoders(2); print(*d.pids, flush=True); d.wait(); "
+        "from hapi.server.decoding.pool import Decoders; d = Decoders(2); print(*d.pids, flush=True); d.wait(); "
         "print('ready', flush=True); input()"
     )
     parent = subprocess.Popen(

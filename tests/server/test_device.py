@@ -12,9 +12,9 @@ import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import HostMemoryError, TransportError
-from hapi.profiler.memory import HEALTHY_PASSES
-from hapi.server.device import Device, Turn
-from hapi.server.fair_queue import Tenant
+from hapi.server.batching.forward_memory import HEALTHY_PASSES
+from hapi.server.device.device import Device, PassPriority
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.report import STAGES
 
 
@@ -42,7 +42,7 @@ def run(device: Device, layers: object, count: int, key: str = "k") -> tuple[int
 
 def test_halves_until_it_fits_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[torch.device] = []
-    monkeypatch.setattr("hapi.server.device.give_back_unused", given.append)
+    monkeypatch.setattr("hapi.server.device.device.give_back_unused", given.append)
     device, layers = Device(torch.device("cpu")), Hungry(5)
     assert run(device, layers, 16)[0] == 4
     assert layers.batches == [16, 8, 4, 4, 4, 4]
@@ -131,7 +131,7 @@ class Gate:
         return x * 2
 
 
-def begin(device: Device, layers: Any, value: float, turn: Turn | None = None, count: int = 1) -> Any:
+def begin(device: Device, layers: Any, value: float, turn: PassPriority | None = None, count: int = 1) -> Any:
     x = torch.full((count, 3), value)
     out = torch.full_like(x, -1.0)
     return device.begin(layers, x, out, key="k", clock=StageClock(STAGES), turn=turn), out
@@ -149,10 +149,10 @@ def test_the_tenant_that_used_it_least_is_next() -> None:
     device = Device(torch.device("cpu"))
     heavy, light = Tenant(name="heavy"), Tenant(name="light")
     slow = threading.Event()
-    begin(device, lambda x: (slow.wait(0.5), x)[1], 0.0, Turn(tenant=heavy))[0].result()
+    begin(device, lambda x: (slow.wait(0.5), x)[1], 0.0, PassPriority(tenant=heavy))[0].result()
     gate, _ = held_up(device)
-    running = [begin(device, gate, 1.0, Turn(tenant=heavy, order=1))[0] for _ in range(3)]
-    running += [begin(device, gate, 2.0, Turn(tenant=light, order=2))[0] for _ in range(2)]
+    running = [begin(device, gate, 1.0, PassPriority(tenant=heavy, order=1))[0] for _ in range(3)]
+    running += [begin(device, gate, 2.0, PassPriority(tenant=light, order=2))[0] for _ in range(2)]
     assert device.waiting == 5
     gate.open.set()
     for one in running:
@@ -183,8 +183,8 @@ def test_alike_passes_run_together() -> None:
         calls.append(len(x))
         return x * 2
 
-    alike, other = Turn(alike="front"), Turn(alike="another")
-    running = [begin(device, layers, float(n), alike, count=3) for n in (1, 2, 3)]
+    merge_key, other = PassPriority(merge_key="front"), PassPriority(merge_key="another")
+    running = [begin(device, layers, float(n), merge_key, count=3) for n in (1, 2, 3)]
     running += [begin(device, layers, 4.0, other, count=3), begin(device, layers, 5.0, None, count=3)]
     gate.open.set()
     for number, (one, out) in enumerate(running, start=1):
@@ -213,7 +213,7 @@ def test_new_memory_of_merged_passes_is_shared_by_their_samples() -> None:
             torch.empty(count, 3),
             key="k",
             clock=clock,
-            turn=Turn(alike="front"),
+            turn=PassPriority(merge_key="front"),
         )
         for count, clock in clocks.items()
     ]
@@ -231,8 +231,8 @@ def test_merged_passes_that_fail_run_alone() -> None:
     device = Device(torch.device("cpu"), merge=100)
     gate, _ = held_up(device)
     hungry = Hungry(5)
-    alike = Turn(alike="front")
-    running = [begin(device, hungry, float(n), alike, count=4) for n in (1, 2)]
+    merge_key = PassPriority(merge_key="front")
+    running = [begin(device, hungry, float(n), merge_key, count=4) for n in (1, 2)]
     gate.open.set()
     for number, (one, out) in enumerate(running, start=1):
         assert one.result() == 4 and torch.equal(out, torch.full((4, 3), 2.0 * number))
@@ -251,8 +251,8 @@ def test_merged_passes_get_any_error_of_the_layers(kind: type[BaseException]) ->
             raise kind("not this one")
         return x * 2
 
-    alike = Turn(alike="front")
-    good, bad = (begin(device, picky, value, alike, count=4)[0] for value in (1.0, -2.0))
+    merge_key = PassPriority(merge_key="front")
+    good, bad = (begin(device, picky, value, merge_key, count=4)[0] for value in (1.0, -2.0))
     gate.open.set()
     with pytest.raises(kind):
         bad.result()

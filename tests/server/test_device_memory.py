@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.errors import BadRequestError, DeviceMemoryError
-from hapi.profiler.batching import Weights
-from hapi.profiler.memory import ForwardMemory
-from hapi.server.memory import Ask, DeviceMemory
+from hapi.server.batching.forward_memory import ForwardMemory
+from hapi.server.batching.policies import Weights
+from hapi.server.device.memory_budget import DeviceMemory, MemoryRequest
 
 UNIT = 512
 
@@ -60,8 +60,8 @@ class Cache:
 
 def ask(
     samples: int = 16, each: int = UNIT, key: str = "m", nbytes: int = 0, low: int = 1, high: int = 16
-) -> Ask:
-    return Ask(
+) -> MemoryRequest:
+    return MemoryRequest(
         key=(key, 1, (3,)),
         samples=samples,
         forward=ForwardMemory(layers=((0, each),)),

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import EXTRACT, SAMPLES, TENSORS, Known, check_problem, exchange, make_store, served
+from support.http_tools import EXTRACT, SAMPLES, TENSORS, Known, check_problem, exchange, make_store, served
 
 from hapi.errors import HapiError, NotFoundError, StoreError
-from hapi.server.disclosure import Disclosure
-from hapi.storage.connect import connect
-from hapi.storage.store_errors import store_error
+from hapi.server.http.disclosure import Disclosure
+from hapi.store.connect import connect
+from hapi.store.error_mapping import store_error
 
 STORE = "/srv/data of all/store"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.server.fair_queue import LEAST_COST, LONGEST_RETRY, FairQueue, Tenant, Ticket
+from hapi.server.scheduling.fair_queue import LEAST_COST, LONGEST_RETRY, FairQueue, Tenant, Ticket
 
 A, B, C = Tenant(name="a"), Tenant(name="b", weight=2.0), Tenant(name="c", weight=0.5)
 

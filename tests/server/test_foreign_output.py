@@ -7,11 +7,11 @@ import subprocess
 import sys
 from typing import Any
 
-from hapi.server.foreign_output import LINES_A_MINUTE, LONGEST_LINE, Allowance
+from hapi.server.lifecycle.foreign_output import LINES_A_MINUTE, LONGEST_LINE, Allowance
 
 PROGRAM = """
 import json, logging, os, subprocess, sys, time
-from hapi.server.foreign_output import foreign_output_logged
+from hapi.server.lifecycle.foreign_output import foreign_output_logged
 with foreign_output_logged():
     handler = logging.StreamHandler(sys.stderr)
     handler.format = lambda record: json.dumps({"text": getattr(record, "text", "")})

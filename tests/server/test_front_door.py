@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     Answer,
@@ -29,8 +29,8 @@ from http_tools import (
     until,
 )
 
-from hapi.server import connections
-from hapi.server.log_limits import LimitedHandler
+from hapi.server.http import connections
+from hapi.server.lifecycle.log_limits import LimitedHandler
 
 TOKEN = "a-long-secret-token"
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from front_tools import CountingStore, contents, tuned
+from support.front_tools import CountingStore, contents, tuned
 
 from hapi.errors import ConflictError, HostMemoryError, StoreError, UnprocessableError
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import materialise, open_model, push, store_reference, zoo_reference
-from hapi.models.zoo import ModelSpec, build
-from hapi.server.fronts import FrontLoader, front_key
-from hapi.server.model_cache import Front, ModelCache
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.repository import materialise, open_model, push, store_reference, zoo_reference
+from hapi.server.device.front_loader import FrontLoader, front_key
+from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.settings import ServerSettings
 from hapi.wire import messages
 from hapi.wire.references import ModelReference
@@ -75,7 +75,7 @@ class Bench:
             reference = store_reference(stored, model, split)
         return request_of(reference, split, model.layers[split - 1].name)
 
-    def load(self, name: str, split: int, spec: ModelSpec = SPEC) -> Front:
+    def load(self, name: str, split: int, spec: ModelSpec = SPEC) -> FrozenPrefix:
         """The front, idle in the cache."""
         with self.use(self.request(name, split, spec)) as front:
             return front
@@ -102,12 +102,12 @@ def bench(folder: Path) -> Bench:
     return Bench(folder)
 
 
-def check_outputs(front: Front, reference: ModelReference, split: int, store: Any) -> None:
+def check_outputs(front: FrozenPrefix, reference: ModelReference, split: int, store: Any) -> None:
     """Equal to the bit to what an unshared load computes, as a whole and layer by layer."""
     check_equal(front, materialise(reference, split, store, ["hapi_test_fronts"]), split)
 
 
-def check_equal(front: Front, alone: LayeredModel, split: int) -> None:
+def check_equal(front: FrozenPrefix, alone: LayeredModel, split: int) -> None:
     """Equal to the bit to what ``alone`` computes, as a whole and layer by layer."""
     x = torch.rand((3, *alone.input_shape), generator=torch.Generator().manual_seed(5))
     expected = alone.segment(0, split, frozen=True)(x)

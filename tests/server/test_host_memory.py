@@ -14,9 +14,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_tools import EXTRACT, SAMPLES, TENSORS, Known, check_problem, exchange, make_store, received, served
 from PIL import Image
+from support.http_tools import (
+    EXTRACT,
+    SAMPLES,
+    TENSORS,
+    Known,
+    check_problem,
+    exchange,
+    make_store,
+    received,
+    served,
+)
 
+from hapi.data.dataset import Dataset
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.decode_limits import DecodeLimits, Held, image_bytes
 from hapi.errors import (
     BadRequestError,
     BusyError,
@@ -27,15 +40,13 @@ from hapi.errors import (
     WireError,
     from_problem,
 )
-from hapi.server.decoder import decoded, order_of
-from hapi.server.decoding import Decoders
-from hapi.server.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
+from hapi.server.decoding.pool import Decoders
+from hapi.server.decoding.worker import decoded, order_of
+from hapi.server.device.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
 from hapi.server.stored_bytes import by_bytes
-from hapi.storage.dataset import Dataset, Samples
-from hapi.storage.decode_limits import DecodeLimits, Held, image_bytes
-from hapi.storage.manifest import SampleLayout
 from hapi.wire.frames import END_BYTES, FrameHeader, Pieces, TensorSpec, data_frame
 from hapi.wire.references import TransformSpec
+from hapi.wire.samples import Samples
 
 MIB = 1 << 20
 SMALL = TransformSpec.for_image_size(32)
@@ -112,7 +123,7 @@ def test_many_requests_never_hold_more_than_the_budget() -> None:
 
 
 def test_default_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hapi.server.host_memory.host_free_bytes", lambda: 8000)
+    monkeypatch.setattr("hapi.server.device.host_memory.host_free_bytes", lambda: 8000)
     assert host_budget(123, 0) == 123
     assert host_budget(None, 4000) == 2000
     assert host_budget(None, 7990) == 1000

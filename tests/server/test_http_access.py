@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from http_tools import EXTRACT, Known, check_problem, exchange, raw, request_bytes, served
+from support.http_tools import EXTRACT, Known, check_problem, exchange, raw, request_bytes, served
 
 from hapi.cli.server import main
-from hapi.server.run import ListenSettings, check_exposure
-from hapi.server.tenants import Tenants
+from hapi.server.http.tenants import Tenants
+from hapi.server.lifecycle.run import ListenSettings, check_exposure
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bear a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",

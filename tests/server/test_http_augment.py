@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SPLIT,
     TRANSFORM,
@@ -24,7 +24,7 @@ from http_tools import (
     served,
 )
 
-from hapi.storage.transform import input_batch
+from hapi.data.transforms.pipeline import input_batch
 from hapi.wire.references import Augmentation, TransformSpec
 
 AUGMENT = Augmentation(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5, saturation=0.4)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     Answer,
@@ -130,7 +130,7 @@ def test_bodies_that_wait_for_the_parser_are_counted(
     folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in memory still; whoever leaves takes its own away."""
-    monkeypatch.setattr("hapi.server.app.MAX_BODIES", 4)
+    monkeypatch.setattr("hapi.server.http.app.MAX_BODIES", 4)
     parsing, release = threading.Event(), threading.Event()
     with served(folder) as slow:
         parse = slow.service.request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     SPEC,
@@ -21,12 +21,12 @@ from http_tools import (
     served,
 )
 
-from hapi.models.built import front_bytes
-from hapi.models.repository import push, zoo_reference
-from hapi.storage.objects import open_store
-from hapi.storage.pack import pack
-from hapi.storage.pack_options import PackOptions
-from hapi.storage.sources import open_source
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.base import open_source
+from hapi.repository.built import front_bytes
+from hapi.repository.repository import push, zoo_reference
+from hapi.store.base import open_store
 from hapi.wire.messages import ExtractRequest
 
 

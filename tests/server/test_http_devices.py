@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SPLIT,
     Known,
@@ -30,14 +30,14 @@ from test_http_clients import long_request, opened, reset
 
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
-from hapi.profiler.memory import ForwardMemory
-from hapi.server import run
-from hapi.server.app import Application
-from hapi.server.memory import Ask, DeviceMemory
+from hapi.server.batching.forward_memory import ForwardMemory
+from hapi.server.device.memory_budget import DeviceMemory, MemoryRequest
+from hapi.server.device.worker import DeviceWorker, make_workers
+from hapi.server.http.app import Application
+from hapi.server.lifecycle import run
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.server.worker import DeviceWorker, make_workers
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import ExtractRequest
@@ -126,7 +126,7 @@ def test_many_at_once_within_a_tight_budget(folder: Path, known: Known) -> None:
 def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
     """Somebody holds all of the device's memory."""
     memory = server.service.workers.all[0].memory
-    ask = Ask(
+    ask = MemoryRequest(
         key=("other", 1, (1,)),
         samples=1,
         forward=ForwardMemory(layers=((memory.budget, 0),)),
@@ -244,7 +244,7 @@ def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytes
     """With an exit code by which a supervisor starts it again."""
     service = Service(ServerSettings(store=str(folder), device="cpu"), open_store(str(folder)))
     application = Application(service)
-    monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.05)
     service.workers.all[0].device.health.broken = "CUDA error"
     try:
         assert asyncio.run(run._serve(application, run.ListenSettings(), None)) == 1
@@ -258,9 +258,11 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     admission = SimpleNamespace(running=1)
     workers = SimpleNamespace(usable=True)
     given: list[int] = []
-    monkeypatch.setattr("hapi.server.run.HEALTH_SECONDS", 0.01)
-    monkeypatch.setattr("hapi.server.run.IDLE_SECONDS", 0.03)
-    monkeypatch.setattr("hapi.server.run.give_back_freed_memory", lambda: given.append(admission.running))
+    monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("hapi.server.lifecycle.run.IDLE_SECONDS", 0.03)
+    monkeypatch.setattr(
+        "hapi.server.lifecycle.run.give_back_freed_memory", lambda: given.append(admission.running)
+    )
     looks = ThreadPoolExecutor(1)
     application: Any = SimpleNamespace(
         admission=admission, service=SimpleNamespace(workers=workers), looks=looks

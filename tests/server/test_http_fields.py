@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     MISSING,
     SAMPLES,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     TENSORS,
@@ -21,8 +23,6 @@ from http_tools import (
     served,
     with_field,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 SETTINGS = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 REFUSED = (400, 404, 409, 413, 422)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     TENSORS,
@@ -30,7 +30,7 @@ from http_tools import (
     until,
 )
 
-from hapi.server import app as server_app
+from hapi.server.http import app as server_app
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from http_tools import (
+from support.http_tools import (
     COUNT,
     SAMPLES,
     Known,
@@ -22,11 +22,11 @@ from http_tools import (
     served,
 )
 
+from hapi.data.epoch_order import MOST, Shuffle, chunk_sequence, epoch_sequence
+from hapi.data.reading.reader import AccessHint
 from hapi.errors import BadRequestError, NotFoundError
-from hapi.server.fair_queue import Tenant
-from hapi.server.orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
-from hapi.storage.reader import Near
-from hapi.storage.sequence import MOST, Shuffle, chunk_sequence, epoch_sequence
+from hapi.server.epoch_orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.sequences import SequenceRange
 
 
@@ -163,18 +163,26 @@ def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
 def test_jobs_with_windows_share_the_chunk_cache() -> None:
     now, asked_with = [0.0], []
 
-    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> Near | None:
+    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> AccessHint | None:
         asked_with.append(sharers)
-        return Near(shuffle.group, sharers=sharers) if sharers < 3 else None
+        return AccessHint(shuffle.group, sharers=sharers) if sharers < 3 else None
 
     orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
-    for seed, expected in ((0, Near(10)), (0, Near(10)), (1, Near(10, sharers=2)), (2, None), (0, None)):
+    for seed, expected in (
+        (0, AccessHint(10)),
+        (0, AccessHint(10)),
+        (1, AccessHint(10, sharers=2)),
+        (2, None),
+        (0, None),
+    ):
         assert orders.near(one, wanted(seed, shuffle=windows).windows) == expected
     assert asked_with == [1, 1, 2, 3, 3]
     assert orders.near(one, wanted(9).windows) is None, "a full permutation"
     now[0] += READ_SECONDS
-    assert orders.near(one, wanted(2, shuffle=windows).windows) == Near(10), "the others do not read any more"
+    assert orders.near(one, wanted(2, shuffle=windows).windows) == AccessHint(10), (
+        "the others do not read any more"
+    )
     following = replace(wanted(2, shuffle=windows), epoch=1).windows
-    assert orders.near(one, following) == Near(10) and asked_with[-1] == 1, (
+    assert orders.near(one, following) == AccessHint(10) and asked_with[-1] == 1, (
         "a job's next epoch is the same job"
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import (
+from prometheus_client.parser import text_string_to_metric_families
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     TENSORS,
@@ -26,11 +27,10 @@ from http_tools import (
     served,
     until,
 )
-from prometheus_client.parser import text_string_to_metric_families
 
 import hapi
+from hapi.server.http.tenants import read_tenants
 from hapi.server.status import MEMORY_KINDS
-from hapi.server.tenants import read_tenants
 from hapi.wire.messages import STATUS_PATH
 from hapi.wire.report import STAGES
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     SAMPLES,
     Answer,
@@ -24,9 +24,9 @@ from http_tools import (
     until,
 )
 
-from hapi.models.layers import Segment
-from hapi.server import app as server_app
-from hapi.server.tenants import Tenants, read_tenants
+from hapi.models.graph.layers import Segment
+from hapi.server.http import app as server_app
+from hapi.server.http.tenants import Tenants, read_tenants
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import DEADLINE_HEADER

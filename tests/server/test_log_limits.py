@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage, InvalidHeader
 
-from hapi.server import log_limits
-from hapi.server.log_limits import MAX_KINDS, MOST, WINDOW_SECONDS, LimitedHandler
+from hapi.server.lifecycle import log_limits
+from hapi.server.lifecycle.log_limits import MAX_KINDS, MOST, WINDOW_SECONDS, LimitedHandler
 
 
 class Log:

@@ -8,16 +8,16 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from front_tools import Sizes, made_front
-from front_tools import use as use_front
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.front_tools import Sizes, made_front
+from support.front_tools import use as use_front
 
-from hapi.server import model_cache
-from hapi.server.model_cache import Front, ModelCache
+from hapi.server.device import model_cache
+from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 
 
-def use(cache: ModelCache, key: str, nbytes: int = 10) -> Front:
+def use(cache: ModelCache, key: str, nbytes: int = 10) -> FrozenPrefix:
     return use_front(cache, key, {key: nbytes})
 
 
@@ -59,7 +59,7 @@ def test_concurrent_requests_load_once() -> None:
     cache = ModelCache(100)
     loads = []
 
-    def load() -> Front:
+    def load() -> FrozenPrefix:
         loads.append(1)
         time.sleep(0.05)
         return made_front(cache, {"a": 10})
@@ -79,7 +79,7 @@ def test_concurrent_requests_load_once() -> None:
 def test_a_failed_load_is_tried_again() -> None:
     cache = ModelCache(100)
 
-    def fails() -> Front:
+    def fails() -> FrozenPrefix:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"), cache.front("a", fails):
@@ -131,7 +131,7 @@ def test_many_fronts_over_the_same_weights_are_bounded(monkeypatch: pytest.Monke
     assert (cache.hits, cache.misses) == (3, 10)
 
 
-def identified(cache: ModelCache, sizes: Sizes, identity: str) -> Front:
+def identified(cache: ModelCache, sizes: Sizes, identity: str) -> FrozenPrefix:
     front = made_front(cache, sizes)
     front.identity = identity
     return front

@@ -9,10 +9,19 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from http_tools import EXTRACT, SAMPLES, TENSORS, Known, ServedApplication, check_problem, exchange, served
+from support.http_tools import (
+    EXTRACT,
+    SAMPLES,
+    TENSORS,
+    Known,
+    ServedApplication,
+    check_problem,
+    exchange,
+    served,
+)
 
 from hapi.errors import URN, by_slug
-from hapi.server import openapi
+from hapi.server.http import openapi
 from hapi.server.status import Progress, RunningRequest
 from hapi.wire import messages, schemas
 

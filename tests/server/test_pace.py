@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.server.fair_queue import FairQueue, Tenant
-from hapi.server.pace import DroppedReaderError, Pace, PaceLimits
+from hapi.server.http.slow_reader import DroppedReaderError, PaceLimits, SlowReaderGuard
+from hapi.server.scheduling.fair_queue import FairQueue, Tenant
 
 LIMITS = PaceLimits(silence=60.0, rate=1000, window=30.0)
 
@@ -17,7 +17,7 @@ class Reader:
 
     def __init__(self, limits: PaceLimits = LIMITS, *, deadline: float = 600.0, wanted: bool = True) -> None:
         self.wanted = wanted
-        self.pace = Pace(limits, deadline, lambda: self.wanted)
+        self.pace = SlowReaderGuard(limits, deadline, lambda: self.wanted)
         self.now = self.taken = 0.0
 
     def takes(self, rate: float, seconds: float) -> None:

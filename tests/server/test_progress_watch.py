@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from http_tools import until
+from support.http_tools import until
 
 from hapi.errors import StoreUnavailableError
-from hapi.server.progress_watch import LOST_TO_ONE, ProgressWatch
+from hapi.server.lifecycle.progress_watch import LOST_TO_ONE, ProgressWatch
 from hapi.waiting import Interest, holding
 
 

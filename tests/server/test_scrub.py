@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import exchange, metric, served, until
+from support.http_tools import exchange, metric, served, until
 
 from hapi.errors import StoreError
 from hapi.server.scrub import Scrub
-from hapi.storage.local import LocalStore
-from hapi.storage.objects import ReadPart
+from hapi.store.base import ReadPart
+from hapi.store.local import LocalStore
 from hapi.wire.messages import STATUS_PATH
 
 FAST = 1 << 40

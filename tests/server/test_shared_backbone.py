@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from front_tools import contents, tuned
-from http_tools import SIDE, Known, make_store, received
+from support.front_tools import contents, tuned
+from support.http_tools import SIDE, Known, make_store, received
 
-from hapi.models.layers import LayeredModel
-from hapi.models.repository import push, store_reference, zoo_reference
-from hapi.models.zoo import ModelSpec, build
-from hapi.server.loopback import loopback_handler
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.repository import push, store_reference, zoo_reference
+from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.storage.objects import open_store
+from hapi.store.base import open_store
 from hapi.wire import messages
 
 SPEC = ModelSpec(architecture="mobilenet_v3_small", weights="random:8", input_shape=(3, SIDE, SIDE))

@@ -8,12 +8,12 @@ import urllib.error
 from pathlib import Path
 
 import pytest
-from http_tools import SAMPLES, Known, check_problem, exchange, make_store, served
+from support.http_tools import SAMPLES, Known, check_problem, exchange, make_store, served
 
 from hapi.errors import SHORT_OF, ModelError, ShortageError, TransportError, from_problem, shortage
-from hapi.models import weights
-from hapi.server.problems import as_hapi_error
-from hapi.storage.objects import open_store
+from hapi.models.zoo import weights
+from hapi.server.http.problems import as_hapi_error
+from hapi.store.base import open_store
 
 FOREIGN = [
     *(OSError(number, os.strerror(number)) for number in SHORT_OF if number != errno.ENOMEM),
@@ -66,7 +66,9 @@ def test_an_answer_without_a_descriptor_for_it(
     with served(folder) as server:
         whole = exchange(server.port, "POST", SAMPLES, known.samples())
         asked = []
-        monkeypatch.setattr("hapi.server.answers.os.dup", lambda number: asked.append(number) or too_many())
+        monkeypatch.setattr(
+            "hapi.server.http.response_stream.os.dup", lambda number: asked.append(number) or too_many()
+        )
         again = exchange(server.port, "POST", SAMPLES, known.samples())
         assert asked and again.status == 200 and len(again.body) == len(whole.body)
 
@@ -74,7 +76,7 @@ def test_an_answer_without_a_descriptor_for_it(
 def test_a_server_without_descriptors(folder: Path, known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder) as server:
         with monkeypatch.context() as patch:
-            patch.setattr("hapi.storage.local.os.open", too_many)
+            patch.setattr("hapi.store.local.os.open", too_many)
             answer = exchange(server.port, "POST", SAMPLES, known.samples())
             check_problem(answer, 503, "descriptors")
             assert answer.headers["Retry-After"] == "1"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_tools import (
+from support.http_tools import (
     EXTRACT,
     Known,
     ServedApplication,
@@ -21,7 +21,7 @@ from http_tools import (
 )
 from test_http_clients import long_request, reset
 
-from hapi.models.layers import Segment
+from hapi.models.graph.layers import Segment
 from hapi.wire.messages import ExtractRequest
 
 RUNNING = 2

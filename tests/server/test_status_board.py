@@ -20,8 +20,8 @@ from hapi.errors import (
     StoreError,
     UnauthorizedError,
 )
-from hapi.server.account import RequestClock
-from hapi.server.fair_queue import Tenant
+from hapi.server.requests import RequestClock
+from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.status import ERRORS_KEPT, MAX_LINE, Board, Progress, RunningRequest
 from hapi.wire.messages import TensorsRequest
 from hapi.wire.report import STAGES

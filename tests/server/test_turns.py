@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.server.fair_queue import Tenant
-from hapi.server.turns import HALF_LIFE, Turns
+from hapi.server.scheduling.device_share import HALF_LIFE, DeviceScheduler
+from hapi.server.scheduling.fair_queue import Tenant
 
 A, B, C = Tenant(name="a"), Tenant(name="b"), Tenant(name="c", weight=3.0)
 
 
-def served(turns: Turns[Tenant], rounds: int, each: float = 1.0) -> list[Tenant]:
+def served(turns: DeviceScheduler[Tenant], rounds: int, each: float = 1.0) -> list[Tenant]:
     """Who is served when everybody always has a pass waiting."""
     order = []
     for turn in range(rounds):
@@ -24,7 +24,7 @@ def served(turns: Turns[Tenant], rounds: int, each: float = 1.0) -> list[Tenant]
 
 
 def test_first_come_first_served_among_equals() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceScheduler[str] = DeviceScheduler()
     turns.add(A, 2, "later request")
     turns.add(A, 1, "older request")
     turns.add(B, 1, "another tenant's, later")
@@ -38,7 +38,7 @@ def test_first_come_first_served_among_equals() -> None:
 
 
 def test_who_used_little_goes_first_with_all_that_it_has() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceScheduler[str] = DeviceScheduler()
     turns.charge(A, 5.0, 0.0)
     for number in range(4):
         turns.add(A, 1, f"heavy {number}")
@@ -50,7 +50,7 @@ def test_who_used_little_goes_first_with_all_that_it_has() -> None:
 
 
 def test_shares_follow_the_weights() -> None:
-    turns: Turns[Tenant] = Turns()
+    turns: DeviceScheduler[Tenant] = DeviceScheduler()
     for tenant in (A, B, C):
         turns.add(tenant, 0, tenant)
     order = served(turns, 500)
@@ -59,7 +59,7 @@ def test_shares_follow_the_weights() -> None:
 
 
 def test_use_is_forgotten() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeviceScheduler[str] = DeviceScheduler()
     turns.charge(A, 8.0, 0.0)
     assert turns.used(A, 3 * HALF_LIFE) == pytest.approx(1.0)
     assert turns.used(B, 0.0) == 0
@@ -67,7 +67,7 @@ def test_use_is_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 3)), min_size=1, max_size=60))
 def test_everything_is_served_once(items: list[tuple[Tenant, int]]) -> None:
-    turns: Turns[int] = Turns()
+    turns: DeviceScheduler[int] = DeviceScheduler()
     for number, (tenant, order) in enumerate(items):
         turns.add(tenant, order, number)
     found = []
@@ -80,7 +80,7 @@ def test_everything_is_served_once(items: list[tuple[Tenant, int]]) -> None:
 @given(st.lists(st.floats(0.01, 5.0), min_size=50, max_size=120), st.floats(0.01, 5.0))
 def test_nobody_starves(rivals: list[float], own: float) -> None:
     """However long the others' passes are, whoever waits is served before they had much more than it."""
-    turns: Turns[str] = Turns()
+    turns: DeviceScheduler[str] = DeviceScheduler()
     now, others = 0.0, 0.0
     turns.charge(A, own, now)
     turns.add(A, 0, "own")
@@ -96,7 +96,7 @@ def test_nobody_starves(rivals: list[float], own: float) -> None:
 
 
 def test_what_is_taken_does_not_wait_any_more() -> None:
-    turns: Turns[int] = Turns()
+    turns: DeviceScheduler[int] = DeviceScheduler()
     for number in range(6):
         turns.add(A, 0, number)
     assert turns.take(lambda n: n % 2 == 1) == [1, 3, 5]
@@ -104,7 +104,7 @@ def test_what_is_taken_does_not_wait_any_more() -> None:
 
 
 def test_tenants_of_long_ago_take_no_memory() -> None:
-    turns: Turns[int] = Turns()
+    turns: DeviceScheduler[int] = DeviceScheduler()
     for number in range(5000):
         turns.charge(Tenant(name=f"t{number}"), 1.0, number * HALF_LIFE)
     assert len(turns._used) <= 1025

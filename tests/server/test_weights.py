@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 import pytest
 import torch
 
-from hapi.server.weights import WeightPool
+from hapi.server.device.weight_pool import WeightPool
 
 
 def give(missing: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:

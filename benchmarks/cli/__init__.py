@@ -1,0 +1,1 @@
+"""The command line of the benchmarks: ``python -m benchmarks NAME``."""

@@ -1,0 +1,1 @@
+"""Benchmarks of a server that many ask at once: overload, tenants, siege."""

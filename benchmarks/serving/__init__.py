@@ -1,0 +1,1 @@
+"""Benchmarks of the server: memory, batching, concurrency, the wire, a GPU."""

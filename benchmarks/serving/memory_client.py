@@ -1,0 +1,68 @@
+"""One case of the memory benchmark, in a process of its own: what a client's part of a training batch takes.
+
+Its argument is a JSON object, its answer is another on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi.allocator import keep_freed_memory
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, status_bytes, warm_up_libraries
+from hapi.client.settings import TrainSettings
+from hapi.models.zoo.build import ModelSpec, structure
+from hapi.models.zoo.freeze import choose_freeze
+from hapi.profiler.work import fill
+from hapi.train.trainer import make_optimizer
+
+_WARM_STEPS = 2
+"""After the first the optimiser has its state, and the libraries' code that is needed is in memory."""
+
+
+def main() -> None:
+    """Run the case and print the bytes that the process grew by."""
+    keep_freed_memory()  # as hapi-train does
+    case: dict[str, Any] = json.loads(sys.argv[1])
+    side, device = case["image_size"], torch.device("cpu")
+    spec = ModelSpec(architecture=case["model"], weights="random:0", input_shape=(3, side, side))
+    model = structure(spec)
+    warm_up_libraries()
+    before, code_before = status_bytes("RssAnon"), status_bytes("RssFile")
+    split, boundary = case["split"], model.candidate_splits(choose_freeze(model, None)).stop - 1
+    fill(model, split, len(model), device)
+    features = torch.rand((case["bs"], *model.output_shapes()[split])).to(model.output_dtypes()[split])
+    rest: FrozenSuffix | None = None
+    if split < boundary:
+        shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
+        segment = model.segment(split, boundary, frozen=True)
+        micro = MicroBatch(case["micro_batch"])
+        rest = FrozenSuffix(segment, tuple(shape), dtype, micro, device, MemoryBudget(None, device))
+    trained = model.segment(boundary, len(model), frozen=False)
+    optimizer = make_optimizer(TrainSettings(model=case["model"], momentum=0.9), trained)
+    for _ in range(_WARM_STEPS):
+        _step(features, rest, trained, optimizer)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
+    _step(features, rest, trained, optimizer)
+    code = status_bytes("RssFile")
+    print(json.dumps({"grown": status_bytes("VmHWM") - code - before, "code": code - code_before}))
+
+
+def _step(
+    features: torch.Tensor, rest: FrozenSuffix | None, trained: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """As a session and its trainer do it."""
+    at_boundary = features if rest is None else rest(features)
+    optimizer.zero_grad()
+    output = trained(at_boundary)
+    nn.functional.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64)).backward()
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Benchmarks of the split: the sweep and its views, overlap, changing links."""

@@ -1,0 +1,1 @@
+"""Benchmarks of the dataset store: reading samples, the index, shuffling."""

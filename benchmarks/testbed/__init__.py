@@ -1,0 +1,1 @@
+"""Two tiers on one machine, and what benchmarks share."""

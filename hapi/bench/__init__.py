@@ -1,1 +1,0 @@
-"""Measurements of the whole: the two-tier test bed, the wire beside plain sockets, the tiers' overlap."""

@@ -1,0 +1,1 @@
+"""What is kept on a local disk, shared by processes."""

@@ -1,0 +1,243 @@
+"""Where the samples of a cache lie: by dense id in three arrays, filled from the segments of every process.
+
+They take 12 bytes for each sample of the data set, 120 MB for 10 million, however many of them are in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hapi.arrays import Flags, IntArray
+from hapi.cache.folder import SEGMENT
+from hapi.cache.segments import Contents, Small, read_contents
+from hapi.errors import DataError
+
+log = logging.getLogger("hapi.cache")
+
+LOOK_SECONDS = 1.0
+"""Between two looks for segments of other processes."""
+_MOST_OPEN = 4096
+"""Files of segments that stay open, or a quarter of what the system allows if that is less."""
+_FRESH_SECONDS = 0.1
+"""A folder's time tells of changes only after this long: it has the resolution of the kernel's tick."""
+
+
+class Places(NamedTuple):
+    """Where n samples are in the cache; arrays [n]."""
+
+    segment: Small
+    """Number of the segment; 0: not here."""
+    start: Small
+    length: Small
+    """Bytes of the sample, without its head."""
+
+    def of(self, rows: IntArray) -> Places:
+        """Those of ``rows``."""
+        return Places(*(array[rows] for array in self))
+
+    @property
+    def here(self) -> Flags:
+        """bool [n]"""
+        return self.segment > 0
+
+
+class _Segment:
+    """A file; its descriptor while that is kept open."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+class Catalogue:
+    """What the segments in one folder hold. Thread-safe."""
+
+    def __init__(self, folder: Path, seed: int, count: int) -> None:
+        """Of the samples 0 to ``count - 1``; ``seed`` of the checksums."""
+        self._folder, self._seed, self._count = folder, seed, count
+        self._places = Places(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
+        self._segments: dict[int, _Segment] = {}
+        self._numbers = 0
+        self._known: set[str] = set()
+        """Names that were taken in, or are this process's own."""
+        self._written: _Segment | None = None
+        """That which grows: its writer alone has the file, readers have copies of its descriptor."""
+        self._retired: list[_Segment] = []
+        """Those that are no more, of which a file may still be open and in some thread's hands."""
+        self._lock = threading.Lock()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_open = _MOST_OPEN if limit == resource.RLIM_INFINITY else min(_MOST_OPEN, limit // 4)
+        """Files that are kept open; the others are opened for each read."""
+        self._open = 0
+        self._looked = self._seen = 0.0
+        self._told = False
+        self._look()
+
+    @property
+    def samples(self) -> int:
+        """How many samples are here."""
+        return int(np.count_nonzero(self._places.segment))
+
+    def find(self, ids: IntArray) -> Places:
+        """Where these samples are; other processes' segments show after a second or so."""
+        with self._lock:
+            self._look_when_due()
+            return self._places.of(ids)
+
+    def here(self, ids: IntArray) -> Flags:
+        """Which of these samples are here; bool [n]."""
+        with self._lock:
+            self._look_when_due()
+            here: Flags = self._places.segment[ids] > 0
+            return here
+
+    def descriptor(self, number: int, opened: contextlib.ExitStack) -> int | None:
+        """An open file of a segment, closed by ``opened`` unless it is kept; None when it is gone."""
+        with self._lock:
+            segment = self._segments.get(number)
+            if segment is None:
+                return None
+            kept = segment.descriptor
+            if kept is not None and segment is not self._written:
+                return kept
+            try:
+                descriptor = (
+                    os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC) if kept is None else os.dup(kept)
+                )
+            except (
+                OSError
+            ):  # removed by another process; or too many open files, and then it is just left alone
+                self._forget(number)
+                return None
+            if kept is None and self._open < self._most_open:
+                segment.descriptor = descriptor
+                self._open += 1
+            else:
+                opened.callback(os.close, descriptor)
+            return descriptor
+
+    def drop(self, numbers: Small) -> None:
+        """Forget these segments, which are damaged or gone, and remove their files."""
+        with self._lock:
+            for number in numbers.tolist():
+                segment = self._forget(number)
+                if segment is not None:
+                    self._remove(segment.path, "a sample is not there or fails its checksum")
+
+    def begin(self, path: Path, descriptor: int) -> int:
+        """The number of a segment that this process writes, one at a time; its file is closed here in the end."""
+        with self._lock:
+            self._written = _Segment(path, descriptor)
+            return self._number(self._written)
+
+    def add(self, number: int, contents: Contents) -> bool:
+        """These are in the segment now; False when it is no more."""
+        with self._lock:
+            if number in self._segments:
+                self._note(number, contents)
+            return number in self._segments
+
+    def sealed(self, number: int, path: Path) -> None:
+        """The segment that was written is whole, and the file at ``path``: one like the others from now on."""
+        with self._lock:
+            self._known.add(path.name)
+            segment, self._written = self._written, None
+            if segment is not None:
+                segment.path = path
+                if number in self._segments and self._open < self._most_open:
+                    self._open += 1
+                else:
+                    segment.close()
+
+    def forget(self, number: int) -> None:
+        """The segment that was written is no more, which is nobody's fault."""
+        with self._lock:
+            self._forget(number)
+            if self._written is not None:
+                self._written.close()
+                self._written = None
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._segments
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for segment in [*self._segments.values(), *self._retired]:
+                segment.close()
+            self._segments.clear()
+            self._retired.clear()
+
+    # -- all below under the lock ------------------------------------------------------------------------
+
+    def _look_when_due(self) -> None:
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        """Take in segments that have come since the last look."""
+        self._looked = time.monotonic()
+        with contextlib.suppress(OSError):  # a folder that somebody removed has none
+            changed = self._folder.stat().st_mtime
+            if changed == self._seen:
+                return
+            self._seen = changed if time.time() - changed > _FRESH_SECONDS else 0.0
+            for path in self._folder.glob(f"{SEGMENT}*"):
+                if path.name not in self._known:
+                    self._known.add(path.name)
+                    self._load(path)
+
+    def _load(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # found damaged by another process just now
+            return
+        try:
+            contents = read_contents(descriptor, self._seed, self._count)
+        except DataError as error:
+            self._remove(path, str(error))
+        else:
+            self._note(self._number(_Segment(path)), contents)
+        finally:
+            os.close(descriptor)
+
+    def _number(self, segment: _Segment) -> int:
+        self._numbers += 1
+        self._segments[self._numbers] = segment
+        return self._numbers
+
+    def _note(self, number: int, contents: Contents) -> None:
+        """A sample that was here already stays where it was."""
+        new = self._places.segment[contents.ids] == 0
+        ids = contents.ids[new]
+        self._places.segment[ids] = number
+        self._places.start[ids] = contents.starts[new]
+        self._places.length[ids] = contents.lengths[new]
+
+    def _forget(self, number: int) -> _Segment | None:
+        segment = self._segments.pop(number, None)
+        if segment is not None:
+            self._places.segment[self._places.segment == number] = 0
+            self._retired.append(segment)
+        return segment
+
+    def _remove(self, path: Path, why: str) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        if not self._told:
+            self._told = True
+            log.warning("%s is damaged (%s); what was in it is asked for and kept again", path, why)

@@ -1,0 +1,290 @@
+"""A cache of samples on the local disk: what came over a network is not asked for again, also by later jobs.
+
+It has samples of one data set version as they are stored, never decoded or transformed, and their labels. A sample is
+read straight into its place in the caller's buffer, and checked. :mod:`hapi.cache.folder` decides what may be
+admitted and what makes room, :mod:`hapi.cache.catalog` knows where a sample is, and
+:mod:`hapi.cache.segments` how a file looks.
+
+A segment with a damaged sample is removed as a whole, told once: what was in it is asked for and kept anew. Where
+writing fails (a full disk), nothing more is kept, told once. Neither stops the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hapi.arrays import Bytes, Flags, IntArray
+from hapi.cache.catalog import Catalogue, Places
+from hapi.cache.folder import OPEN, CacheFolder
+from hapi.cache.segments import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    SegmentWriter,
+    byte_rows,
+    checksums,
+    seed_of,
+    segment_bytes,
+)
+from hapi.errors import ConflictError
+from hapi.store.gather import copy_pieces
+from hapi.wire.references import DatasetReference, check_digest, check_name
+from hapi.wire.samples import Samples, offsets_of
+
+log = logging.getLogger("hapi.cache")
+
+SEGMENT_BYTES = 64 << 20
+"""Of a segment; less where the budget is less than :data:`_SEGMENTS` of them."""
+_SEGMENTS = 16
+_LONGEST = 1 << 30
+"""Bytes of a sample: it is one read, and places in a segment have 32 bits."""
+_PART_BYTES = 16 << 20
+"""Most bytes that :meth:`SampleCache.parts` gives at once, unless one sample has more."""
+_FULL_SECONDS = 10.0
+"""Between two looks whether there is room again."""
+_AHEAD = 32
+"""Reads announced to the kernel before their turn, as in ``local.py``."""
+
+
+class SampleCache:
+    """What a cache folder has of one data set version. Thread-safe; close it when nobody reads from it any more."""
+
+    def __init__(self, folder: CacheFolder, reference: DatasetReference, count: int) -> None:
+        """Of a data set of ``count`` samples; HapiError when the folder cannot be used."""
+        check_name(reference.name, "data set")
+        check_digest(reference.version, "data set version")
+        self.folder = folder
+        self._seed = seed_of(reference)
+        self._segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
+        self._longest = min(_LONGEST, folder.budget // 2)
+        self._writing = threading.Lock()
+        self._writer: tuple[SegmentWriter, int, str] | None = None
+        """With the number and the token of its segment."""
+        self._full_until = 0.0
+        self._stopped = self._closed = False
+        self.path, self._users = folder.attach(reference)
+        self._catalogue = Catalogue(self.path, self._seed, count)
+
+    @property
+    def samples(self) -> int:
+        """How many samples are here."""
+        return self._catalogue.samples
+
+    @property
+    def admits(self) -> bool:
+        """Whether more would be kept, as far as is known."""
+        return not self._stopped and time.monotonic() >= self._full_until
+
+    def room(self, samples: int, mean_bytes: float) -> float:
+        """The part of ``samples`` of ``mean_bytes`` each that the whole budget has room for, from 0 to 1."""
+        return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + RECORD_BYTES)))
+
+    def share(self, ids: IntArray) -> float:
+        """The part of these samples that is here, from 0 to 1."""
+        return float(self._catalogue.here(ids).mean()) if len(ids) else 0.0
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def parts(self, ids: IntArray) -> Iterator[tuple[IntArray, Samples]]:
+        """(rows of ``ids``, ascending; their samples) of all that is here, a bounded number of bytes at a time."""
+        places = self._catalogue.find(ids)
+        rows = np.flatnonzero(places.here)
+        ends = np.cumsum(places.length[rows], dtype=np.int64)
+        while len(rows):
+            count = max(1, int(np.searchsorted(ends, _PART_BYTES, side="right")))
+            part, rows, ends = rows[:count], rows[count:], ends[count:] - ends[count - 1]
+            offsets = offsets_of(places.length[part])
+            data, labels = np.empty(int(offsets[-1]), dtype=np.uint8), np.empty(count, dtype=np.int64)
+            sound = self._fill(ids[part], places.of(part), offsets[:-1], data, labels)
+            if sound.all():
+                yield part, Samples(ids=ids[part], data=data, offsets=offsets, labels=labels)
+            else:  # the segments of the damaged ones are no more; what lies in others is read again
+                yield from ((part[again], samples) for again, samples in self.parts(ids[part]))
+
+    def through(self, samples: Samples, read: Callable[[IntArray], Samples]) -> None:
+        """Fill ``samples.data``: what is here from here; the others are those of ``read(ids)``, and are kept.
+
+        Ids, offsets and labels are known; what is here with another length or label is damaged.
+        """
+        places = self._catalogue.find(samples.ids)
+        same = places.here & (places.length == np.diff(samples.offsets))
+        rows, labels = np.flatnonzero(same), np.empty(int(same.sum()), dtype=np.int64)
+        starts = samples.offsets[:-1][rows]
+        sound = self._fill(samples.ids[rows], places.of(rows), starts, samples.data, labels)
+        same[rows] = sound & (labels == samples.labels[rows])
+        self._catalogue.drop(np.unique(places.segment[places.here & ~same]))
+        rest = np.flatnonzero(~same)
+        if len(rest):
+            others = read(samples.ids[rest])
+            starts, lengths = others.offsets[:-1], np.diff(others.offsets)
+            copy_pieces(others.data, starts, lengths, samples.data, samples.offsets[:-1][rest])
+            self.put(others)
+
+    def _fill(self, ids: IntArray, places: Places, starts: IntArray, out: Bytes, labels: IntArray) -> Flags:
+        """Sample i to ``out[starts[i]:]`` and its label; bool [n], False where damaged."""
+        heads = np.empty((len(ids), 3), dtype=np.uint64)
+        bounds = list(zip(starts.tolist(), (starts + places.length).tolist(), strict=True))
+        read = self._read(places, byte_rows(heads), out.data, bounds)
+        sound: Flags = read & (heads[:, 0] == checksums(heads, out.data, bounds, self._seed))
+        sound &= heads[:, 1].view(np.int64) == ids
+        if not sound.all():
+            self._catalogue.drop(np.unique(places.segment[~sound]))
+        labels[:] = heads[:, 2].view(np.int64)
+        return sound
+
+    def _read(
+        self, places: Places, heads: memoryview, out: memoryview, bounds: list[tuple[int, int]]
+    ) -> Flags:
+        """Heads and bytes of the samples, in the order of the files; True for those that were there."""
+        read = np.zeros(len(bounds), dtype=np.bool_)
+        order = np.lexsort((places.start, places.segment))
+        with contextlib.ExitStack() as opened:
+            files = {n: self._catalogue.descriptor(n, opened) for n in np.unique(places.segment).tolist()}
+            numbers, starts = places.segment[order].tolist(), places.start[order].tolist()
+            reads = [
+                (file, start, row)
+                for number, start, row in zip(numbers, starts, order.tolist(), strict=True)
+                if (file := files[number]) is not None
+            ]
+            for file, start, row in _announced(reads, bounds):
+                first, stop = bounds[row]
+                head = heads[row * HEAD_BYTES : (row + 1) * HEAD_BYTES]
+                with contextlib.suppress(OSError):  # of a disk that fails: as good as damaged
+                    found = os.preadv(file, [head, out[first:stop]], start)
+                    read[row] = found == HEAD_BYTES + stop - first
+        return read
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def put(self, samples: Samples) -> None:
+        """Keep these samples as far as there is room and they are not here yet. Never raises."""
+        if not self.admits:
+            return
+        with self._writing:
+            if self._stopped:
+                return
+            try:
+                self._append(samples)
+            except ConflictError:
+                self._full_until = time.monotonic() + _FULL_SECONDS
+            except OSError as error:
+                self._stop(error)
+
+    def flush(self) -> None:
+        """Let others, also after this process, have what was put. Never raises."""
+        with self._writing:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            self._seal()
+        except ConflictError:
+            pass  # what was written since the last time is lost
+        except OSError as error:
+            self._stop(error)
+
+    def close(self) -> None:
+        """Flush, and say that the version is not in use here any more; closing twice does nothing."""
+        with self._writing:
+            if self._closed:
+                return
+            self._flush()
+            self._closed = self._stopped = True
+        self._catalogue.close()
+        with contextlib.suppress(OSError):
+            os.utime(self._users)
+        os.close(self._users)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, samples: Samples) -> None:
+        lengths = np.diff(samples.offsets)
+        rows = np.flatnonzero(~self._catalogue.here(samples.ids) & (lengths <= self._longest))
+        rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
+        while len(rows):
+            if self._writer is None:
+                self._writer = self._new_segment(int(lengths[rows[0]]))
+                if self._writer is None:
+                    self._full_until = time.monotonic() + _FULL_SECONDS
+                    return
+            writer, number, _ = self._writer
+            part = rows[: writer.fitting(lengths[rows])]
+            rows = rows[len(part) :]
+            if len(part):
+                starts = samples.offsets[:-1][part]
+                held = writer.append(
+                    samples.ids[part], samples.labels[part], samples.data, starts, lengths[part]
+                )
+                self._catalogue.add(number, held)
+            if len(rows) or number not in self._catalogue:  # which was found damaged
+                self._seal()
+
+    def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
+        """For a sample of ``length`` bytes and others; None when there is no room."""
+        least = segment_bytes(length)
+        reserved = self.folder.reserve(self.path, max(self._segment_bytes, least), least)
+        if reserved is None:
+            return None
+        writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed)
+        path = self.path / f"{OPEN}{reserved.token}"
+        return writer, self._catalogue.begin(path, reserved.descriptor), reserved.token
+
+    def _seal(self) -> None:
+        """Make the open segment one that counts. One that cannot be sealed, or was found damaged, goes."""
+        if self._writer is None:
+            return
+        (writer, number, token), self._writer = self._writer, None
+        whole = False
+        try:
+            if writer.samples and number in self._catalogue:
+                writer.finish()
+                path = self.folder.seal(self.path, token)
+                fcntl.flock(writer.descriptor, fcntl.LOCK_UN)
+                whole = True
+                self._catalogue.sealed(number, path)
+        finally:
+            if not whole:
+                self._catalogue.forget(number)
+                with contextlib.suppress(OSError):
+                    (self.path / f"{OPEN}{token}").unlink(missing_ok=True)
+
+    def _stop(self, error: OSError) -> None:
+        """Keep nothing more; what is here stays of use."""
+        if not self._stopped:
+            self._stopped = True
+            log.warning(
+                "sample cache %s: cannot be written (%s); nothing more is kept, all else goes on",
+                self.folder.path,
+                error.strerror or error,
+            )
+        with contextlib.suppress(OSError, ConflictError):
+            self._seal()
+
+
+def _announced(
+    reads: list[tuple[int, int, int]], bounds: list[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """``reads`` (file, start, row) in their order; those that come next are already being fetched by the kernel."""
+    can_announce = hasattr(os, "posix_fadvise")  # not on macOS
+    for place in range(len(reads) + _AHEAD):
+        if place < len(reads) and can_announce:
+            file, start, row = reads[place]
+            size = HEAD_BYTES + bounds[row][1] - bounds[row][0]
+            os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
+        if place >= _AHEAD:
+            yield reads[place - _AHEAD]

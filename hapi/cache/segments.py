@@ -1,0 +1,154 @@
+"""The files of a sample cache: samples one after the other, and a footer that says where each of them lies.
+
+    record   checksum u64, id i64, label i64, then the sample's bytes; the checksum covers all after itself
+    footer   ids i64 [n], starts u32 [n], lengths u32 [n]
+    trailer  "HAPISEG1", n u64, xxh3 of footer and n u64
+
+All checksums are seeded with the data set's name and version, so that a file in a wrong place is no segment of it. They
+are what a reader goes by: nothing is synced to the disk, and a file that lost its content in a power cut is damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hapi.arrays import Bytes, IntArray
+from hapi.errors import DataError
+from hapi.wire.references import DatasetReference
+
+HEAD_BYTES = 24
+"""Before each sample."""
+_FOOT_BYTES = 16
+"""Of each sample in the footer."""
+RECORD_BYTES = HEAD_BYTES + _FOOT_BYTES
+"""What a sample takes of a segment beside its bytes."""
+_TRAILER_BYTES = 24
+_MAGIC = b"HAPISEG1"
+Heads = npt.NDArray[np.uint64]
+"""[n, 3]: checksum, id and label of n records."""
+Small = npt.NDArray[np.uint32]
+
+
+def seed_of(reference: DatasetReference) -> int:
+    """What makes checksums those of one data set version."""
+    return xxhash.xxh3_64_intdigest(f"{reference.name}@{reference.version}".encode())
+
+
+def segment_bytes(length: int) -> int:
+    """The size of a segment with one sample of ``length`` bytes and nothing else."""
+    return length + RECORD_BYTES + _TRAILER_BYTES
+
+
+def checksums(
+    heads: Heads, data: memoryview, bounds: Sequence[tuple[int, int]], seed: int
+) -> npt.NDArray[np.uint64]:
+    """The checksum of each record, uint64 [n], from its id and label in ``heads`` and ``data[start:stop]``."""
+    flat = byte_rows(heads)
+    found = np.empty(len(heads), dtype=np.uint64)
+    for row, (start, stop) in enumerate(bounds):
+        state = xxhash.xxh3_64(flat[row * HEAD_BYTES + 8 : (row + 1) * HEAD_BYTES], seed)
+        state.update(data[start:stop])
+        found[row] = state.intdigest()
+    return found
+
+
+def byte_rows(heads: Heads) -> memoryview:
+    """The heads' bytes, one after the other."""
+    return heads.reshape(-1).view(np.uint8).data
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a segment holds: n samples."""
+
+    ids: IntArray
+    starts: Small
+    """Where their records begin."""
+    lengths: Small
+    """Bytes of the samples."""
+
+
+def read_contents(descriptor: int, seed: int, count: int) -> Contents:
+    """The footer of a sealed segment of a data set of ``count`` samples; :class:`DataError` unless all of it fits."""
+    size = os.fstat(descriptor).st_size
+    trailer = os.pread(descriptor, _TRAILER_BYTES, max(0, size - _TRAILER_BYTES))
+    if len(trailer) != _TRAILER_BYTES or trailer[:8] != _MAGIC:
+        raise DataError("it has no trailer")
+    held, checksum = np.frombuffer(trailer[8:], dtype=np.uint64).tolist()
+    begin = size - _TRAILER_BYTES - held * _FOOT_BYTES
+    if begin < 0:
+        raise DataError("its footer does not fit")
+    footer = os.pread(descriptor, held * _FOOT_BYTES, begin)
+    if xxhash.xxh3_64_intdigest(footer + trailer[8:16], seed) != checksum:
+        raise DataError("its footer is damaged, or of another data set")
+    ids = np.frombuffer(footer, np.int64, held)
+    starts = np.frombuffer(footer, np.uint32, held, 8 * held)
+    lengths = np.frombuffer(footer, np.uint32, held, 12 * held)
+    ends = starts.astype(np.int64) + lengths + HEAD_BYTES
+    if held and (ids.min() < 0 or ids.max() >= count or ends.max() > begin):
+        raise DataError("its footer names samples that cannot be")
+    return Contents(ids, starts, lengths)
+
+
+@dataclass(eq=False)
+class SegmentWriter:
+    """A segment that grows, in an open file that its owner has locked. Not thread-safe."""
+
+    descriptor: int
+    capacity: int
+    """Bytes that the file may have in the end."""
+    seed: int
+    end: int = 0
+    """Where the next record goes."""
+    _held: list[Contents] = field(default_factory=list)
+    samples: int = 0
+
+    def fitting(self, lengths: IntArray) -> int:
+        """How many of samples of these lengths, from the first on, there is room for."""
+        room = self.capacity - _TRAILER_BYTES - self.samples * _FOOT_BYTES - self.end
+        return int(np.searchsorted(np.cumsum(lengths + RECORD_BYTES), room, side="right"))
+
+    def append(
+        self, ids: IntArray, labels: IntArray, data: Bytes, starts: IntArray, lengths: IntArray
+    ) -> Contents:
+        """Write samples, ``data[starts[i]:starts[i] + lengths[i]]`` each; where they lie. OSError when that fails."""
+        heads = np.empty((len(ids), 3), dtype=np.uint64)
+        heads[:, 1], heads[:, 2] = ids.view(np.uint64), labels.view(np.uint64)
+        bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+        heads[:, 0] = checksums(heads, data.data, bounds, self.seed)
+        flat = byte_rows(heads)
+        pieces = [
+            piece
+            for row, (start, stop) in enumerate(bounds)
+            for piece in (flat[row * HEAD_BYTES : (row + 1) * HEAD_BYTES], data.data[start:stop])
+        ]
+        records = b"".join(pieces)
+        _write(self.descriptor, records, self.end)
+        sizes = np.cumsum(lengths + HEAD_BYTES)
+        begins = self.end + sizes - lengths - HEAD_BYTES
+        found = Contents(ids, begins.astype(np.uint32), lengths.astype(np.uint32))
+        self._held.append(found)
+        self.end += len(records)
+        self.samples += len(ids)
+        return found
+
+    def finish(self) -> None:
+        """Write the footer and cut the file to its size. OSError when that fails."""
+        names = ("ids", "starts", "lengths")
+        footer = b"".join(getattr(part, name).tobytes() for name in names for part in self._held)
+        count = np.array([self.samples], dtype=np.uint64).tobytes()
+        checksum = np.array([xxhash.xxh3_64_intdigest(footer + count, self.seed)], dtype=np.uint64)
+        _write(self.descriptor, footer + _MAGIC + count + checksum.tobytes(), self.end)
+        os.ftruncate(self.descriptor, self.end + len(footer) + _TRAILER_BYTES)
+
+
+def _write(descriptor: int, data: bytes, start: int) -> None:
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], start + done)

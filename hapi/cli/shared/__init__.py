@@ -1,0 +1,1 @@
+"""Parts that several commands have: parsers, numbers, progress, writing to a store."""

@@ -1,0 +1,127 @@
+"""What every command shares: one-line errors, exit codes, and the guard around ``main``."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hapi.cli.entry import EXIT_INTERRUPTED, Interruptible
+from hapi.errors import DivergedError, HapiError, ModelChoiceError, UsageError
+from hapi.process.output import standard_outputs
+from hapi.text import MESSAGE_CHARACTERS, printable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_DIVERGED = 3
+MAX_TOKEN_BYTES = 4096
+"""Longest token: it must fit a header beside others."""
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage.
+
+    A flag is written in full: what is short for one today may be short for two, or for another one, tomorrow.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """The parsed arguments; exits with code 2 after one line when there are wrong ones.
+
+        A parser of a sub-command is asked by this name too, so that its own flags are named.
+        """
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
+            self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr, exit code 2."""
+        line = f"{self.prog}: error: {message} ({self.prog} --help lists everything)"
+        self.exit(EXIT_USAGE, printable(" ".join(line.split()), MESSAGE_CHARACTERS) + "\n")
+
+
+def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False) -> int:
+    """Run ``body`` and turn what it raises into one line on stderr and an exit code.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An error
+    that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
+    ``goes_on``: what it prints is not what it is for, so it does its work without stdout too.
+    """
+    with standard_outputs(program, goes_on=goes_on):
+        return _guarded(program, body, goes_on)
+
+
+def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
+    try:
+        with Interruptible():
+            code = body()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except SystemExit as ended:  # argparse's way to end after --help, and after wrong arguments
+        return ended.code if isinstance(ended.code, int) else EXIT_OK if ended.code is None else EXIT_FAILED
+    except HapiError as error:
+        if os.environ.get("HAPI_DEBUG"):
+            raise
+        print(f"{program}: error: {printable(error, MESSAGE_CHARACTERS)}", file=sys.stderr)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        if goes_on:
+            raise
+        return EXIT_FAILED  # whoever read our output is gone
+
+
+def say(line: str) -> None:
+    """Print one line of a result on stdout; names in it are from stores and may be anything."""
+    print(printable(line, MESSAGE_CHARACTERS))
+
+
+def tell(program: str, line: str) -> None:
+    """Print one line about the work of ``program`` on stderr, as :func:`say` does."""
+    print(f"{program}: {printable(line, MESSAGE_CHARACTERS)}", file=sys.stderr)
+
+
+def exit_code(error: HapiError) -> int:
+    """The exit code of a command that ended with ``error``."""
+    if isinstance(error, DivergedError):
+        return EXIT_DIVERGED
+    return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
+
+
+def read_token(token_file: str | None) -> str | None:
+    """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None."""
+    if token_file is None:
+        origin, token = "HAPI_TOKEN", os.environ.get("HAPI_TOKEN", "").strip()
+        if not token:
+            return None
+    else:
+        origin = f"--token-file {token_file}"
+        try:
+            with Path(token_file).open("rb") as file:
+                token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(f"{origin}: cannot be read: {error.strerror or error}") from None
+    if (
+        not token
+        or len(token) > MAX_TOKEN_BYTES
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
+        raise UsageError(f"{origin}: expected one token of printable ASCII without spaces")
+    return token

@@ -1,0 +1,1 @@
+"""Receiving batches ahead of the training step."""

@@ -1,0 +1,81 @@
+"""What is counted of one pass over some samples: a training epoch or a validation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.prefetcher import Batch
+from hapi.client.loading.receiver import SampleSlice
+from hapi.clocks import BusyClock
+
+
+class Timeline:
+    """The way of one batch, from the middle of its pass, through the three stages."""
+
+    def __init__(self) -> None:
+        self.batch: int | None = None
+        self._recording = False
+        self._spans: list[SampleSlice] = []
+
+    def begin(self, number: int, batches: int, batch: Batch) -> None:
+        """Batch ``number`` of ``batches`` is handed out; the one in the middle is recorded."""
+        self._recording = number == batches // 2
+        if self._recording:
+            self.batch, self._spans = number, list(batch.spans)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Work of this side on the batch."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._recording:
+                self._spans.append(SampleSlice("client", name, started, time.monotonic()))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Its spans in seconds since its first request; None when no batch was recorded."""
+        if self.batch is None or not self._spans:
+            return None
+        zero = min(span.start for span in self._spans)
+        spans = [
+            {
+                "stage": span.stage,
+                "name": span.name,
+                "start": round(span.start - zero, 6),
+                "end": round(span.end - zero, 6),
+            }
+            for span in sorted(self._spans, key=lambda s: s.start)
+        ]
+        return {"batch": self.batch, "spans": spans}
+
+
+@dataclass
+class PassReport:
+    """Counters of one pass."""
+
+    samples: int = 0
+    """Samples handed to the training loop, those in its hands included."""
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    """Seconds that the training loop waited for its next batch."""
+    client: BusyClock = field(default_factory=BusyClock)
+    """Seconds in which this side computed: decode, frozen rest, and the training loop's own work."""
+    traffic: Traffic = field(default_factory=Traffic)
+    splits: dict[int, int] = field(default_factory=dict)
+    """Batches by split."""
+    timeline: Timeline = field(default_factory=Timeline)
+    unfit: int | None = None
+    """The split of a batch that is on its way through the frozen layers here."""
+    refused: int | None = None
+    """The split that a server had no memory for."""
+
+    @classmethod
+    def over(cls, traffic: Traffic) -> Self:
+        """Of a pass whose traffic is ``traffic``."""
+        return cls(traffic=traffic, client=traffic.decode)

@@ -1,0 +1,84 @@
+"""What is asked of the servers: one data set, one model, one split. Immutable; a new split is a new job."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hapi.arrays import IntArray
+from hapi.data.manifest import SampleLayout
+from hapi.wire import messages
+from hapi.wire.frames import TensorSpec
+from hapi.wire.references import DatasetReference, ModelReference, TransformSpec
+from hapi.wire.sequences import ChunkWindows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionJob:
+    """Everything but the sample ids of the requests of one run (or part of one)."""
+
+    dataset: DatasetReference
+    layout: SampleLayout
+    mean_stored_bytes: float
+    """Mean bytes of a stored sample, for budgets at split 0."""
+    stored_bytes: int = 1 << 62
+    """Bytes of all samples of the data set; no part of them has more."""
+    transform: TransformSpec | None
+    split: int
+    split_name: str
+    """Name of layer ``split``; empty for split 0."""
+    model: ModelReference | None
+    """None for split 0."""
+    shape: tuple[int, ...]
+    """Shape of one sample as the window delivers it: layer ``split``'s output, or the model's input."""
+    dtype: torch.dtype
+    id: str = ""
+    """Of the training run, by which a server tells its work from that of others."""
+    windows: ChunkWindows | None = None
+    """Where the sample ids come from, if that is chunk windows."""
+    time_layers: bool = False
+    """Whether the server times each layer for one request of every batch."""
+
+    @property
+    def path(self) -> str:
+        """Where its requests are posted."""
+        return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
+
+    def at(self, seed: int, epoch: int) -> ExtractionJob:
+        """The job as it is in one epoch: chunk windows and a random transform differ from epoch to epoch."""
+        windows, transform = self.windows, self.transform
+        return replace(
+            self,
+            windows=None if windows is None else replace(windows, epoch=epoch),
+            transform=transform.at(seed, epoch) if transform is not None and transform.random else transform,
+        )
+
+    def request(self, ids: IntArray, *, first: bool = False) -> dict[str, Any]:
+        """The document that asks for ``ids``; ``first``: it is the first of its batch."""
+        if self.model is None:
+            return messages.SamplesRequest(
+                dataset=self.dataset, ids=ids, job=self.id, windows=self.windows
+            ).to_json()
+        return messages.ExtractRequest(
+            dataset=self.dataset,
+            model=self.model,
+            split=self.split,
+            split_name=self.split_name,
+            ids=ids,
+            transform=self.transform,
+            time_layers=self.time_layers and first,
+            job=self.id,
+            windows=self.windows,
+        ).to_json()
+
+    def sample_bytes(self) -> int:
+        """Bytes of one delivered sample in memory."""
+        return max(1, math.prod(self.shape) * self.dtype.itemsize)
+
+    def expected_tensors(self, count: int) -> tuple[TensorSpec, ...]:
+        """The tensors that a frame of ``count`` samples must carry (splits from 1)."""
+        features = TensorSpec(messages.FEATURES, str(self.dtype).removeprefix("torch."), (count, *self.shape))
+        return features, TensorSpec(messages.LABELS, "int64", (count,))

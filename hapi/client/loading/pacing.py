@@ -1,0 +1,103 @@
+"""When the next request is to be sent: as early as the link needs it, and no earlier.
+
+Answers that come at the same time share the link, so that the first training batch comes when the fourth could. One
+answer after the other leaves the link idle while the server works on the next. So a request goes out when what is
+still to come would take the link no longer than an answer needs to begin. That *lead* is learned: it grows by the time
+for which the link was idle although a request had been held back, and shrinks a little with every answer after which
+it was not. Where the server or the trainer is what all wait for, little is ever to come, and as many requests are
+under way as may be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hapi.client.loading.link_stats import LinkMeter
+
+LONGEST_LEAD = 10.0
+"""Seconds."""
+SHRINK = 0.95
+"""A lead's factor with each answer before which the link was not idle."""
+IDLE = 0.02
+"""Of an answer's time on the link, for which it may be idle before it."""
+PATIENCE = 2.0
+"""Times what all answers under way should take, after which no request is held back: a server may be silent."""
+UNKNOWN = 2
+"""Requests under way before the first answer has shown the link."""
+
+
+@dataclass
+class Learned:
+    """What a session knows of its link, pass after pass."""
+
+    rate: float | None = None
+    """Bytes per second; None where all was there before anybody looked, so that there is nothing to wait for."""
+    answered: bool = False
+    """Whether an answer has come."""
+    lead: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds, by split: how long a server needs depends on it."""
+
+
+class RequestPacer:
+    """Of the requests of one pass. Not thread-safe: the window's lock guards it."""
+
+    def __init__(
+        self,
+        arrived: Callable[[], int | None],
+        link: LinkMeter,
+        learned: Learned,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``arrived()``: bytes that have come over the network so far; None where nobody can tell, nor pace then."""
+        self._arrived, self._link, self._learned, self._clock = arrived, link, learned, clock
+        self._coming: dict[object, float] = {}
+        """Expected bytes of each answer under way."""
+        self._expected = 0.0
+        """Bytes in all since :attr:`_before`, as far as is known by now."""
+        self._before: int | None = None
+        self._idle = link.idle
+        self._held = False
+        self._since: float | None = None
+        """When the request that goes next was held back first."""
+
+    def delay(self, split: int) -> float:
+        """Seconds until the next request should be sent; 0: now."""
+        arrived = self._arrived()
+        if not self._coming or arrived is None or self._before is None:
+            return 0.0
+        if self._learned.rate is None:
+            return 0.0 if self._learned.answered or len(self._coming) < UNKNOWN else 0.05
+        whole, rate = sum(self._coming.values()), self._learned.rate
+        to_come = min(whole, max(0.0, self._expected - (arrived - self._before)))
+        delay = max(0.0, to_come / rate - self._learned.lead[split])
+        if delay:
+            now = self._clock()
+            self._since = now if self._since is None else self._since
+            delay = min(delay, max(0.0, self._since + PATIENCE * whole / rate - now))
+        self._held |= delay > 0
+        return delay
+
+    def sent(self, request: object, nbytes: float) -> None:
+        """``request`` goes out, and about ``nbytes`` are expected for it."""
+        if not self._coming:
+            self._before, self._expected = self._arrived(), 0.0
+        self._coming[request] = nbytes
+        self._expected += nbytes
+        self._since = None
+
+    def done(self, request: object, split: int, nbytes: int | None) -> None:
+        """Its answer has come, of ``nbytes`` in all; or it failed (None)."""
+        self._expected += (nbytes or 0) - self._coming.pop(request)
+        if nbytes is None:
+            return
+        known = self._learned
+        known.rate, known.answered = self._link.recent() or known.rate, True
+        idle, self._idle = self._link.idle - self._idle, self._link.idle
+        if not self._held or known.rate is None or idle <= IDLE * nbytes / known.rate:
+            known.lead[split] *= SHRINK
+        else:
+            known.lead[split] = min(LONGEST_LEAD, known.lead[split] + idle)
+        self._held = False

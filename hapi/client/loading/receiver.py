@@ -1,0 +1,244 @@
+"""From an answer's frames to the rows of a training batch: every frame is held against what was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi.arrays import IntArray
+from hapi.cache.samples import SampleCache
+from hapi.client.loading.job import ExtractionJob
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.soundness import check_finite
+from hapi.client.transport.server_pool import Stopped
+from hapi.data.transforms.pipeline import input_batch
+from hapi.errors import BadRequestError, WireError
+from hapi.trace import Tracer
+from hapi.wire import messages
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec, byte_view
+from hapi.wire.references import DatasetReference
+from hapi.wire.samples import Samples
+
+MOST_STORED_BYTES = 2 << 30
+"""Stored samples of one frame, at most; memory is taken for them as they come."""
+
+
+class SampleSlice(NamedTuple):
+    """A part of a request, in ``time.monotonic`` seconds."""
+
+    stage: str
+    """``server`` while a frame is awaited, ``network`` while one arrives, ``client`` while samples are decoded."""
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(eq=False)
+class OpenBatch:
+    """A batch whose samples are coming in."""
+
+    number: int
+    job: ExtractionJob
+    ids: IntArray
+    features: torch.Tensor
+    labels: torch.Tensor
+    arrived: npt.NDArray[np.bool_]
+    arrived_ids: IntArray
+    nbytes: int
+    spans: list[SampleSlice] = field(default_factory=list)
+    origins: list[tuple[npt.NDArray[np.int64], str]] = field(default_factory=list)
+    """Rows and the server that sent them; those of the sample cache are not in it."""
+
+
+@dataclass(eq=False)
+class RequestSlice:
+    """One request's share of a batch."""
+
+    batch: OpenBatch
+    rows: npt.NDArray[np.int64]
+    """Of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have."""
+    next: int = 0
+    """How many of them have arrived."""
+
+    def next_rows(self, count: int) -> npt.NDArray[np.int64]:
+        """The ``count`` rows that come next."""
+        return self.rows[self.next : self.next + count]
+
+
+class Receiver:
+    """Puts samples into their batches, in any number of threads."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        tracer: Tracer,
+        caches: Mapping[DatasetReference, SampleCache],
+        closed: Callable[[], bool],
+        arrived: Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None],
+        later: Callable[[Callable[[], None]], None],
+        check: bool = True,
+    ) -> None:
+        """``closed()``: nobody wants any more. ``arrived(batch, rows, ids)``: these rows are in their places.
+
+        ``later(work)`` has stored samples decoded while the connection that they came by is asked for the next ones.
+        ``check``: features that are no numbers are refused.
+        """
+        self._check = check
+        self._traffic, self._tracer, self._caches = traffic, tracer, caches
+        self._closed, self._arrived, self._later = closed, arrived, later
+
+    def features(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
+        """The frames of the answer of ``server`` to a request for features."""
+        batch = piece.batch
+
+        def sink(header: FrameHeader) -> list[memoryview]:
+            rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
+            return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
+
+        while True:
+            header = self._next(reader, piece, sink)
+            if isinstance(header, StreamEnd):
+                return header
+            rows = piece.next_rows(len(header.ids))
+            if self._check:
+                what = f"{server}: features of split {batch.job.split}"
+                check_finite(batch.features[_spot(rows)], header.ids, what)
+            batch.origins.append((rows, server))
+            self._arrived(batch, rows, header.ids)
+            piece.next += len(header.ids)
+
+    def stored(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
+        """The frames of the answer of ``server`` to a request for stored samples; a sample cache keeps these."""
+        batch = piece.batch
+        received: list[npt.NDArray[Any]] = []
+
+        def sink(header: FrameHeader) -> list[memoryview]:
+            self._rows(header, piece, None)
+            received[:] = stored_buffers(header, batch.job)
+            return [byte_view(a) for a in received]
+
+        while True:
+            header = self._next(reader, piece, sink)
+            if isinstance(header, StreamEnd):
+                return header
+            rows = piece.next_rows(len(header.ids))
+            samples = checked_samples(np.asarray(header.ids), *received)
+            batch.origins.append((rows, server))
+            piece.next += len(rows)
+            self._later(partial(self._keep, batch, rows, samples))
+
+    def _keep(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        cache = self._caches.get(batch.job.dataset)
+        self._take(batch, rows, samples)
+        if cache is not None:
+            cache.put(samples)
+
+    def from_cache(self, piece: RequestSlice) -> None:
+        """Take what a sample cache has of a piece; the other rows are left to be asked for."""
+        batch = piece.batch
+        cache = None if batch.job.split else self._caches.get(batch.job.dataset)
+        if cache is None:
+            return
+        for found, samples in cache.parts(batch.ids[piece.rows]):
+            if self._closed():
+                raise Stopped
+            self._take(batch, piece.rows[found], samples)
+            self._traffic.cached(batch.job.split, len(samples), len(samples.data))
+        piece.rows = piece.rows[~batch.arrived[piece.rows]]
+
+    def _take(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        """Decode stored samples into ``rows`` of their batch."""
+        job, started = batch.job, time.monotonic()
+        with self._traffic.decoding(job.split), self._tracer.span("decode", "decode", samples=len(rows)):
+            inputs = input_batch(samples, job.layout, job.transform)
+            if tuple(inputs.shape[1:]) != job.shape:
+                raise BadRequestError(
+                    f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
+                    "choose an image size (--image-size) that fits the data set"
+                )
+            if self._check and (job.layout.sample_dtype or "").startswith("float"):
+                check_finite(inputs, samples.ids, f"stored values of data set {job.dataset.name!r}")
+            spot = _spot(rows)
+            batch.features[spot] = inputs
+            batch.labels[spot] = torch.from_numpy(samples.labels)
+        batch.spans.append(SampleSlice("client", "decode", started, time.monotonic()))
+        self._arrived(batch, rows, samples.ids)
+
+    def _next(self, reader: FrameReader, piece: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
+        """The next frame; the network's clock runs from its header's arrival to its checksum."""
+        spans, asked, before = piece.batch.spans, time.monotonic(), reader.bytes_read
+        arrival = self._traffic.arrival(piece.batch.job.split)
+
+        def timed(header: FrameHeader) -> Any:
+            buffers = sink(header)
+            spans.append(SampleSlice("server", "wait for a frame", asked, time.monotonic()))
+            arrival.begin()
+            return buffers
+
+        try:
+            return reader.next(timed, self._traffic.link.flowing)
+        finally:
+            if arrival.started is not None:
+                spans.append(SampleSlice("network", "frame", arrival.started, time.monotonic()))
+            arrival.end(reader.bytes_read - before)
+
+    def _rows(
+        self, header: FrameHeader, piece: RequestSlice, expected: tuple[TensorSpec, ...] | None
+    ) -> npt.NDArray[np.int64]:
+        """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
+        if self._closed():
+            raise Stopped  # nobody wants the rest of the answer; its connection is broken
+        count = len(header.ids)
+        rows = piece.next_rows(count)
+        if not count or not np.array_equal(header.ids, piece.batch.ids[rows]):
+            raise WireError("the server sent other samples than were asked for, or in another order")
+        if expected is not None and header.tensors != expected:
+            raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+        return rows
+
+
+def _spot(rows: npt.NDArray[np.int64]) -> Any:
+    """An index of these rows (ascending), a slice where they are consecutive."""
+    first, stop = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, stop) if stop - first == len(rows) else torch.from_numpy(rows)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Writable raw bytes of a contiguous host tensor of any dtype."""
+    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[Any]]:
+    """Make room for a frame's stored samples, their offsets and labels; :class:`WireError` for another frame."""
+    count = len(header.ids)
+    total = header.tensors[0].shape[0] if len(header.tensors[0].shape) == 1 else -1
+    expected = (
+        TensorSpec(messages.STORED, "uint8", (total,)),
+        TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
+        TensorSpec(messages.LABELS, "int64", (count,)),
+    )
+    if header.tensors != expected:
+        raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+    if total > min(MOST_STORED_BYTES, job.stored_bytes):
+        raise WireError(
+            f"the server sends {total} bytes for {count} samples, more than the whole data set has or this side takes "
+            "at once; lower --request-size if they are so large"
+        )
+    return [np.empty(total, np.uint8), np.empty(count + 1, np.int64), np.empty(count, np.int64)]
+
+
+def checked_samples(
+    ids: IntArray, data: npt.NDArray[np.uint8], offsets: IntArray, labels: IntArray
+) -> Samples:
+    """Return them together; :class:`WireError` for offsets that do not fit the bytes."""
+    if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
+        raise WireError("the offsets of stored samples do not fit their bytes")
+    return Samples(ids=ids, data=data, offsets=offsets, labels=labels)

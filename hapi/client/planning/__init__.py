@@ -1,0 +1,1 @@
+"""Choosing the split, and following a link or server that changes."""

@@ -1,0 +1,50 @@
+"""The trainer's sample caches: which there are, and what a plan may expect of them."""
+
+from __future__ import annotations
+
+from hapi.arrays import IntArray
+from hapi.cache.samples import SampleCache
+from hapi.client.prepare import JobContext
+from hapi.wire.references import DatasetReference
+
+
+def open_caches(prepared: JobContext) -> dict[DatasetReference, SampleCache]:
+    """A cache for each data set of the run; none without a folder, and where no batch can run at split 0."""
+    found: dict[DatasetReference, SampleCache] = {}
+    if prepared.sample_cache is not None and (prepared.strategy is not None or prepared.split == 0):
+        try:
+            for description in (prepared.description, prepared.held_out):
+                reference = description.reference
+                if reference not in found:
+                    found[reference] = SampleCache(prepared.sample_cache, reference, description.count)
+        except BaseException:
+            close_caches(found)
+            raise
+    return found
+
+
+def close_caches(caches: dict[DatasetReference, SampleCache]) -> None:
+    """Close them all."""
+    for cache in caches.values():
+        cache.close()
+
+
+class Expected:
+    """Which part of an epoch's samples need not cross the network at split 0."""
+
+    def __init__(
+        self, cache: SampleCache, ids: IntArray, mean_bytes: float, *, epochs: int, trainers: int
+    ) -> None:
+        """``ids``, of ``mean_bytes`` stored bytes each, are used in each of ``epochs``, shared by ``trainers``."""
+        self._cache, self._ids, self._epochs = cache, ids, epochs
+        self._room = cache.room(len(ids), mean_bytes)
+        self._left_out = 1 - 1 / trainers
+        """The part of the samples that this trainer does not see in an epoch."""
+
+    def __call__(self, epoch: int) -> tuple[float, float]:
+        """(in ``epoch``; in the mean of it and those that follow, if they all run at split 0), from 0 to 1."""
+        now, left = self._cache.share(self._ids), max(1, self._epochs - epoch)
+        lacking = max(0.0, self._room - now) if self._cache.admits else 0.0
+        # What lacks becomes less by the same factor in each epoch: the mean of a geometric series.
+        mean_lacking = lacking * (1 - self._left_out**left) / (1 - self._left_out) / left
+        return now, now + lacking - mean_lacking

@@ -1,0 +1,400 @@
+"""Which split each training batch is extracted at: fixed, or profiled, decided and watched while training runs.
+
+States of a planned run::
+
+    profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the
+                            freeze for the first half of epoch 0 and the earliest split that fits for the second;
+                            the oracle takes every split. Then the strategy decides.
+    decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the
+                            new split is better by more than the hysteresis
+    decided   -> profiling  at the beginning of another profiling epoch
+
+While decided, a split that sends too little to show what the link is like is left for a batch or two now and then,
+where a faster link would make another split better: else a link that recovered would never be noticed.
+
+In every state a batch that did not fit this side's memory moves the earliest split, which nothing goes below, and one
+that a server has no memory for moves the latest, which nothing goes beyond.
+Nothing of this changes what is trained: the split says where frozen layers run, not what comes out of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from hapi.client.planning.bounds import (
+    Change,
+    OtherDeviceError,
+    allowed,
+    earliest_that_fits,
+    fitted,
+    kept_splits,
+    latest_up_to_freeze,
+    received_ahead,
+)
+from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
+from hapi.client.planning.link_probe import LinkProbe
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.profile_phase import Profiling
+from hapi.profiler.cost import estimate
+from hapi.profiler.fit import Arrivals, Sizes
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import PLANNERS, Plan, choices, plan
+
+ORACLE = "oracle"
+ORACLE_BATCHES = 3
+"""Batches that the oracle runs at each split; the first shows what the pipeline held of the split before."""
+STRATEGY_NAMES = (*PLANNERS, ORACLE)
+
+
+class SplitController:
+    """Chooses a split for every batch that opens, and learns from every batch that is done.
+
+    :meth:`open` may be called from any thread; all else is the training loop's.
+    """
+
+    FIRST_HOLD, LONGEST_HOLD = 4, 1024
+    """Batches that a split stays after the watch chose it, unless it turns out to be slower than by the plan: doubled
+    when the next change comes soon after, so that a link or a neighbour that goes to and fro does not make the split
+    go to and fro with it, and what looks better elsewhere and is not is tried ever more rarely."""
+
+    def __init__(
+        self,
+        strategy: str,
+        sizes: Sizes,
+        job: Job,
+        meter: Meter,
+        *,
+        replan: bool = True,
+        profile_epochs: Sequence[int] = (0,),
+        profile_batches: int | None = None,
+        profile: Profile | None = None,
+        cached: Callable[[int], tuple[float, float]] | None = None,
+    ) -> None:
+        """``profile``: decide from it at once, instead of profiling epoch 0.
+
+        ``cached(epoch)``: the part of an epoch's samples that need not cross at split 0, in this epoch and in the mean
+        of it and those that follow; plans are made with the second.
+        Raises :class:`DeviceMemoryError` when no split fits the memory, or none that the strategy considers.
+        """
+        self.strategy = strategy
+        self.sizes = sizes
+        self.job = job
+        self.changes: list[Change] = []
+        self.earlier_changes = 0  # of them, by processes before this one
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.measured: dict[int, float] = {}
+        """The oracle's seconds a batch, by split."""
+        self._cached = cached or (lambda epoch: (0.0, 0.0))
+        self._meter = meter
+        self._replan = replan and strategy != ORACLE
+        self._profile_epochs = frozenset(profile_epochs)
+        self._profile_batches = profile_batches
+        self._profiled: set[int] = set()
+        """Epochs whose profiling is over."""
+        self._lock = threading.Lock()
+        self.earliest_at_first = earliest_that_fits(sizes, job)
+        """No batch is ever split before this layer: what its weights take counts at every split."""
+        self.job = job = replace(job, weights_from=self.earliest_at_first)
+        self._earliest, self._latest = self.earliest_at_first, sizes.last_split
+        self._late = latest_up_to_freeze(strategy, sizes, job, self._earliest)
+        """The later of the two splits that are profiled."""
+        self._split = self._late
+        self._profiling = Profiling(meter, sizes)
+        self._unopened_change = False
+        """Whether no batch has opened since the last change."""
+        self._last_done = 0.0
+        self._watch: DriftDetector | None = None
+        self._why: str | None = None
+        """What the watch found last, until the plan has been followed."""
+        self._hold = 0
+        self._held = 0
+        """Batches since the watch changed the split."""
+        self._worse = False
+        """Whether the split has turned out to be slower than by the plan."""
+        self._look = LinkProbe()
+        self._looks: list[int] = []
+        """Splits of batches to come that show the link."""
+        self._looking: int | None = None
+        """The split of such a batch, until what it showed is known."""
+        self.looks = 0
+        """Batches that were run to see the link."""
+        if profile is not None:
+            self._profiled.add(0)
+            self._adopt(fitted(profile, sizes), (0, 0), "from the given profile")
+
+    # -- asked by the window -----------------------------------------------------------------------------
+
+    def open(self, epoch: int, batch: int) -> tuple[int, bool]:
+        """(split, whether its layers are timed) of a batch that opens."""
+        with self._lock:
+            if self._profiling.left:
+                split, timed = self._profiling.open()
+                return self._within(split), timed
+            if self._looks:
+                self.looks += 1
+                return self._within(self._looks.pop()), False
+            if self._unopened_change:
+                self._unopened_change = False
+                self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
+            return self._split, False
+
+    # -- told by the training loop -----------------------------------------------------------------------
+
+    @property
+    def split(self) -> int:
+        """Of what is not a profiling batch."""
+        return self._split
+
+    @property
+    def profiling(self) -> bool:
+        """Whether profiling batches are under way or to come."""
+        return self._profiling.left or self._profiling.under_way
+
+    def begin_pass(self, epoch: int, batches: int) -> None:
+        """An epoch of ``batches``, or what is left of it, begins; profiling that it is too short for goes on later."""
+        self._last_done = time.monotonic()
+        self._schedule_again()
+        due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
+        if due and not self._profiling.left:
+            with self._lock:
+                self._profiling.begin(self._parts(batches))
+        changed = self._price_cache(epoch)
+        if self._watch is not None:
+            self._watch.restart()
+            if changed and self.profile is not None and not self.profiling:
+                self.plan = plan(self.strategy, self.profile, self.job)
+                self._why = self._why or f"the sample cache has {self._cached(epoch)[0]:.0%} of the samples"
+                self._follow_plan((epoch, 0))
+
+    def _price_cache(self, epoch: int) -> bool:
+        """Take into the job what the sample cache may have from ``epoch`` on; whether that is something else."""
+        before = self.job.cached
+        self.job = replace(self.job, cached=self._cached(epoch)[1])
+        return self.job.cached != before
+
+    def _schedule_again(self) -> None:
+        """What had opened when a pass was left in its middle comes once more."""
+        with self._lock:
+            self._profiling.again()
+
+    def _parts(self, batches: int) -> list[tuple[int, int]]:
+        """(split, batches) that are profiled in a pass of ``batches``."""
+        limit = self._profile_batches
+        first = max(1, batches // 2) if limit is None else limit
+        second = max(1, batches - first) if limit is None else limit
+        if self.strategy == ORACLE:
+            return [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
+        return [(self._late, first), (self._earliest, second)]
+
+    def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
+        """A batch was trained; ``rates``, ``bounds``: arrivals since the last one, and how long some took at most."""
+        now = time.monotonic()
+        seconds, self._last_done = now - self._last_done, now
+        self._held += 1
+        if self._profiling.under_way:
+            self._profiling.note(split, seconds, rates)
+            with self._lock:
+                self._profiling.done()
+            if not self.profiling:
+                self._decide(epoch, batch)
+        elif self._watch is not None and self._replan:
+            found = self._watch.batch_done(split, rates, bounds)
+            if found is not None:
+                before = self._seconds(self._split)
+                self.profile, self._why = found
+                self.plan = plan(self.strategy, self.profile, self.job)
+                self._worse = self._seconds(self._split) > (1 + DriftDetector.HYSTERESIS) * before
+            self._follow_plan((epoch, batch + 1))
+            self._look_at_link(split, rates, bounds)
+
+    def failed(self, epoch: int, batch: int, split: int) -> bool:
+        """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
+        if split >= self._latest:
+            return False
+        self._earliest = max(self._earliest, split + 1)
+        self._keep_within((epoch, batch), split, f"out of memory at split {split}")
+        return True
+
+    def movable(self, split: int) -> bool:
+        """Whether an earlier split than ``split`` fits this side's memory; from any thread."""
+        return split > self._earliest
+
+    def refused(self, epoch: int, batch: int, split: int) -> bool:
+        """A server has no memory for a batch at ``split``; False if it has none for any that fits this side's."""
+        if not self.movable(split):
+            return False
+        self._latest = min(self._latest, split - 1)
+        self._keep_within((epoch, batch), split, f"a server has no memory for split {split}")
+        return True
+
+    def _within(self, split: int) -> int:
+        return min(max(split, self._earliest), self._latest)
+
+    def _keep_within(self, at: tuple[int, int], split: int, why: str) -> None:
+        """The bounds have moved past ``split``: leave what lies outside of them."""
+        self._schedule_again()
+        if self._profiling.left:
+            nearest = self._within(split)
+            why += f", profiling goes on from split {nearest}"
+            self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
+            with self._lock:
+                self._split = self._within(self._split)
+        elif self._within(self._split) != self._split:
+            after = self._within(self._split) if self.plan is None else self._allowed(self.plan)
+            self._change(at, after, why)
+
+    def _allowed(self, found: Plan) -> int:
+        return allowed(found, self._earliest, self._latest)
+
+    @property
+    def received_ahead(self) -> int:
+        """Bytes of batches that may be on this side at once."""
+        return received_ahead(self.sizes, self.job, self._earliest)
+
+    # -- deciding ----------------------------------------------------------------------------------------
+
+    def _decide(self, epoch: int, batch: int) -> None:
+        self._profiled.add(epoch)
+        if self.strategy == ORACLE:
+            self.measured = self._profiling.seconds()
+        self._adopt(self._profiling.profile(), (epoch, batch + 1), "profiled")
+
+    def _adopt(self, profile: Profile, at: tuple[int, int], why: str, split: int | None = None) -> None:
+        """Plan from ``profile``; with ``split`` the decision is taken already."""
+        self.profile = profile
+        self._price_cache(at[0])
+        self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
+        tried = {s: seconds for s, seconds in self.measured.items() if s == self._within(s)}
+        if split is None and tried:
+            split = min(tried, key=lambda s: tried[s])
+        chosen = self._within(split) if split is not None else self._allowed(self.plan)
+        self._change(at, chosen, why)
+        self._watch = None
+        if self._replan:
+            self._watch = DriftDetector(self._meter, self.sizes.client, profile, self.job.bs)
+        self._why = None
+
+    def _follow_plan(self, at: tuple[int, int]) -> None:
+        """Change to what the watch made the plan, for a gain beyond the hysteresis.
+
+        That is when the hold is over, or at once where the split turned out slower than by its plan.
+        """
+        if self.plan is None or self._why is None:
+            return
+        after = self._allowed(self.plan)
+        now = self._seconds(self._split)
+        gain = 1 - self._seconds(after) / now if now > 0 else 0.0
+        if after == self._split or gain <= DriftDetector.HYSTERESIS:
+            self._why, self._worse = None, False
+        elif self._worse or self._held >= self._hold:
+            soon = self._hold > 0 and self._held < 4 * self._hold
+            self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
+            self._held = 0
+            self._worse = False
+            self._look.restart(min(self._hold, LinkProbe.LONGEST))
+            self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
+            self._why = None
+
+    def _seconds(self, split: int) -> float:
+        """Of an epoch at ``split``, by the plan."""
+        return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
+
+    def _look_at_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        """Have the next batch show the link if it was not seen for long and a faster one would be of use.
+
+        A second one follows if the first, whose arrivals are known at the latest when it is done, shows such a link.
+        """
+        if self.profile is None:
+            return
+        bits, again = self.profile.link.bits_per_second, None
+        seen, _ = shown_rate(rates, bounds, bits)
+        if seen is not None and seen > (1 + Drift.MARGIN) * bits:
+            again, self._looking = self._looking, None
+        elif split == self._looking:
+            self._looking = None
+        if again is None and self._look.due(rates, bits):
+            splits = range(self._earliest, self._latest + 1)
+            again = self._looking = self._look.split(
+                self.strategy, self.profile, self.job, splits, self._split
+            )
+        if again is not None:
+            with self._lock:
+                self._looks = [again]
+
+    def _change(self, at: tuple[int, int], split: int, why: str) -> None:
+        with self._lock:
+            if split != self._split or not self.changes:
+                change = Change(epoch=at[0], batch=at[1], before=self._split, after=split, why=why)
+                self.changes.append(change)
+                self._unopened_change = True
+                self._looks.clear()
+                self._looking = None
+            self._split = split
+
+    # -- for the report and the checkpoint ---------------------------------------------------------------
+
+    def estimated_seconds(self, epoch: int, samples: int) -> float | None:
+        """Of an epoch of ``samples`` at the present split; None before there is a plan."""
+        if self.profile is None:
+            return None
+        job = replace(self.job, samples=samples, cached=self._cached(epoch)[0])
+        return estimate(self.profile, job, self._split).epoch_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan with every candidate, what else would have been chosen, and what changed."""
+        document: dict[str, Any] = {
+            "strategy": self.strategy,
+            "split": self._split,
+            "changes": [change.to_json() for change in self.changes],
+            "looks": self.looks,
+            "job": asdict(self.job),
+        }
+        if self.profile is not None and self.plan is not None:
+            document["profile"] = self.profile.to_json()
+            document["candidates"] = [asdict(candidate) for candidate in self.plan.candidates]
+            document["strategies"] = choices(self.profile, self.job)
+        if self.measured:
+            document["measured_batch_seconds"] = {str(s): round(t, 6) for s, t in self.measured.items()}
+        return document
+
+    def state(self) -> dict[str, Any] | None:
+        """What a resumed run goes on with; None while there is no plan."""
+        if self.profile is None:
+            return None
+        return {
+            "strategy": self.strategy,
+            "split": self._split,
+            "earliest": self._earliest,
+            "latest": self._latest,
+            "profiled": sorted(self._profiled),
+            "profile": self.profile.to_json(),
+            "changes": [change.to_json() for change in self.changes],
+            "looks": self.looks,
+        }
+
+    def restore(self, state: Any, epoch: int, batch: int) -> None:
+        """Go on with :meth:`state`'s plan instead of profiling anew; another strategy decides from its profile.
+
+        ValueError, KeyError, TypeError or ConfigError for anything else.
+        """
+        if state is None:
+            return
+        split, earliest, latest, profiled = kept_splits(state, self.sizes.last_split)
+        try:
+            profile = fitted(Profile.from_json(state["profile"]), self.sizes)
+        except OtherDeviceError:
+            return  # it is profiled anew
+        earliest = max(self._earliest, earliest)
+        if earliest <= latest:  # else the client's memory is another one now, and the server's may be too
+            self._latest = latest
+        self._earliest = earliest
+        self._profiled.update(profiled)
+        self.changes, self.looks = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
+        self.earlier_changes = len(self.changes)
+        decided = split if state["strategy"] == self.strategy else None
+        self._adopt(profile, (epoch, batch), "from the checkpoint", decided)

@@ -1,0 +1,231 @@
+"""The watch over a plan: have the measured stages left the estimate, and for how long?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hapi.client.planning.meter import Meter, Snapshot, observed_between
+from hapi.profiler.fit import ENOUGH_BYTES, Arrivals, Observed, Tier, forward_seconds, link_rate
+from hapi.profiler.profile import Profile
+from hapi.units import format_bandwidth
+
+PARTS = {
+    "forward": "the server's forward passes",
+    "beside": "the server's reading, decoding and sending",
+    "rest": "the client's frozen layers",
+    "step": "the training step",
+}
+"""What the tiers' seconds are made of."""
+STAGES = ("network", "share", *PARTS)
+
+
+class Drift:
+    """Has one stage left its estimate? A two-sided cumulative sum (CUSUM; Page, Biometrika 1954) of log ratios.
+
+    What a batch is off by more than :attr:`MARGIN` adds up, what it is off by less wears that off again. A stage
+    that became twice or half of its estimate is told after :attr:`EVIDENCE` batches, a smaller change after more
+    (one and a half times: after six), a change within the margin never; one wild batch tells nothing.
+    """
+
+    MARGIN = 0.25
+    """Largest difference, as a share of the estimate, that counts as noise: one forward pass varies by 8%."""
+    EVIDENCE = 2
+    """Fewest batches that tell a change."""
+    PLAIN = 2.0
+    """A change by this factor is told after the fewest batches."""
+
+    def __init__(self) -> None:
+        self._sums = {1: 0.0, -1: 0.0}
+        self._runs: dict[int, list[float]] = {1: [], -1: []}
+
+    def add(self, ratio: float, batches: float = 1.0) -> float | None:
+        """A batch's measured over estimated; the change that it and those before it tell, if they do.
+
+        ``batches``: what it was measured on is worth so many, of which no more than the fewest count.
+        """
+        weight = min(max(1.0, batches), self.EVIDENCE)
+        log = math.log(max(ratio, 1e-9))
+        most = math.log(self.PLAIN / (1 + self.MARGIN))
+        for sign, run in self._runs.items():
+            self._sums[sign] += weight * min(most, sign * log - math.log(1 + self.MARGIN))
+            if self._sums[sign] <= 0:
+                self._sums[sign] = 0.0
+                run.clear()
+                continue
+            run.append(log)
+            if self._sums[sign] > most * (self.EVIDENCE - 1e-6):
+                return math.exp(sum(run) / len(run))
+        return None
+
+
+class DriftDetector:
+    """Compares each batch with the profile that the plan was made from; not thread-safe."""
+
+    SIGNIFICANT = 0.2
+    """Smallest share of a tier's seconds that a part of them must have to be compared: what is less is noise."""
+    HYSTERESIS = 0.05
+    """Share of an epoch's seconds that another split must gain before the split changes."""
+
+    def __init__(self, meter: Meter, client: Tier, profile: Profile, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._meter = meter
+        self._client = client
+        self._profile = profile
+        self._split: int | None = None
+        self._before: Snapshot = {}
+        self._drifts = {stage: Drift() for stage in STAGES}
+
+    def restart(self) -> None:
+        """A pass begins: its first batches show how the pipeline fills."""
+        self._split = None
+
+    def batch_done(self, split: int, rates: Arrivals, bounds: Arrivals = ()) -> tuple[Profile, str] | None:
+        """(the profile as it is now, why) when a stage has left its estimate.
+
+        ``rates``, ``bounds``: arrivals since the last batch, and how long some took at most.
+        """
+        now = self._meter.snapshot()
+        before, self._before = self._before, now
+        observed = None
+        if split == self._split:  # else the sums since the last batch are of another split, or of none
+            observed = observed_between(before, now, self._meter.servers, self._client).get(split)
+        self._split = split
+        ratios = self._ratios(observed)
+        told: dict[str, float | None] = {"network": self._network(split, rates, bounds)}
+        told |= {stage: self._drifts[stage].add(ratio) for stage, ratio in ratios.items()}
+        changed = {stage: ratio for stage, ratio in told.items() if ratio is not None}
+        if not changed:
+            return None
+        self._drifts.update({stage: Drift() for stage in changed})
+        why = ", ".join(_in_words(stage, ratio, self._profile) for stage, ratio in changed.items())
+        self._profile = _scaled(self._profile, split, changed, self._estimated(split))
+        return self._profile, why
+
+    def _network(self, split: int, rates: Arrivals, bounds: Arrivals) -> float | None:
+        """The change of the link that its arrivals tell, of which several batches' may have come at once."""
+        expected = self._profile.link.bits_per_second
+        bits, faster = shown_rate(rates, bounds, expected)
+        if bits is None:
+            return None
+        nbytes = max(sum(n for n, _ in rates), faster)
+        batches = nbytes / (self._batch_size * self._profile.sent_bytes(split))
+        return self._drifts["network"].add(bits / expected, batches)
+
+    def _ratios(self, observed: Observed | None) -> dict[str, float]:
+        """Measured over estimated: the server's share, the tiers' seconds a sample."""
+        found: dict[str, float] = {}
+        if observed is None:
+            return found
+        if observed.crossed:
+            found["share"] = observed.share / self._profile.server.share
+        estimated = self._estimated(observed.split)
+        tiers = [_client_parts(observed)]
+        if observed.crossed and observed.server.device == self._profile.server_tier.device:
+            tiers.append(_server_parts(observed))
+        for measured in tiers:
+            both = [sum(measured.values()), sum(estimated[part] for part in measured)]
+            for part, seconds in measured.items():
+                shares = [_share_of(seconds, both[0]), _share_of(estimated[part], both[1])]
+                if seconds > 0 and estimated[part] > 0 and max(shares) >= self.SIGNIFICANT:
+                    found[part] = seconds / estimated[part]
+        return found
+
+    def _estimated(self, split: int) -> dict[str, float]:
+        """Seconds a sample of each part, whoever else is served."""
+        profile, tier = self._profile, self._profile.server_tier
+        decode = tier.decode_seconds if split else 0.0
+        sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
+        return {
+            "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
+            "beside": decode + sent + tier.overhead_seconds,
+            "rest": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
+            "step": profile.step_seconds + profile.update_seconds / self._batch_size,
+        }
+
+
+def shown_rate(rates: Arrivals, bounds: Arrivals, expected: float) -> tuple[float | None, int]:
+    """(bits per second that arrivals show, None if they show nothing; bytes that came faster than ``expected``).
+
+    ``bounds`` can only tell that a link is faster.
+    """
+    link = link_rate(rates, sound=True)
+    faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]
+    found = [rate for _, rate in faster] + ([] if link is None else [link[0]])
+    return max(found, default=None), sum(n for n, _ in faster)
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _client_parts(observed: Observed) -> dict[str, float]:
+    return {
+        "rest": observed.rest_seconds / observed.samples,
+        "step": observed.step_seconds / observed.samples,
+    }
+
+
+def _server_parts(observed: Observed) -> dict[str, float]:
+    """On a CPU all of it, in seconds of the processor; on a GPU its own, by the wall."""
+    parts = {"forward": forward_seconds(observed) / observed.crossed}
+    if observed.server.device == "cpu":
+        beside = sum(v for stage, v in observed.server_cpu.items() if stage not in ("forward", "model"))
+        parts["beside"] = beside * observed.server_factor / observed.crossed
+    return parts
+
+
+def _scaled(
+    profile: Profile, split: int, ratios: Mapping[str, float], estimated: Mapping[str, float]
+) -> Profile:
+    """``profile`` with the stages that have changed, as measured at ``split``.
+
+    Layers that a tier did not run at that split change as the rest of its work did, if that was a good part beside
+    them: nothing else is known of them. Of a few microseconds nothing follows for them, and what a plan wrongly holds
+    dear it never tries, so that it would stay wrong; what it wrongly holds cheap it tries and measures.
+    """
+    if "network" in ratios:
+        link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])
+        profile = replace(profile, link=link)
+    if "share" in ratios:
+        share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
+        profile = replace(profile, server=replace(profile.server, share=share))
+    beside, step = ratios.get("beside", 1.0), ratios.get("step", 1.0)
+    there, here = ratios.get("forward", 1.0), ratios.get("rest", 1.0)
+    decode = beside
+    if split == 0:  # where a server reads and sends
+        unmeasured = profile.server_tier.decode_seconds + sum(
+            x.server_seconds for x in profile.layers[: profile.last_split]
+        )
+        decode = there = beside if estimated["beside"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
+    if split == profile.last_split:
+        unmeasured = sum(x.client_seconds for x in profile.layers[: profile.last_split])
+        here = step if estimated["step"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
+    layers = tuple(
+        replace(x, server_seconds=x.server_seconds * there, client_seconds=x.client_seconds * here)
+        for x in profile.layers
+    )
+    tier = replace(
+        profile.server_tier,
+        decode_seconds=profile.server_tier.decode_seconds * decode,
+        codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * beside,
+        overhead_seconds=profile.server_tier.overhead_seconds * beside,
+    )
+    return replace(
+        profile,
+        layers=layers,
+        server_tier=tier,
+        step_seconds=profile.step_seconds * step,
+        update_seconds=profile.update_seconds * step,
+    )
+
+
+def _in_words(stage: str, ratio: float, before: Profile) -> str:
+    if stage == "network":
+        old = before.link.bits_per_second
+        return f"bandwidth is {format_bandwidth(old * ratio)}, the plan had {format_bandwidth(old)}"
+    if stage == "share":
+        old = before.server.share
+        return f"other jobs leave {old * ratio:.0%} of the server, in the plan {old:.0%}"
+    return f"{PARTS[stage]}: {ratio:.2g} times the plan's seconds"

@@ -1,0 +1,232 @@
+"""The batches of a run that profile: at which splits they open, and the profile that they give."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from hapi.client.loading.link_stats import Forward
+from hapi.client.planning.meter import Counts, Meter, Snapshot, merged, observed_between
+from hapi.profiler.fit import Arrivals, Observed, Sizes, link_rate, profile_of
+from hapi.profiler.profile import Profile
+
+FEW_PAGES, SIMILAR = 16, 1.25
+"""A batch took new memory when it touched more new pages than this many and so many times the fewest a sample."""
+OUTLIER_FACTOR = 2.0
+"""Times the middle one's seconds a sample, from which on a batch or request was held up and does not count."""
+TIMED = (1, 3, 5)
+"""Of the batches at a split, those whose layers are timed: several, since some may take new memory."""
+
+
+class Profiling:
+    """Training batches at the splits of a schedule, in its order, and what they show.
+
+    Batches open before others are done, so those under way are kept apart. Not safe for several threads.
+    """
+
+    def __init__(self, meter: Meter, sizes: Sizes) -> None:
+        self._meter = meter
+        self._sizes = sizes
+        self._schedule: list[tuple[int, bool]] = []
+        """(split, whether its layers are timed) of the batches that have not opened yet."""
+        self._under_way: list[tuple[int, bool]] = []
+        """Of those that have opened and are not done."""
+        self._before: Snapshot = {}
+        """The sums when profiling began."""
+        self._begun: dict[int, Snapshot] = {}
+        """The sums when each split's first batch was done."""
+        self._so_far: Snapshot = {}
+        """The sums when the last batch was done."""
+        self._batches: dict[int, list[Counts]] = {}
+        """What each batch at a split that came after its first added to that split's sums."""
+        self._forwards: dict[int, list[Forward]] = {}
+        """What the servers' forward passes cost for each request."""
+        self._intervals: dict[int, list[float]] = {}
+        self._rates: list[tuple[int, float]] = []
+
+    @property
+    def left(self) -> bool:
+        """Whether batches have not opened yet."""
+        return bool(self._schedule)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether batches have opened and are not done."""
+        return bool(self._under_way)
+
+    def begin(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Profile anew: (split, batches) of each part, in order.
+
+        The first batch at a split warms up, some are timed layer by layer, the others run as they will.
+        """
+        self._schedule = [(split, i in _timed(count)) for split, count in parts for i in range(count)]
+        self._before = self._meter.snapshot()
+        self._so_far = self._before
+        self._begun.clear()
+        self._batches.clear()
+        self._forwards.clear()
+        self._meter.take_forwards()  # those before are not what is profiled
+        self._intervals.clear()
+        self._rates.clear()
+
+    def open(self) -> tuple[int, bool]:
+        """(split, whether its layers are timed) of the next batch; there must be one left."""
+        following = self._schedule.pop(0)
+        self._under_way.append(following)
+        return following
+
+    def again(self) -> None:
+        """What had opened when a pass was left in its middle comes once more."""
+        self._schedule[:0] = self._under_way
+        self._under_way.clear()
+
+    def note(self, split: int, seconds: float, rates: Arrivals) -> None:
+        """A batch was trained at ``split``, ``seconds`` after the one before; ``rates``: arrivals since that."""
+        self._rates += rates
+        self._take_forwards()
+        self._intervals.setdefault(split, []).append(seconds)
+        before, self._so_far = self._so_far.get(split, {}), self._meter.snapshot()
+        if split not in self._begun:
+            self._begun[split] = self._so_far
+            return
+        counts = self._so_far.get(split, {})
+        added = {name: value - before.get(name, 0.0) for name, value in counts.items()}
+        self._batches.setdefault(split, []).append(added)
+
+    def _take_forwards(self) -> None:
+        for forward in self._meter.take_forwards():
+            self._forwards.setdefault(forward.split, []).append(forward)
+
+    def done(self) -> None:
+        """The batch that :meth:`note` told of is over."""
+        self._under_way.pop(0)
+
+    def seconds(self) -> dict[int, float]:
+        """The fastest batch at each split that came after its first, when the pipeline held nothing of another."""
+        return {split: min(times[1:] or times) for split, times in self._intervals.items()}
+
+    def profile(self) -> Profile:
+        """What the batches have shown."""
+        after = self._meter.snapshot()
+        self._take_forwards()
+        observed = {}
+        all_batches = [batch for batches in self._batches.values() for batch in batches]
+        for split, begun in self._begun.items():
+            # This side's first batch warms it up. What the servers did for later ones may lie before its end.
+            warm = begun if len(self._intervals[split]) > 1 else self._before
+            found = observed_between(
+                merged(self._before, warm), after, self._meter.servers, self._sizes.client
+            )
+            if split in found:
+                typical = _typical(found[split], self._batches.get(split, ()), all_batches)
+                observed[split] = _with_forwards(typical, self._forwards.get(split, ()))
+        link = link_rate(self._rates) or (1e12, 0.0)
+        batches = {split: o.batches for split, o in sorted(observed.items())}
+        notes = (f"measured on real requests; batches by split: {batches}",)
+        return profile_of(self._sizes, observed, link, notes)
+
+
+def _timed(count: int) -> Sequence[int]:
+    """Of so many batches at a split, those that are timed layer by layer."""
+    return TIMED if count > 1 else (0,)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One batch's on this side."""
+
+    seconds: float
+    samples: float
+    pages: float = 0.0
+    layers: tuple[float, ...] = ()
+
+
+class _Done(Protocol):
+    """What may have taken new memory: :class:`_Work`, or a server's
+    :class:`~hapi.client.loading.link_stats.Forward`."""
+
+    @property
+    def samples(self) -> float: ...
+    @property
+    def pages(self) -> float: ...
+    @property
+    def layers(self) -> tuple[float, ...]:
+        """Empty if they were not timed one by one."""
+
+
+T = TypeVar("T", bound=_Done)
+
+
+def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Counts]) -> Observed:
+    """With this side's seconds from typical batches: of the frozen rest its own, of the step those of every split.
+
+    A batch that takes memory which nothing had touched before is no typical one: later ones have it.
+    """
+    names = [f"client_layer:{i}" for i in range(len(observed.client_layers))]
+    timed = _work(own, "timed", "client_timed", names)
+    rest = _as_it_runs(_work(own, "rest", "rested") + timed)
+    step = _as_it_runs(_work(all_batches, "step", "handed_out"))
+    changed = replace(
+        observed,
+        rest_seconds=_a_sample(rest) * observed.samples if rest else observed.rest_seconds,
+        step_seconds=_a_sample(step) * observed.samples if step else observed.step_seconds,
+    )
+    if not timed:
+        return changed
+    layers, samples = _layers(timed)
+    return replace(changed, client_layers=layers, client_timed=samples)
+
+
+def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
+    """With the servers' forward seconds from requests that took no new memory, as far as there are any."""
+    chosen, servers = _as_it_runs(forwards), observed.server.count
+    if not chosen or not observed.crossed:
+        return observed
+    each = observed.crossed / servers
+    cpu = [_Work(forward.cpu_seconds, forward.samples) for forward in chosen]
+    wall = [_Work(forward.seconds, forward.samples) for forward in chosen]
+    layers, timed = _layers([forward for forward in forwards if forward.layers])
+    return replace(
+        observed,
+        server_cpu={**observed.server_cpu, "forward": each * _a_sample(cpu)},
+        server_wall={**observed.server_wall, "forward": each * _a_sample(wall)},
+        server_layers=tuple(seconds / servers for seconds in layers),
+        server_timed=timed,
+    )
+
+
+def _work(batches: Sequence[Counts], name: str, samples: str, layers: Sequence[str] = ()) -> list[_Work]:
+    """That called ``name`` of those batches that had some."""
+    return [
+        _Work(batch[name], batch[samples], batch[f"{name}_pages"], tuple(batch[layer] for layer in layers))
+        for batch in batches
+        if batch.get(samples, 0.0) > 0 and name in batch
+    ]
+
+
+def _a_sample(work: Sequence[_Work]) -> float:
+    """Mean seconds a sample, freaks aside."""
+    most = OUTLIER_FACTOR * statistics.median_low(one.seconds / one.samples for one in work)
+    usual = [one for one in work if one.seconds <= most * one.samples]
+    return sum(one.seconds for one in usual) / sum(one.samples for one in usual)
+
+
+def _layers(timed: Sequence[_Done]) -> tuple[tuple[float, ...], int]:
+    """Seconds in each layer, and of how many samples in all."""
+    usual = _without_new_memory(timed)
+    seconds = zip(*(one.layers for one in usual), strict=False)
+    return tuple(map(sum, seconds)), round(sum(one.samples for one in usual))
+
+
+def _as_it_runs(done: Sequence[T]) -> list[T]:
+    """What took no new memory, and was not timed layer by layer, which on a GPU takes longer, if any was not."""
+    usual = _without_new_memory(done)
+    return [one for one in usual if not one.layers] or usual
+
+
+def _without_new_memory(done: Sequence[T]) -> list[T]:
+    """Of what was done, that which took no more new memory than is usual."""
+    least = min((one.pages / one.samples for one in done), default=0.0)
+    return [one for one in done if one.pages <= FEW_PAGES + SIMILAR * least * one.samples]

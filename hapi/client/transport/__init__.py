@@ -1,0 +1,1 @@
+"""Requests to servers, and the servers that a job uses."""

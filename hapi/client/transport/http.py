@@ -1,0 +1,358 @@
+"""The one seam at the network: everything the client asks of a server goes through a :class:`Transport`.
+
+Two fill it: :class:`HttpTransport` over sockets, and :class:`LoopbackTransport`, which calls a handler in the
+same process, so that a whole split training runs in a test without a port. Errors of sockets and of HTTP
+become :mod:`hapi.errors` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import quote
+
+from hapi.client.transport.failures import connection_error
+from hapi.client.transport.low_water import LowWaterResponse
+from hapi.client.transport.slow_server import AnswerLimits
+from hapi.client.transport.urls import bearer, parse_url, tls_context
+from hapi.errors import BadRequestError, HapiError, TransportError, UsageError, from_problem
+from hapi.text import printable
+from hapi.wire.documents import parse_document
+from hapi.wire.frame_reader import BufferSource, FrameReader
+from hapi.wire.frames import Buffer, FrameLimits
+from hapi.wire.messages import DEADLINE_HEADER, MAX_DEADLINE, REQUEST_ID_HEADER
+
+T = TypeVar("T")
+MAX_DOCUMENT_BYTES = 32 << 20
+"""Largest JSON answer (descriptions of models with many layers) that a client reads."""
+MAX_PROBLEM_BYTES = 1 << 16
+"""Largest description of an error that a client reads."""
+_BYTES_RECEIVED = 128
+"""Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info`` (since 4.1)."""
+QUEUE_SHARE = 0.9
+"""Part of the longest silence that a request may spend in a server's queue, so that the server says so before it counts
+as dead."""
+CONNECT_SECONDS = 10.0
+"""Longest time until a connection stands, TLS included; a network that swallows packets never says no."""
+
+
+class Transport(Protocol):
+    """A way to one server."""
+
+    url: str
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        """Send a request, return the JSON answer; raises the :class:`HapiError` that the server sent."""
+
+    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        """POST ``document`` and give the answer's frames to ``receive``, which must read to the end frame."""
+
+    def received_bytes(self) -> int | None:
+        """Bytes that have arrived over the network so far, read or not; None where the system does not tell."""
+
+    def interrupt(self) -> None:
+        """Break the requests under way, which then raise :class:`TransportError`; from any thread."""
+
+    def close(self) -> None:
+        """Break what is under way and release connections; may be called from any thread, and twice."""
+
+
+class HttpTransport:
+    """HTTP/1.1 with kept-alive connections, one per request under way. Thread-safe.
+
+    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``pace`` bounds an answer beyond
+    that (its own silence does not count).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca_file: str | None = None,
+        timeout: float = 60.0,
+        limits: FrameLimits | None = None,
+        pace: AnswerLimits | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._address = parse_url(url)
+        if ca_file is not None and self._address.scheme != "https":
+            raise UsageError(
+                f"--ca-file {ca_file}: {url} is not an https:// server, so nothing would be encrypted or "
+                "checked; write https://, or leave --ca-file away"
+            )
+        self._tls = tls_context(ca_file) if self._address.scheme == "https" else None
+        deadline = min(timeout * QUEUE_SHARE, MAX_DEADLINE)
+        self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
+        self._timeout = timeout
+        self._limits = limits
+        self._response = partial(LowWaterResponse, limits=replace(pace or AnswerLimits(), silence=timeout))
+        self._spoken = False
+        """Whether something there has answered in HTTP."""
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        self._active: set[http.client.HTTPConnection] = set()
+        self._sockets: dict[http.client.HTTPConnection, socket.socket] = {}
+        """Of all connections, a handle of our own: http.client lets go of its own when an answer will close it."""
+        self._closed = False
+        self._received_before = 0
+        """By connections that are closed."""
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        with self._exchange(method, path, document) as response:
+            response.guard.document()
+            return _document(response, self.url + path)
+
+    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        with self._exchange("POST", path, document) as response:
+            guard = response.guard
+            reader = FrameReader(response, self._limits, guard.arriving)
+            guard.frames(lambda: reader.bytes_read)
+            result = receive(reader)
+            # The end of a chunked body must be read before the connection can be used again. Whatever else comes
+            # is nobody's: the answer is not closed then, and the connection is given up.
+            guard.end()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                response.read(1)
+            return result
+
+    def received_bytes(self) -> int | None:
+        with self._lock:
+            counts = [_received(sock) for sock in self._sockets.values()]
+            known = [count for count in counts if count is not None]
+            return self._received_before + sum(known) if len(known) == len(counts) else None
+
+    def interrupt(self) -> None:
+        with self._lock:
+            for connection in self._active:
+                _shut(self._sockets.get(connection))
+
+    def close(self) -> None:
+        """End all connections, also those that are in use: their requests fail at once."""
+        with self._lock:
+            self._closed = True
+            idle = list(self._idle)
+            self._idle.clear()
+            for connection in self._active:
+                _shut(self._sockets.get(connection))
+        for connection in idle:
+            self._break(connection)
+
+    @contextlib.contextmanager
+    def _exchange(self, method: str, path: str, document: Any) -> Iterator[LowWaterResponse]:
+        """One request; the connection goes back to the idle ones only after a whole, good answer."""
+        request_id = uuid.uuid4().hex[:16]
+        connection: http.client.HTTPConnection | None = None
+        whole = False
+        try:
+            connection, response = self._send(method, path, document, request_id)
+            self._spoken = True
+            if response.status != 200:
+                response.guard.document()
+                raise _refusal(response, self.url + path)
+            _check_plain(response, self.url + path)
+            yield response
+            whole = response.isclosed() and not response.will_close
+        except HapiError as error:  # also an error frame, and a frame that is broken
+            error.about_request(request_id)
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            problem = connection_error(error, self.url + path, self._address, new=not self._spoken)
+            problem.about_request(request_id)
+            raise problem from error
+        finally:
+            if connection is not None:
+                self._settle(connection, reusable=whole)
+
+    def _send(
+        self, method: str, path: str, document: Any, request_id: str
+    ) -> tuple[http.client.HTTPConnection, LowWaterResponse]:
+        body = None if document is None else json.dumps(document, separators=(",", ":")).encode()
+        headers = {**self._headers, REQUEST_ID_HEADER: request_id, "Content-Type": "application/json"}
+        while True:
+            connection, reused = self._connection()
+            try:
+                if not reused:
+                    self._connect(connection)
+                connection.request(method, self._address.base + quote(path), body=body, headers=headers)
+                return connection, cast(LowWaterResponse, connection.getresponse())
+            except BaseException as error:
+                self._settle(connection, reusable=False)
+                # A kept-alive connection may have been closed meanwhile; in the end there is a fresh one.
+                if not reused or not isinstance(error, ConnectionError | http.client.RemoteDisconnected):
+                    raise
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        with self._lock:
+            if self._closed:
+                raise TransportError(f"{self.url}: the transport was closed")
+            if self._idle:
+                connection = self._idle.pop()
+                self._active.add(connection)
+                return connection, True
+            connection = self._fresh()
+            self._active.add(connection)
+            return connection, False
+
+    def _fresh(self) -> http.client.HTTPConnection:
+        host, port, seconds = self._address.host, self._address.port, min(self._timeout, CONNECT_SECONDS)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=seconds)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+        connection.response_class = self._response  # type: ignore[assignment]
+        return connection
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        connection.connect()
+        connection.sock.settimeout(self._timeout)
+        # A plain socket's also under TLS, whose own shutdown would wait for the thread that is reading.
+        own = socket.socket(fileno=os.dup(connection.sock.fileno()))
+        with self._lock:
+            self._sockets[connection] = own
+            if self._closed:  # while there was no socket yet that close() could have broken
+                raise TransportError(f"{self.url}: the transport was closed")
+
+    def _settle(self, connection: http.client.HTTPConnection, *, reusable: bool) -> None:
+        with self._lock:
+            self._active.discard(connection)
+            if reusable and not self._closed:
+                self._idle.append(connection)
+                return
+        self._break(connection)
+
+    def _break(self, connection: http.client.HTTPConnection) -> None:
+        """Close at once, whatever was under way."""
+        with self._lock:
+            sock = self._sockets.pop(connection, None)
+            if sock is not None:
+                self._received_before += _received(sock) or 0
+        _shut(sock)
+        with contextlib.suppress(OSError):
+            connection.close()
+        if sock is not None:
+            sock.close()
+
+
+Handler = Callable[[str, str, bytes], tuple[int, Mapping[str, str], Iterator[Buffer]]]
+"""(method, path, body) to (status, headers, body buffers): a server without its sockets."""
+
+
+class LoopbackTransport:
+    """Calls a server's handler in this process: the same documents and frames, no socket."""
+
+    def __init__(self, handler: Handler, url: str = "loopback:") -> None:
+        self.url = url
+        self._handler = handler
+        self._closed = False
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        status, buffers = self._exchange(method, path, document)
+        body = b"".join(bytes(b) for b in buffers)
+        if status != 200:
+            raise from_problem(json.loads(body), status)
+        return json.loads(body)
+
+    def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        status, buffers = self._exchange("POST", path, document)
+        if status != 200:
+            raise from_problem(json.loads(b"".join(bytes(b) for b in buffers)), status)
+        return receive(FrameReader(BufferSource(buffers)))
+
+    def _exchange(self, method: str, path: str, document: Any) -> tuple[int, Iterator[Buffer]]:
+        if self._closed:
+            raise TransportError(f"{self.url}: the transport was closed")
+        body = b"" if document is None else json.dumps(document).encode()
+        status, _, buffers = self._handler(method, path, body)
+        return status, buffers
+
+    def received_bytes(self) -> int | None:
+        return None
+
+    def interrupt(self) -> None:
+        """Nothing: the handler does not wait for a network."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def _document(response: http.client.HTTPResponse, url: str) -> Any:
+    """The JSON answer; :class:`BadRequestError` for anything else, which is no answer of a hapi-server."""
+    body = response.read(MAX_DOCUMENT_BYTES + 1)
+    missing = response.length if len(body) <= MAX_DOCUMENT_BYTES else 0
+    if missing or (missing is None and not body):  # read() with a limit says nothing of an early end
+        raise http.client.IncompleteRead(body, missing)
+    try:
+        if len(body) > MAX_DOCUMENT_BYTES:
+            raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
+        return parse_document(body)
+    except ValueError as error:
+        reason = printable(str(error))
+        raise BadRequestError(f"{url}: the answer is not JSON ({reason}); is this a hapi-server?") from None
+
+
+def _check_plain(response: http.client.HTTPResponse, url: str) -> None:
+    """:class:`BadRequestError` for an answer that would first have to be decompressed, to any size."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise BadRequestError(
+            f"{url}: answered in the encoding {printable(encoding, 40)!r}, which was not asked for; does a proxy "
+            "compress answers? Switch that off for it"
+        )
+
+
+def _refusal(response: http.client.HTTPResponse, url: str) -> HapiError:
+    """The error that an answer other than 200 stands for, whoever gave it."""
+    status = response.status
+    if 300 <= status < 400:
+        target = printable(response.headers.get("Location") or "nowhere")
+        return UsageError(f"{url}: redirected to {target}, which is not followed; give the final server URL")
+    body = response.read(MAX_PROBLEM_BYTES + 1)
+    try:
+        problem = parse_document(body) if len(body) <= MAX_PROBLEM_BYTES else None
+    except ValueError:
+        problem = None
+    error = from_problem(problem, status)
+    retry_after = error.retry_after
+    if retry_after is None:
+        retry_after = _seconds(response.headers.get("Retry-After"))
+    if isinstance(problem, dict) and isinstance(problem.get("detail"), str):
+        message = str(error)
+    else:  # a proxy, or something else altogether
+        message = f"{url}: answered {status} {printable(response.reason)}; is this a hapi-server?"
+    return type(error)(message, retry_after=retry_after, expected_wait=error.expected_wait)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After's seconds (RFC 9110, 10.2.3); its other form, a date, is not worth trusting two clocks."""
+    text = (text or "").strip()
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
+
+
+def _received(sock: socket.socket) -> int | None:
+    """Bytes that the kernel has received for a connection, read or not; None where it does not say."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+    except (OSError, AttributeError):  # not Linux
+        return None
+    if len(info) < _BYTES_RECEIVED + 8:
+        return None
+    (count,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
+    return int(count)
+
+
+def _shut(sock: socket.socket | None) -> None:
+    """End the talk under a thread that may be blocked in it; that thread wakes up and closes the connection."""
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,287 @@
+"""Several servers as one: pick the least busy that is well, back off from one that is not, give up in the end.
+
+Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hapi.client.transport.http import Transport
+from hapi.errors import (
+    BusyError,
+    DeadlineError,
+    DrainingError,
+    HapiError,
+    HostMemoryError,
+    StoreUnavailableError,
+    TransportError,
+)
+
+T = TypeVar("T")
+log = logging.getLogger("hapi.client")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds a server is left alone after its first failure, doubled with each further one up to the longest."""
+FAULT_PAUSE = 0.5
+"""Longest such pause, in seconds, after a damaged answer: the server is there, and may be well for others."""
+MAX_FAULTS = 5
+"""Times in a row that one request may meet damaged answers (not absent servers) before it is given up."""
+OUTAGE_SECONDS = 3.0
+"""Seconds without any server after which a person is told."""
+BUSY_SECONDS = 60.0
+"""Seconds between two lines that tell a person of servers that are too busy."""
+LONGEST_PATIENCE = 10
+"""Times the patience after which a request is given up even though the servers answer others."""
+LONGEST_WAIT = 0.2
+"""Seconds between two looks whether a waiting request is still wanted."""
+
+
+@dataclass(eq=False)
+class _Server:
+    transport: Transport
+    in_flight: int = 0
+    failures: int = 0
+    well_at: float = 0.0
+    """Monotonic time before which it is left alone."""
+
+
+class Stopped(Exception):
+    """The pool was closed, or its caller no longer wants the result, while a request was under way."""
+
+
+@dataclass(eq=False)
+class _Trouble:
+    """What went wrong with one request since it last got anywhere."""
+
+    error: HapiError | None = None
+    since: float = 0.0
+    """Monotonic time of the first failure."""
+    faults: int = 0
+    """Damaged answers in a row."""
+    tried: set[int] = field(default_factory=set)
+    """Ids of the servers that failed."""
+    only: str | None = None
+    """URL of the one server that is asked; None: any."""
+
+    def add(self, server: _Server, error: HapiError) -> None:
+        if self.error is None:
+            self.since = time.monotonic()
+        self.error = error
+        self.faults = 0 if _is_absence(error) else self.faults + 1
+        self.tried.add(id(server))
+
+
+class ServerPool:
+    """Runs attempts against the servers; thread-safe.
+
+    ``patience`` is how many seconds a request goes on trying while no server answers, it or another: on servers that
+    are shared by many, one may be sent away for long although all of them move.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        *,
+        patience: float = 300.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
+        if not transports:
+            raise ValueError("a pool needs at least one server")
+        self._servers = [_Server(t) for t in transports]
+        self._left: list[_Server] = []
+        """Those that are not asked any more."""
+        self._patience = patience
+        self._check = check
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._jitter = random.Random()
+        self._outage_told = False
+        self._answered = -math.inf
+        """Monotonic time of the last good answer to any request."""
+        self._busy_told = -BUSY_SECONDS
+        """Monotonic time at which a person was told of busy servers."""
+        self.retries = 0
+        """Attempts that failed and were made again."""
+
+    @property
+    def size(self) -> int:
+        """Number of servers."""
+        return len(self._servers)
+
+    @property
+    def urls(self) -> list[str]:
+        """Those that are asked, in the order given."""
+        with self._lock:
+            return [server.transport.url for server in self._servers]
+
+    def leave(self, url: str) -> bool:
+        """Ask the server at ``url`` no more and break its requests; False, and nothing is done, if it is the last."""
+        with self._lock:
+            stay = [s for s in self._servers if s.transport.url != url]
+            if not stay:
+                return False
+            gone = [s for s in self._servers if s not in stay]
+            self._servers, self._left = stay, self._left + gone
+        for server in gone:
+            server.transport.close()
+        return True
+
+    def call(self, method: str, path: str, document: Any = None) -> Any:
+        """The JSON answer of any server, with retries."""
+        return self.run(lambda transport: transport.call(method, path, document))
+
+    def run(
+        self,
+        attempt: Callable[[Transport], T],
+        *,
+        progress: Callable[[], object] = lambda: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        only: str | None = None,
+        once: bool = False,
+    ) -> T:
+        """The result of ``attempt`` on some server; retryable errors are retried, others raised.
+
+        ``attempt`` may be called several times and must be able to go on where it was. When ``progress`` returns
+        something new after a failure, patience begins anew. ``cancelled`` is asked while waiting for a server.
+        ``only``: the URL of the one server to ask. ``once``: a retryable error is raised like any other.
+        Raises :class:`Stopped` after :meth:`close` and when cancelled.
+        """
+        trouble = _Trouble(only=only)
+        while True:
+            server = self._pick(trouble, cancelled)
+            before = progress()
+            try:
+                result = attempt(server.transport)
+            except HapiError as error:
+                self._settle(server, error)
+                if self._closed.is_set():
+                    raise Stopped from None
+                if progress() != before:
+                    trouble = _Trouble(only=only)
+                trouble.add(server, error)
+                if isinstance(error, TransportError):
+                    self._check()
+                if once or not error.retryable or self._is_over(trouble):
+                    raise
+                with self._lock:
+                    self.retries += 1
+            except BaseException:
+                self._settle(server, None)
+                raise
+            else:
+                self._settle(server, None, good=True)
+                return result
+
+    def _is_over(self, trouble: _Trouble) -> bool:
+        """Whether a request has had its tries: every server had one when patience ends."""
+        late = time.monotonic() >= self._give_up_at(trouble)
+        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._asked(trouble)))
+
+    def _asked(self, trouble: _Trouble) -> list[_Server]:
+        """The servers that a request may go to."""
+        return [s for s in self._servers if trouble.only in (None, s.transport.url)]
+
+    def _give_up_at(self, trouble: _Trouble) -> float:
+        """Monotonic time at which patience ends."""
+        latest = trouble.since + LONGEST_PATIENCE * self._patience
+        return min(latest, max(trouble.since, self._answered) + self._patience)
+
+    def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
+        """The least busy server that is well, waiting for one if need be.
+
+        Raises the last error when none will be well before patience ends.
+        """
+        while True:
+            with self._lock:
+                now, asked = time.monotonic(), self._asked(trouble)
+                if not asked:
+                    raise TransportError(f"{trouble.only}: it is not asked any more")
+                well = [s for s in asked if s.well_at <= now]
+                if well:
+                    server = min(well, key=lambda s: (id(s) in trouble.tried, s.in_flight))
+                    server.in_flight += 1
+                    return server
+                pause = min(s.well_at for s in asked) - now
+            if trouble.error is not None:
+                if now + pause > self._give_up_at(trouble):
+                    raise trouble.error
+                self._tell_outage(trouble, pause)
+            if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
+                raise Stopped
+
+    def _tell_outage(self, trouble: _Trouble, pause: float) -> None:
+        """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
+
+        A busy server takes some requests and refuses others, so that no answer ends that: it is told once a minute.
+        """
+        with self._lock:
+            now, busy = time.monotonic(), isinstance(trouble.error, BusyError | DeadlineError)
+            told = now - self._busy_told < BUSY_SECONDS if busy else self._outage_told
+            if told or now - trouble.since < OUTAGE_SECONDS:
+                return
+            if busy:
+                self._busy_told = now
+            else:
+                self._outage_told = True
+        if busy:
+            log.warning(
+                "the server is too busy and sends requests away (%s); next try in %.0f s, giving up after %.0f s",
+                trouble.error,
+                pause,
+                self._patience,
+            )
+        else:
+            log.warning(
+                "no request gets through (%s); trying for up to %.0f s", trouble.error, self._patience
+            )
+
+    def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
+        with self._lock:
+            server.in_flight -= 1
+            if good:
+                server.failures = 0
+                server.well_at = 0.0
+                self._outage_told = False
+                self._answered = time.monotonic()
+            if error is None or not error.retryable:
+                return
+            server.failures += 1
+            longest = LONGEST_PAUSE if _is_absence(error) else FAULT_PAUSE
+            pause = min(longest, FIRST_PAUSE * 2 ** min(16, server.failures - 1))
+            if error.retry_after is not None:
+                pause = min(60.0, max(pause, error.retry_after))
+            server.well_at = time.monotonic() + pause * self._jitter.uniform(0.75, 1.25)
+
+    def received_bytes(self) -> int | None:
+        """Bytes that have arrived on all connections so far, read or not; None where the system does not tell."""
+        counts = [server.transport.received_bytes() for server in (*self._servers, *self._left)]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def interrupt(self) -> None:
+        """Break every request under way; those that are still wanted are made again."""
+        for server in self._servers:
+            server.transport.interrupt()
+
+    def close(self) -> None:
+        """Break every request under way; they raise :class:`Stopped`."""
+        self._closed.set()
+        for server in self._servers:
+            server.transport.close()
+
+
+def _is_absence(error: HapiError) -> bool:
+    """Whether the server, or the store behind it, was not there for the request, as opposed to a bad answer."""
+    return isinstance(
+        error,
+        TransportError | BusyError | DeadlineError | DrainingError | HostMemoryError | StoreUnavailableError,
+    )

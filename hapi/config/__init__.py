@@ -1,0 +1,1 @@
+"""Settings from flags, YAML files and the environment."""

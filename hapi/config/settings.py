@@ -1,0 +1,209 @@
+"""Strict settings: a frozen dataclass filled from YAML, the environment and flags; errors name file and line.
+
+A settings class is a ``@dataclass(frozen=True, kw_only=True)`` whose fields are ``str``, ``int``,
+``float``, ``bool``, ``Path``, ``Literal``, unions of these with each other or ``None``, tuples of them, or
+another settings class. :func:`setting` adds what a type cannot say: help, range, unit, environment variable.
+The same class makes the command line (:func:`add_flags`), so that flags and files cannot drift apart.
+
+Precedence: flag, then environment variable, then file, then default. A value is read by its *field's*
+type, never guessed from its look: ``model: no`` is the text "no", and ``lr: 1e-3`` is a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import yaml
+
+from hapi.config.fields import Rule, SettingField, every_field, flag_of, members, near
+from hapi.config.values import SettingsReader, node_of
+from hapi.errors import ConfigError, UsageError
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 1 << 20
+"""Largest settings file that is read; a larger one is surely not one."""
+
+Unit = Literal["bytes", "bandwidth", "duration", "count"]
+
+
+def setting(
+    help: str,
+    *,
+    default: Any = MISSING,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    unit: Unit | None = None,
+    flags: tuple[str, ...] = (),
+    env: str | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field with what its type cannot say.
+
+    ``help``: one line for ``--help``. ``low``, ``high`` (inclusive) and ``above`` (exclusive) bound numbers,
+    also each number of a tuple. ``unit``: the value may be written with a unit of :mod:`hapi.units`
+    (``64MiB``). ``flags``: flags beside ``--the-name``. ``env``: an environment variable that may hold it.
+    """
+    rule = Rule(help=help, low=low, high=high, above=above, unit=unit, flags=flags, env=env, metavar=metavar)
+    return field(default=default, metadata={"hapi": rule})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Generic[T]):
+    """Settings, and where each of them came from."""
+
+    value: T
+    origins: Mapping[str, str]
+    """Dotted name to ``exp.yaml:3:7``, ``--lr`` or ``HAPI_SERVER``; an absent name kept its default."""
+
+    def as_given(self, message: str) -> str:
+        """``message`` with the file's line or the variable instead of a flag that it begins with and nobody gave.
+
+        For what only shows later, such as a split beyond the model's layers, where just the setting is known:
+        ``--freeze 99: ...`` becomes ``exp.yaml:3:9: freeze 99: ...``, or stays when the flag was given.
+        """
+        flag = next(iter(re.findall(r"\A--[a-z-]+", message)), "")
+        for name, origin in self.origins.items():
+            if flag_of(name) == flag:
+                place = f"{origin}: {name}" if ":" in origin else origin
+                return place + message.removeprefix(flag)
+        return message
+
+
+def load(
+    cls: type[T],
+    path: str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[T]:
+    """Fill ``cls`` from the YAML file at ``path`` (None: no file), ``environ`` and ``overrides``.
+
+    ``overrides`` maps dotted names to text, as flags give it, or to values of the field's type; ``None``
+    means "not given". Raises :class:`ConfigError` for what stands in the file
+    (``exp.yaml:3:3: unknown key ...``) and :class:`UsageError` for flags, variables and missing settings.
+    """
+    known = {f.name: f for f in every_field(cls)}
+    given: dict[str, tuple[str, yaml.Node]] = {}
+    for name, f in known.items():
+        text = (environ or {}).get(f.rule.env, "") if f.rule.env else ""
+        if f.rule.env and text:
+            given[name] = (f.rule.env, node_of(text, quoted=False))
+    for name, value in (overrides or {}).items():
+        if name not in known:
+            raise UsageError(f"there is no setting {name!r}{near(name, known)}")
+        if value is not None:
+            given[name] = (flag_of(name), node_of(value, quoted=False))
+    reader = SettingsReader("settings" if path is None else str(path))
+    value = reader.read(cls, None if path is None else _compose(Path(path)), given)
+    return Loaded(value=value, origins=reader.origins)
+
+
+def load_each(cls: type[T], path: Path) -> dict[str, T]:
+    """A file of named settings (``NAME: {settings of cls}``), by name in the file's order.
+
+    Raises :class:`ConfigError` with the place, as :func:`load` does.
+    """
+    return SettingsReader(str(path)).read_each(cls, _compose(path))
+
+
+def checked(value: T) -> T:
+    """``value``, a settings instance made in Python, if all its fields keep their rules.
+
+    Raises :class:`UsageError` naming the class and the field.
+    """
+    cls: Any = type(value)
+    document = node_of(dataclasses.asdict(value), quoted=True)  # type: ignore[call-overload]
+    again: T = SettingsReader(cls.__name__).read(cls, document, {})
+    return again
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None = None) -> None:
+    """Add one flag per field of ``cls`` to ``parser``; :func:`overrides_of` reads them back.
+
+    Values stay text until :func:`load` reads them by the rules of the file. A tuple's flag may be repeated
+    or hold commas; a bool has ``--name`` and ``--no-name``.
+    """
+    group = parser.add_argument_group(title) if title else parser
+    for f in every_field(cls):
+        names = (flag_of(f.name), *f.rule.flags)
+        common: dict[str, Any] = {"dest": f.name, "default": None, "help": _help_of(f)}
+        kinds = members(f.annotation)
+        if bool in kinds and not set(kinds) - {bool, type(None)}:
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+            continue
+        repeats = any(
+            typing.get_origin(kind) is tuple and Ellipsis in typing.get_args(kind) for kind in kinds
+        )
+        action = "append" if repeats else "store"
+        group.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
+
+
+def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+    """The flags of ``cls`` that were given, for :func:`load`; :class:`UsageError` for one whose text is empty."""
+    found: dict[str, Any] = {}
+    for f in every_field(cls):
+        value = getattr(args, f.name, None)
+        texts = value if isinstance(value, list) else [value]  # argparse makes [] of --flag=--
+        if any(text in ("", []) or (isinstance(text, str) and not text.strip()) for text in texts):
+            raise UsageError(f"{flag_of(f.name)}: the text is empty; give a value, or leave the flag away")
+        if isinstance(value, list):
+            value = [part.strip() for text in value for part in text.split(",") if part.strip()]
+        if value is not None:
+            found[f.name] = value
+    return found
+
+
+def _metavar(kinds: tuple[Any, ...]) -> str:
+    words: list[str] = []
+    for kind in kinds:
+        if typing.get_origin(kind) is Literal:
+            words.extend(str(choice) for choice in typing.get_args(kind))
+        elif typing.get_origin(kind) is tuple:
+            words.append(_metavar(tuple(k for k in typing.get_args(kind) if k is not Ellipsis)[:1]))
+        elif kind is not type(None):
+            words.append({int: "N", float: "X", Path: "PATH", bool: "true|false"}.get(kind, "TEXT"))
+    return "|".join(words)
+
+
+def _help_of(f: SettingField) -> str:
+    notes = []
+    if f.required:
+        notes.append("required")
+    elif isinstance(f.default, tuple):
+        notes.extend([f"default: {','.join(str(v) for v in f.default)}"] if f.default else [])
+    elif f.default is not None:
+        notes.append(f"default: {f.default}")
+    if f.rule.env:
+        notes.append(f"or {f.rule.env} in the environment")
+    text = f.rule.help + (f" ({'; '.join(notes)})" if notes else "")
+    return text.replace("%", "%%")
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    """The root node of the one document in ``path``; ConfigError with the place for anything else."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the settings file: {error.strerror or error}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; this is not a settings file")
+    try:
+        return yaml.compose(raw, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{place}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply for a settings file") from None

@@ -1,0 +1,289 @@
+"""From YAML nodes to checked values of a settings class; the part of :mod:`hapi.config.settings` that reads types.
+
+Text from flags and the environment becomes nodes too, so that every source is read by the same rules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from hapi import units
+from hapi.config.fields import Rule, flag_of, members, near, settings_class, settings_fields
+from hapi.errors import ConfigError, UsageError
+
+MAX_VALUES = 100_000
+"""Most values read from one file: aliases can make a small file stand for an endless one."""
+
+_NULL_WORDS = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# "010" is eight in YAML 1.1 and ten in YAML 1.2: neither is guessed.
+_INTEGER = re.compile(r"[+-]?(?:0|[1-9](?:_?[0-9]){0,24})", re.ASCII)
+_WHOLE_FLOAT = re.compile(r"[+-]?[1-9][0-9]*(?:\.0*)?[eE]\+?[0-9]{1,2}", re.ASCII)
+_FLOAT = re.compile(
+    r"[+-]?(?:[0-9](?:_?[0-9]){0,400}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII
+)
+_STANDARD_TAG = "tag:yaml.org,2002:"
+_PLAIN_KINDS = ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value", "merge")
+_PLAIN_TAGS = frozenset(_STANDARD_TAG + kind for kind in _PLAIN_KINDS)
+"""Tags that YAML gives to untagged text; the field's type decides, so they mean nothing here."""
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path"}
+_ORDER = (bool, int, float)
+"""A union is tried in this order, then literals, then paths, text and tuples: the narrowest wins."""
+
+
+def node_of(value: Any, quoted: bool) -> yaml.Node:
+    """``value`` as a node without a place. ``quoted`` text stays text, else it is read like plain YAML."""
+    if isinstance(value, Mapping):
+        pairs = [(node_of(str(key), True), node_of(item, quoted)) for key, item in value.items()]
+        return yaml.MappingNode(_STANDARD_TAG + "map", pairs)
+    if isinstance(value, list | tuple):
+        return yaml.SequenceNode(_STANDARD_TAG + "seq", [node_of(item, quoted) for item in value])
+    is_text = isinstance(value, str | Path)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return yaml.ScalarNode(_STANDARD_TAG + "str", text, style='"' if is_text and quoted else None)
+
+
+class _Mismatch(Exception):
+    """The text is not of the type tried; another member of the union may fit."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which setting is being read; ``origin`` is a flag or variable, None for the file."""
+
+    name: str
+    origin: str | None
+
+
+class SettingsReader:
+    """Reads one settings class; remembers where every value came from in ``origins``."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.origins: dict[str, str] = {}
+        self._values = 0
+
+    def read(
+        self, cls: Any, node: yaml.Node | None, given: Mapping[str, tuple[str, yaml.Node]], prefix: str = ""
+    ) -> Any:
+        """An instance of ``cls`` from ``node`` (None or null: empty); ``given`` wins over the file."""
+        entries = self._entries(cls, node, prefix)
+        chosen: dict[str, Any] = {}
+        for f in settings_fields(cls):
+            name, nested = prefix + f.name, settings_class(f.annotation)
+            if nested is not None:
+                below = any(key.startswith(name + ".") for key in given)
+                entry = entries.get(f.name)
+                absent = entry is None or (_is_null(entry) and type(None) in members(f.annotation))
+                if below or not absent:
+                    chosen[f.name] = self.read(nested, None if absent else entry, given, name + ".")
+                elif entry is not None:
+                    chosen[f.name] = None
+            elif name in given:
+                origin, given_node = given[name]
+                chosen[f.name] = self._value(given_node, f.annotation, f.rule, _Place(name, origin))
+                self.origins[name] = origin
+            elif f.name in entries:
+                chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _Place(name, None))
+                self.origins[name] = self._where(entries[f.name])
+            if f.required and f.name not in chosen:
+                raise UsageError(
+                    f"{self.source}: {name!r} is missing; set it in the file or with {flag_of(name)}"
+                )
+        try:
+            return cls(**chosen)
+        except UsageError as error:
+            raise ConfigError(f"{self.source}: {error}") from None
+
+    def read_each(self, cls: Any, node: yaml.Node | None) -> dict[str, Any]:
+        """Instances of ``cls`` by the names under which they stand in ``node`` (None or null: none)."""
+        entries = self._named(node, _Place("", None), "'name: settings' blocks")
+        return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
+
+    def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
+        known = {f.name: f.rule.flags for f in settings_fields(cls)}
+        place = _Place(prefix.rstrip("."), None)
+        return self._named(node, place, "settings ('name: value' lines)", known)
+
+    def _named(
+        self,
+        node: yaml.Node | None,
+        place: _Place,
+        expected: str,
+        known: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, yaml.Node]:
+        """What stands under each name of a mapping; only ``known`` ones may be there (None: any).
+
+        ``known`` maps them to the flags beside ``--the-name``, after which people call them too.
+        """
+        if node is None or _is_null(node):
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise self._error(node, place, f"expected {expected}, got {_describe(node)}")
+        prefix = place.name + "." if place.name else ""
+        entries: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, place, f"expected a setting's name, got {_describe(key)}")
+            if known is not None and key.value not in known:
+                name = _shown(prefix + key.value)
+                called = next((n for n, flags in known.items() if flag_of(key.value) in flags), key.value)
+                raise ConfigError(f"{self._where(key)}: unknown key {name}{near(called, known)}")
+            if key.value in entries:
+                first = entries[key.value].start_mark
+                again = f" (first on line {first.line + 1})" if first is not None else ""
+                raise ConfigError(
+                    f"{self._where(key)}: key {prefix + key.value!r} appears twice{again}; remove one"
+                )
+            entries[key.value] = value
+        return entries
+
+    def _value(self, node: yaml.Node, annotation: Any, rule: Rule, place: _Place) -> Any:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._error(node, place, f"more than {MAX_VALUES} values in one file")
+        if node.tag not in _PLAIN_TAGS:
+            raise self._error(
+                node, place, f"the tag {_shown(node.tag)} is not read here; write a plain value"
+            )
+        kinds = members(annotation)
+        if _is_null(node) and type(None) in kinds:
+            return None
+        tuple_kind = next((k for k in kinds if typing.get_origin(k) is tuple), None)
+        if isinstance(node, yaml.ScalarNode) and not _is_null(node):
+            ordered = sorted((k for k in kinds if k not in (tuple_kind, type(None))), key=_rank)
+            for kind in ordered:
+                try:
+                    return self._scalar(node, kind, rule, place)
+                except _Mismatch:
+                    continue
+        if tuple_kind is not None and not isinstance(node, yaml.MappingNode) and not _is_null(node):
+            return self._tuple(node, tuple_kind, rule, place)
+        raise self._error(node, place, f"expected {_expected(kinds, rule)}, got {_describe(node)}")
+
+    def _scalar(self, node: yaml.ScalarNode, kind: Any, rule: Rule, place: _Place) -> Any:
+        text: str = node.value
+        if "\x00" in text:  # no path, name or URL has one, and the system's calls refuse it
+            raise self._error(node, place, "expected text without a NUL character")
+        if typing.get_origin(kind) is Literal:
+            for choice in typing.get_args(kind):
+                if text == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
+                    return choice
+            raise _Mismatch
+        if kind is str:
+            return text
+        if kind is Path:
+            return Path(text)
+        if rule.unit is not None and kind in (int, float):
+            return self._bounded(self._quantity(node, kind, rule, place), node, rule, place)
+        if node.style is not None:
+            raise _Mismatch
+        if kind is bool:
+            if text.lower() not in _BOOLEANS:
+                raise _Mismatch
+            return _BOOLEANS[text.lower()]
+        return self._bounded(_number(text, kind), node, rule, place)
+
+    def _quantity(self, node: yaml.ScalarNode, kind: Any, rule: Rule, place: _Place) -> float:
+        # Text without a digit ("auto") is no quantity at all: another member of the union may take it.
+        if not any(c.isdigit() for c in node.value):
+            raise _Mismatch
+        try:
+            return units.PARSERS[str(rule.unit)](node.value, "size")
+        except UsageError as error:
+            raise self._error(node, place, str(error).removeprefix("size: ")) from None
+
+    def _bounded(self, value: float, node: yaml.Node, rule: Rule, place: _Place) -> float:
+        if not rule.holds(value):
+            raise self._error(node, place, f"expected a number{rule.range_text()}, got {_describe(node)}")
+        return value
+
+    def _tuple(self, node: yaml.Node, kind: Any, rule: Rule, place: _Place) -> tuple[Any, ...]:
+        items: Sequence[yaml.Node] = node.value
+        if isinstance(node, yaml.ScalarNode):
+            parts = (
+                [node.value] if node.style is not None else [part.strip() for part in node.value.split(",")]
+            )
+            items = [
+                yaml.ScalarNode(node.tag, part, node.start_mark, node.end_mark, node.style) for part in parts
+            ]
+        kinds = typing.get_args(kind)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            kinds = (kinds[0],) * len(items)
+        if len(kinds) != len(items):
+            raise self._error(node, place, f"expected {len(kinds)} values, got {len(items)}")
+        return tuple(self._value(item, k, rule, place) for item, k in zip(items, kinds, strict=True))
+
+    def _where(self, node: yaml.Node) -> str:
+        mark = node.start_mark
+        return self.source if mark is None else f"{self.source}:{mark.line + 1}:{mark.column + 1}"
+
+    def _error(self, node: yaml.Node, place: _Place, message: str) -> UsageError:
+        if place.origin is not None:
+            return UsageError(f"{place.origin}: {message}")
+        name = f"{place.name}: " if place.name else ""
+        return ConfigError(f"{self._where(node)}: {name}{message}")
+
+
+def _number(text: str, kind: Any) -> float:
+    if kind is int:
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _WHOLE_FLOAT.fullmatch(text):
+            return int(float(text))
+        raise _Mismatch
+    if kind is not float:
+        raise TypeError(f"settings cannot have the type {kind!r}")
+    if _FLOAT.fullmatch(text) is None:
+        raise _Mismatch
+    value = float(text.replace("_", ""))
+    if not math.isfinite(value):
+        raise _Mismatch
+    return value
+
+
+def _rank(kind: Any) -> int:
+    if kind in _ORDER:
+        return _ORDER.index(kind)
+    return 3 if typing.get_origin(kind) is Literal else 4 if kind is Path else 5
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULL_WORDS
+
+
+def _expected(kinds: Sequence[Any], rule: Rule) -> str:
+    words = []
+    for kind in kinds:
+        if typing.get_origin(kind) is Literal:
+            words.append("one of " + ", ".join(str(choice) for choice in typing.get_args(kind)))
+        elif typing.get_origin(kind) is tuple:
+            words.append("a list")
+        elif kind is not type(None):
+            bounds = rule.range_text() if kind in (int, float) else ""
+            words.append(_WORDS[kind] + bounds)
+    return " or ".join(words)
+
+
+def _describe(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    if _is_null(node):
+        return "nothing"
+    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    return ("text " if quoted else "") + _shown(node.value)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."

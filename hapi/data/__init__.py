@@ -1,0 +1,1 @@
+"""Datasets: manifest, index, sample directory, epoch order."""

@@ -1,0 +1,83 @@
+"""Checksums of runs of samples, so that a chunk is checked in a few steps and not sample by sample.
+
+A run is so many consecutive samples of a shard that they have about 64 KB together; a chunk is a few runs. A checksum
+of every sample of 512 B costs 0.27 microseconds, most of it Python. Runs are only a shorter way: where one does not
+fit, or there is none, the samples' own checksums decide, and name what is damaged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hapi.arrays import HashArray, IntArray
+
+RUN_BYTES = 64 << 10
+"""Bytes of a run, in the mean of its shard: the smallest chunk that anybody reads, and hashed at full speed."""
+
+
+def run_samples(sizes: npt.ArrayLike, counts: npt.ArrayLike) -> IntArray:
+    """Samples of a run in shards of so many bytes and samples; int64 like the arguments.
+
+    1 where a sample is larger than half of :data:`RUN_BYTES`: such shards have no runs, the samples are their own.
+    """
+    size, count = np.asarray(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
+    # Divided in two steps: sizes up to 2**48 and counts up to 2**40 would overflow as a product.
+    mean = np.maximum(1.0, size / np.maximum(1, count))
+    found: IntArray = np.clip((RUN_BYTES / mean).astype(np.int64), 1, np.maximum(1, count))
+    return found
+
+
+def runs_of(sizes: npt.ArrayLike, counts: npt.ArrayLike) -> IntArray:
+    """Checksums that such shards have; int64 like the arguments."""
+    run = run_samples(sizes, counts)
+    found: IntArray = np.where(run > 1, -(-np.asarray(counts, dtype=np.int64) // run), 0)
+    return found
+
+
+def run_sums(data: Any, offsets: IntArray) -> HashArray:
+    """The checksums of the runs of a shard whose sample i is ``data[offsets[i]:offsets[i + 1]]``; uint64 [runs]."""
+    count = len(offsets) - 1
+    run = int(run_samples(len(data), count))
+    if run == 1:
+        return np.empty(0, dtype=np.uint64)
+    edges = [*offsets[:-1:run].tolist(), int(offsets[-1])]
+    return digests(memoryview(data), edges[:-1], edges[1:])
+
+
+class Runs:
+    """The runs of all shards of a data set."""
+
+    def __init__(self, sizes: IntArray, counts: IntArray, sums: HashArray) -> None:
+        """``sums``: those of all shards, one after the other, or none at all."""
+        self.samples = run_samples(sizes, counts)
+        """Samples of a run, by shard; int64 [shards]."""
+        lengths = runs_of(sizes, counts) if len(sums) else np.zeros(len(counts), dtype=np.int64)
+        self._firsts = np.cumsum(lengths) - lengths
+        self._known = lengths > 0
+        self._sums = sums
+
+    def fit(self, shard: int, first: int, view: memoryview, starts: list[int], stops: list[int]) -> bool:
+        """Whether runs ``first``, ``first + 1``, ... of ``shard`` are sound; False also where nothing is known.
+
+        Run i of them is ``view[starts[i]:stops[i]]``: from its first byte to its last, with whatever another format
+        has between its samples.
+        """
+        if not self._known[shard]:
+            return False
+        at = int(self._firsts[shard]) + first
+        expected: list[int] = self._sums[at : at + len(starts)].tolist()
+        return _digests(view, starts, stops) == expected
+
+
+def digests(view: memoryview, starts: list[int], stops: list[int]) -> HashArray:
+    """The checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
+    return np.array(_digests(view, starts, stops), dtype=np.uint64)
+
+
+def _digests(view: memoryview, starts: list[int], stops: list[int]) -> list[int]:
+    digest_of = xxhash.xxh3_64_intdigest
+    return [digest_of(view[a:b]) for a, b in zip(starts, stops, strict=True)]

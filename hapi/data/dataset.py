@@ -1,0 +1,294 @@
+"""Data sets: open by name and version, then labels, lengths and verified bytes of any samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hapi.arrays import HashArray, IntArray
+from hapi.data.index import SampleIndex
+from hapi.data.index_file import read_index
+from hapi.data.manifest import Kind, Manifest, SampleLayout
+from hapi.data.reading.chunk_cache import ChunkCache
+from hapi.data.reading.reader import AccessHint, Reader, chunk_cache
+from hapi.data.replaced import find_manifest
+from hapi.data.sample_directory import Located
+from hapi.data.shards import ShardTable
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    NotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UnprocessableError,
+)
+from hapi.store.base import ObjectStore
+from hapi.wire.references import DatasetReference, TransformSpec
+from hapi.wire.samples import Samples, offsets_of
+
+__all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "open_dataset"]
+
+
+_MOVES = 4
+"""Times that the shards may be replaced while one read is under way."""
+_KEPT_KEYS = 1 << 16
+"""Shards whose keys are kept as text: all of a packed data set, some of a million single objects."""
+
+
+class Dataset:
+    """One version of a data set. Thread-safe; :func:`open_dataset` makes it."""
+
+    def __init__(
+        self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
+    ) -> None:
+        self.store = store
+        self.index = index
+        self.name = manifest.name
+        self.version = manifest.version
+        self.reference = DatasetReference(name=self.name, version=self.version)
+        self.count = manifest.count
+        self.classes = manifest.classes
+        self.total_bytes = manifest.total_bytes
+        self.layout = manifest.layout
+        self.transform: TransformSpec | None = manifest.transform
+        """The default transform; None for tensors that need none."""
+        self.shards = index.shards
+        self._keys = _Keys(manifest, index.shards)
+        self._checks = _Checks(manifest, index)
+        self.reader = Reader(
+            store,
+            self._keys,
+            index.shards,
+            index.directory,
+            self._checks,
+            index.run,
+            chunk_cache(store) if cache is None else cache,
+        )
+
+    @property
+    def manifest(self) -> Manifest:
+        """As it was opened, or as the same version lies in the store since :meth:`read` found it replaced."""
+        return self._keys.manifest
+
+    @property
+    def kind(self) -> Kind:
+        return self.layout.kind
+
+    @property
+    def sample_shape(self) -> tuple[int, ...] | None:
+        return self.layout.sample_shape
+
+    @property
+    def sample_dtype(self) -> str | None:
+        return self.layout.sample_dtype
+
+    def shard_key(self, number: int) -> str:
+        """The object of this shard."""
+        return self._keys(number)
+
+    def labels(self, ids: npt.ArrayLike) -> IntArray:
+        """Labels of these samples, int64 [n]; :class:`NotFoundError` when an id is out of range."""
+        return self.index.label[self._checked(ids)]
+
+    def lengths(self, ids: npt.ArrayLike) -> IntArray:
+        """Stored bytes of each of these samples, int64 [n]."""
+        return self.locate(ids).length
+
+    def locate(self, ids: npt.ArrayLike) -> Located:
+        """Shard, offset and length of each of these samples; a shard is a place in ``shards``."""
+        return self.index.directory.locate(self._checked(ids))
+
+    def read(
+        self,
+        ids: npt.ArrayLike,
+        near: AccessHint | None = None,
+        out: npt.NDArray[np.uint8] | None = None,
+        places: Located | None = None,
+    ) -> Samples:
+        """Bytes of these samples, every one checked against its checksum.
+
+        ``near``: what :meth:`hapi.data.reading.reader.Reader.near` says of the reads to come. The bytes go into ``out``
+        (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to bound; for remote
+        stores there are also the gaps between near samples. ``places``: what :meth:`locate` said of them before.
+        When the same version was packed again meanwhile, its new shards are read from then on.
+        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
+        range, :class:`ConflictError` when another version has replaced this one, which is kept no longer.
+        """
+        places = self.locate(ids) if places is None else places
+        wanted = np.asarray(ids).astype(np.int64)
+        offsets = offsets_of(places.length)
+        total = int(offsets[-1])
+        data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
+        self._found(lambda: self.reader.read(wanted, places, offsets, data, near), wanted, places.shard)
+        return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
+
+    def checked(self, sample: int, piece_bytes: int, step: Callable[[], None]) -> int:
+        """The checksum of one sample, which was read and has it, with no more than a piece of it in memory.
+
+        ``step()`` is called before each piece, and may raise. Raises as :meth:`read`.
+        """
+        ids = np.array([sample], dtype=np.int64)
+        place = self.locate(ids)
+        length, offset = int(place.length[0]), int(place.offset[0])
+        buffer = memoryview(bytearray(min(piece_bytes, length)))
+
+        def check() -> None:
+            digest = xxhash.xxh3_64()
+            for start in range(0, length, piece_bytes):
+                step()
+                piece = buffer[: min(piece_bytes, length - start)]
+                self.store.read_into(self.shard_key(int(place.shard[0])), offset + start, piece)
+                digest.update(piece)
+            self._checks(ids, np.array([digest.intdigest()], dtype=np.uint64))
+
+        self._found(check, ids, place.shard)
+        return int(self.index.checksum[sample])
+
+    def read_part(self, sample: int, start: int, out: memoryview) -> None:
+        """Bytes of one sample from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
+        ids = np.array([sample], dtype=np.int64)
+        place = self.locate(ids)
+        shard, offset = int(place.shard[0]), int(place.offset[0]) + start
+        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), ids, place.shard)
+
+    def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
+        """Have ``read()`` read samples ``ids``, again when this version's shards were moved meanwhile."""
+        for _ in range(_MOVES):
+            manifest = self.manifest
+            try:
+                return read()
+            except (NotFoundError, StoreError, DataError) as error:
+                if not self._moved(error, manifest):
+                    raise self._explained(error, ids, shards) from error
+        raise ConflictError(f"data set {self.name!r} is replaced again and again; try again later")
+
+    def refresh(self, manifest: Manifest) -> None:
+        """Read from where ``manifest``, which must be of this version, says that the shards lie."""
+        if manifest.version != self.version:
+            raise ConflictError(f"data set {self.name!r} has version {manifest.version}, not {self.version}")
+        if manifest.pack != self.manifest.pack:
+            self._keys.place(manifest)
+            self.reader.forgive()
+
+    def _moved(self, error: HapiError, failed: Manifest) -> bool:
+        """Whether this version now has other shards than those of ``failed``, whose reading ended with ``error``."""
+        if isinstance(error, StoreUnavailableError):
+            return False
+        try:
+            self.refresh(find_manifest(self.store, self.name, self.version))
+        except HapiError:
+            return False
+        return self.manifest.pack != failed.pack
+
+    def _explained(self, error: HapiError, ids: IntArray, shards: npt.NDArray[np.uint32]) -> HapiError:
+        """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
+        if isinstance(error, StoreUnavailableError | DataError):
+            return error  # asking on would only take longer, or it says all that there is to say
+        again = self.manifest.again
+        try:
+            find_manifest(self.store, self.name, self.version)
+            numbers, firsts = np.unique(shards, return_index=True)
+            # The store's message names the object that it is about: of many shards, that one is looked at first.
+            for number, first in sorted(
+                zip(numbers.tolist(), ids[firsts].tolist(), strict=True),
+                key=lambda pair: self.shard_key(pair[0]) not in str(error),
+            ):
+                problem = self._shard_problem(number)
+                if problem is not None:
+                    return DataError(f"data set {self.name!r}: sample {first}: {problem}; {again}")
+        except ConflictError as replaced:
+            return replaced
+        except NotFoundError as missing:
+            return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {again}")
+        except HapiError:
+            return error
+        return error
+
+    def _shard_problem(self, number: int) -> str | None:
+        """What is wrong with a shard as a whole."""
+        shard = self.shards[number]
+        try:
+            size = self.store.size(self.shard_key(number))
+        except NotFoundError:
+            return f"shard {shard.key} is gone ({self.store.url}/{self.shard_key(number)})"
+        return None if size == shard.size else f"shard {shard.key} has {size} bytes, not {shard.size}"
+
+    def _checked(self, ids: npt.ArrayLike) -> IntArray:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise UnprocessableError("sample ids: expected a list of integers")
+        wanted: IntArray = array.astype(np.int64, copy=False)
+        if array.size and int(wanted.view(np.uint64).max()) >= self.count:  # a negative id is a huge one
+            wrong = array[(array < 0) | (array >= self.count)][0]
+            raise NotFoundError(
+                f"data set {self.name!r} has no sample {wrong}; it has {self.count}, 0 to {self.count - 1}"
+            )
+        return wanted
+
+
+@dataclass(frozen=True)
+class _Checks:
+    """Holds samples against their checksums. No part of the data set, which would keep it alive by a circle."""
+
+    manifest: Manifest
+    index: SampleIndex
+
+    def __call__(self, ids: IntArray, found: HashArray) -> None:
+        """:class:`DataError` unless ``found[i]`` is the checksum of sample ``ids[i]``, for every i."""
+        wrong = np.flatnonzero(found != self.index.checksum[ids])
+        if len(wrong):
+            first = ids[wrong[:1]]
+            shard = self.index.shards.key(int(self.index.directory.locate(first).shard[0]))
+            raise DataError(
+                f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
+                f"fails its checksum; run 'hapi verify' for all damage, and {self.manifest.again}"
+            )
+
+
+class _Keys:
+    """The objects of the shards by their numbers. They change when the same version is packed again."""
+
+    def __init__(self, manifest: Manifest, shards: ShardTable) -> None:
+        self._shards = shards
+        self.place(manifest)
+
+    def place(self, manifest: Manifest) -> None:
+        """Have them lie where ``manifest`` says."""
+        self.manifest = manifest
+        self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, self._shards))
+
+    def __call__(self, number: int) -> str:
+        return self._key_of(number)
+
+
+def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
+    return manifest.key_of(shards.key(number))
+
+
+def open_dataset(
+    store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
+) -> Dataset:
+    """The data set ``name``, in ``version`` also when that was replaced and is still kept (``replaced.py``).
+
+    Chunks of small samples are kept in ``cache``, which data sets of one store may share; None: one of its own.
+
+    :class:`NotFoundError` (naming what is there) when there is none, :class:`ConflictError` when it is there in
+    another version only, :class:`DataError` when manifest or index are damaged. The index is checked as a whole, the
+    samples when they are read.
+    """
+    manifest = find_manifest(store, name, version)
+    while True:
+        try:
+            return Dataset(store, manifest, read_index(store, manifest), cache)
+        except DataError:
+            # Was it replaced between its manifest and its index?
+            now = find_manifest(store, name, version)
+            if now.pack == manifest.pack:
+                raise
+            manifest = now

@@ -1,0 +1,276 @@
+"""The order of an epoch: a pure function of (seed, epoch, number of samples, shuffle).
+
+DLFS ("seeded sequence") lets every node compute the same global order by itself. Ours must also be the same
+for every version of every library, so it uses no random generator but a fixed integer mix. There are two shuffles:
+
+- the full permutation: samples are sorted by a 64-bit hash of (seed, epoch, sample), ties by sample;
+- chunk windows (DLFS, section III-D2, chunk-level batching): a *chunk* is a run of ``group`` consecutive ids, in the
+  order in which samples are stored. Chunks open one after the other in random order, ``window`` of them are open
+  at any time, and each gives its samples at random moments while it is open. A reader of whole chunks then needs
+  memory for ``window`` chunks and reads steadily.
+
+The epoch is a circle for chunk windows: chunk of rank r of C opens at r / C and closes at (r + window) / C, so the
+``window - 1`` chunks that are open over the end of the epoch are read twice, once at its beginning. In return
+every part of an epoch is shuffled alike, and ``window >= C`` is as good as the full permutation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+
+from hapi.arrays import HashArray, IntArray
+from hapi.errors import UsageError
+from hapi.wire.sequences import ChunkWindows
+
+MOST = (1 << 31) - 1
+"""Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
+
+_KEPT = 64
+"""Answers of :func:`opened_twice` that are remembered."""
+
+# SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 17.
+_GAMMA = 0x9E3779B97F4A7C15
+_MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_MASK = (1 << 64) - 1
+_HALF = np.uint64(32)
+_TEXT = re.compile(r"full|chunks(?::([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
+
+
+def mix64(values: HashArray) -> HashArray:
+    """The finaliser of SplitMix64, a bijection on 64-bit integers."""
+    z = values.copy()
+    for shift, multiplier in _MULTIPLIERS:
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(multiplier)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def _mix_one(value: int) -> int:
+    return int(mix64(np.array([value & _MASK], dtype=np.uint64))[0])
+
+
+def _key(seed: int, epoch: int, count: int) -> int:
+    for name, value in (("seed", seed), ("epoch", epoch), ("count", count)):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or not 0 <= value < 1 << 63:
+            raise UsageError(f"{name}: expected an integer from 0 to 2**63 - 1, got {value!r:.80}")
+    return _mix_one(_mix_one(int(seed) + _GAMMA) + int(epoch) + _GAMMA)
+
+
+def _hashes(key: int, count: int) -> HashArray:
+    values = np.arange(1, count + 1, dtype=np.uint64)
+    values *= np.uint64(_GAMMA)
+    values += np.uint64(key)
+    return mix64(values)
+
+
+def sample_hash(seed: int, epoch: int, count: int) -> HashArray:
+    """A 64-bit hash for each of the samples 0..count-1; uint64 [count]."""
+    return _hashes(_key(seed, epoch, count), count)
+
+
+def sorted_places(keys: HashArray) -> IntArray:
+    """``np.argsort(keys, kind="stable")`` of 64-bit keys that are hardly ever equal, several times as fast; int64 [n].
+
+    Numpy sorts plain integers with vector instructions, so each key's place is put into its low bits. The few keys
+    that are equal in the bits above are then sorted by themselves.
+    """
+    count = len(keys)
+    bits = np.uint64(max(1, (count - 1).bit_length()))
+    low = np.uint64((1 << int(bits)) - 1)
+    packed = keys & ~low
+    packed |= np.arange(count, dtype=np.uint64)
+    packed.sort()
+    places = (packed & low).astype(np.int64)
+    packed >>= bits
+    alike = np.flatnonzero(packed[1:] == packed[:-1])
+    if len(alike):
+        unsettled = np.union1d(alike, alike + 1)
+        those = places[unsettled]
+        places[unsettled] = those[np.lexsort((keys[those], packed[unsettled]))]
+    return places
+
+
+def epoch_sequence(seed: int, epoch: int, count: int) -> IntArray:
+    """The order of samples in an epoch, fully permuted: a permutation of 0..count-1, int64 [count]."""
+    return sorted_places(sample_hash(seed, epoch, count))
+
+
+def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -> IntArray:
+    """The order of samples in an epoch by chunk windows, see above: a permutation of 0..count-1, int64 [count].
+
+    :class:`UsageError` for numbers out of range. Memory is five arrays of ``count`` while it runs.
+    """
+    for name, value in (("group", group), ("window", window)):
+        if isinstance(value, bool) or not 1 <= value <= MOST:
+            raise UsageError(f"{name}: expected an integer from 1 to {MOST}, got {value!r}")
+    key = _key(seed, epoch, count)
+    group = min(group, max(1, count))
+    chunks = max(1, -(-count // group))
+    if chunks > MOST:
+        raise UsageError(f"group {group}: {count} samples would be {chunks} chunks, at most {MOST}")
+    # The epoch has 2**64 moments, and uint64 wraps at its end as the circle of chunks does.
+    step = (1 << 64) // chunks if chunks > 1 else 0
+    ranked = _ranked(key, chunks)
+    opens = np.empty(chunks, dtype=np.uint64)
+    opens[ranked] = np.arange(chunks, dtype=np.uint64) * np.uint64(step)
+    moments = _hashes(key, count)
+    if window < chunks:
+        moments >>= _HALF
+        moments *= np.uint64(step * window >> 32)
+    moments += np.repeat(opens, group)[:count]
+    return sorted_places(moments)
+
+
+def _ranked(key: int, chunks: int) -> IntArray:
+    return sorted_places(_hashes(_mix_one(~key), chunks))
+
+
+@lru_cache(_KEPT)
+def opened_twice(seed: int, epoch: int, count: int, shuffle: Shuffle, most: int) -> frozenset[int]:
+    """Chunks of :func:`chunk_sequence` that are open over the end of the epoch, so at its beginning, too.
+
+    At most ``most`` of them: those that open last. None when all are open all the time.
+    """
+    chunks = -(-count // shuffle.group)
+    twice = min(shuffle.window - 1, most)
+    if twice <= 0 or shuffle.window >= chunks:
+        return frozenset()
+    return frozenset(_ranked(_key(seed, epoch, count), chunks)[-twice:].tolist())
+
+
+def batches(sequence: IntArray, batch_size: int, drop_last: bool = False) -> Iterator[IntArray]:
+    """Consecutive views of ``batch_size`` ids; the last may be shorter unless ``drop_last``."""
+    return iter(trainer_batches(sequence, batch_size, drop_last=drop_last))
+
+
+def trainer_batches(
+    sequence: IntArray, batch_size: int, trainer: int = 0, trainers: int = 1, *, drop_last: bool = False
+) -> list[IntArray]:
+    """The batches of one of several trainers, views of ``sequence``: disjoint, together all of it, equally many each.
+
+    The sequence is cut into rounds of a batch for each trainer, in their order (DLFS, section III-D1). What is left
+    at its end is one more round, shared out evenly, or not used with ``drop_last``. When that would leave a trainer
+    without a sample, the last round takes it in, whose batches then have ``batch_size`` or one more.
+    :class:`UsageError` when there are fewer samples than trainers.
+    """
+    if isinstance(batch_size, bool) or batch_size < 1:
+        raise UsageError(f"batch size: expected an integer of at least 1, got {batch_size!r}")
+    size, count = batch_size * trainers, len(sequence)
+    rounds = count // size
+    rest = 0 if drop_last else count - rounds * size
+    if 0 < rest < trainers:
+        if not rounds:
+            raise UsageError(f"{trainers} trainers cannot share {count} samples; start fewer trainers")
+        rounds, rest = rounds - 1, rest + size
+    firsts = range(trainer * batch_size, rounds * size, size)
+    found = [sequence[first : first + batch_size] for first in firsts]
+    if rest:
+        begin = rounds * size
+        found.append(sequence[begin + rest * trainer // trainers : begin + rest * (trainer + 1) // trainers])
+    return found
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How epochs are shuffled: fully (``group`` 0), or by chunk windows."""
+
+    group: int = 0
+    """Samples of a chunk."""
+    window: int = 0
+    """Chunks open at a time."""
+
+    def __post_init__(self) -> None:
+        if (self.group, self.window) != (0, 0) and not (1 <= self.group <= MOST and 1 <= self.window <= MOST):
+            raise UsageError(f"{self}: group and window are integers from 1 to {MOST}")
+
+    @classmethod
+    def parse(cls, text: str, default_shuffle: Self, what: str = "shuffle") -> Self:
+        """``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
+
+        ``default_shuffle`` has the group and the window that suit the store, for who names none.
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"{what}: expected 'full' or 'chunks[:GROUP[:WINDOW]]' (such as chunks:512:64), got {text[:80]!r}"
+            )
+        if text == "full":
+            return cls()
+        group, window = (None if number is None else int(number) for number in match.groups())
+        try:
+            return cls(
+                default_shuffle.group if group is None else group,
+                default_shuffle.window if window is None else window,
+            )
+        except UsageError:
+            raise UsageError(f"{what} {text}: group and window are integers from 1 to {MOST}") from None
+
+    def __str__(self) -> str:
+        """As :meth:`parse` reads it, with all numbers."""
+        return f"chunks:{self.group}:{self.window}" if self.group else "full"
+
+    def sequence(self, seed: int, epoch: int, count: int) -> IntArray:
+        """The order of ``count`` samples in an epoch; int64 [count]."""
+        if not self.group:
+            return epoch_sequence(seed, epoch, count)
+        return chunk_sequence(seed, epoch, count, self.group, self.window)
+
+
+FULL = Shuffle()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOrder:
+    """Which samples one trainer trains on and when: all that the batches of every epoch follow from.
+
+    A place in it is (epoch, number of the batch): going on there needs nothing else.
+    """
+
+    seed: int
+    shuffle: Shuffle = FULL
+    trainers: int = 1
+    trainer: int = 0
+    """From 0."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trainer < self.trainers:
+            raise UsageError(
+                f"--trainer {self.trainer}: expected 0 to {self.trainers - 1} of {self.trainers} trainers"
+            )
+
+    def sequence(self, epoch: int, ids: IntArray, count: int) -> IntArray:
+        """The ids of all trainers, some of a data set of ``count``, in the order of ``epoch``; int64.
+
+        Chunks are of the data set's samples, also where only some are trained on: a reader of whole chunks has them.
+        """
+        if not self.shuffle.group or len(ids) == count:
+            return ids[self.shuffle.sequence(self.seed, epoch, len(ids))]
+        whole = self.shuffle.sequence(self.seed, epoch, count)
+        among = np.zeros(count, dtype=np.bool_)
+        among[ids] = True
+        return whole[among[whole]]
+
+    def batches(
+        self, epoch: int, ids: IntArray, count: int, batch_size: int, *, drop_last: bool = False
+    ) -> list[IntArray]:
+        """This trainer's batches of ``epoch``, by :func:`trainer_batches` of :meth:`sequence`: ids."""
+        sequence = self.sequence(epoch, ids, count)
+        return trainer_batches(sequence, batch_size, self.trainer, self.trainers, drop_last=drop_last)
+
+    def windows(self, epoch: int = 0) -> ChunkWindows | None:
+        """What requests for its samples tell a server; None for the full permutation."""
+        if not self.shuffle.group:
+            return None
+        return ChunkWindows(seed=self.seed, epoch=epoch, group=self.shuffle.group, window=self.shuffle.window)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it another order of the same seed, for checkpoints and reports."""
+        return {"shuffle": str(self.shuffle), "trainers": self.trainers, "trainer": self.trainer}

@@ -1,0 +1,83 @@
+"""What a store holds: data sets, whole or still being packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hapi.data.manifest import InPlace, Manifest
+from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError
+from hapi.store.base import ObjectStore
+from hapi.wire.references import NAME_PATTERN, TransformSpec
+
+PACKING_NAME = "packing.json"
+"""Written when a packing begins and removed when it is done; see ``pack.py``."""
+
+LOCK_NAME = "pack.lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing or indexing to go on with) or "damaged".
+
+    Damaged is also what cannot be read; ``problem`` says why.
+    """
+
+    name: str
+    state: str
+    version: str | None = None
+    count: int = 0
+    classes: tuple[str, ...] = field(default=(), repr=False)
+    total_bytes: int = 0
+    kind: str | None = None
+    transform: TransformSpec | None = None
+    source: str | None = None
+    created: str | None = None
+    shards: int = 0
+    in_place: InPlace | None = None
+    """Where the shards lie that were indexed and not packed."""
+    skipped: int = 0
+    """Bad samples that were left out."""
+    packing: bool = False
+    """A packing of this name was begun and is not done (for a whole data set: its replacement)."""
+    problem: str | None = None
+
+
+def list_datasets(store: ObjectStore) -> list[DatasetSummary]:
+    """All data sets of a store by name. :class:`NotFoundError` when there is no such store."""
+    store.ping()
+    found = [describe(store, name) for name in store.list_names("datasets") if NAME_PATTERN.fullmatch(name)]
+    return [summary for summary in found if summary is not None]
+
+
+def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
+    """One data set; None when there is neither a manifest nor a packing of it.
+
+    One that cannot be read is a damaged one, so that the others are listed all the same.
+    """
+    prefix = f"datasets/{name}"
+    packing = False
+    try:
+        packing = store.exists(f"{prefix}/{PACKING_NAME}")
+        manifest = Manifest.from_bytes(store.get(f"{prefix}/manifest.json"), name, f"{store.url}/{prefix}")
+    except NotFoundError:
+        return DatasetSummary(name=name, state="incomplete", packing=True) if packing else None
+    except StoreUnavailableError:
+        raise
+    except (DataError, StoreError) as error:
+        return DatasetSummary(name=name, state="damaged", packing=packing, problem=str(error))
+    return DatasetSummary(
+        name=name,
+        state="whole",
+        version=manifest.version,
+        count=manifest.count,
+        classes=manifest.classes,
+        total_bytes=manifest.total_bytes,
+        kind=manifest.layout.kind,
+        transform=manifest.transform,
+        source=manifest.source,
+        created=manifest.created,
+        shards=manifest.shards,
+        in_place=manifest.in_place,
+        skipped=manifest.skipped,
+        packing=packing,
+    )

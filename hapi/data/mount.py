@@ -1,0 +1,293 @@
+"""A data set as DLFS offers it (section III-A): ``mount``, ``open/read/close`` of a sample, ``sequence``,
+``next_batch``.
+
+    with mount("STORE/photos") as photos:
+        photos.sequence(seed=1, epoch=0)
+        while len(batch := photos.bread(256)):
+            ...  # batch.data, batch.offsets, batch.labels: good until the next bread
+
+``next_batch`` reads ahead: its order is known, so stretches of it are read by threads of its own into buffers that are
+used again, at most ``read_ahead_bytes`` of them. A batch is a view of such a buffer.
+
+With a ``sample_cache``, a folder on a local disk, what was read of a store elsewhere is kept there for later epochs
+and for other processes, also later ones (:mod:`hapi.cache.samples`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.arrays import IntArray
+from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
+from hapi.cache.samples import SampleCache
+from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.epoch_order import FULL, Shuffle
+from hapi.data.reading.reader import AccessHint, chunk_cache
+from hapi.data.sample_directory import Located
+from hapi.errors import UsageError
+from hapi.store.base import open_store, split_address
+from hapi.wire.samples import Samples, offsets_of
+
+READ_AHEAD_BYTES = 32 << 20
+"""Default bound of the buffers of stretches that are read, are being read or are handed out."""
+_STRETCHES = 4
+"""Stretches that share the bound: one handed out, the others being read or ready."""
+_THREADS_FROM = 64 << 10
+"""Mean bytes of a sample from which every stretch has a thread. Smaller ones are read in so many short steps that
+threads mostly hand Python's lock to each other, but where they wait for a remote store."""
+_RAMP = 5
+"""The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
+that the first batch does not wait for thousands of samples."""
+_LARGE_STRETCHES = 3
+"""When a batch is larger than a stretch should be: one handed out, two being read."""
+
+
+class OpenSample:
+    """One sample, open for reading from its start. Not thread-safe."""
+
+    def __init__(self, mounted: DatasetReader, sample: int) -> None:
+        self.id = sample
+        self.length = int(mounted.dataset.lengths([sample])[0])
+        """Bytes."""
+        self._mounted: DatasetReader | None = mounted
+        self._data: memoryview | None = None
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next ``size`` bytes, or all that are left; empty at the end. Checked as a whole at the first call."""
+        if self._mounted is None:
+            raise UsageError(f"sample {self.id} is closed; open it again")
+        if self._data is None:
+            self._data = self._mounted.read(np.array([self.id])).data.data
+        stop = self.length if size < 0 else min(self.length, self._position + size)
+        part = bytes(self._data[self._position : stop])
+        self._position = stop
+        return part
+
+    def close(self) -> None:
+        """Let go of the sample's bytes; closing twice does nothing."""
+        self._mounted = self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _Stretch:
+    """Samples ``first..stop`` of the sequence, being read or read."""
+
+    first: int
+    stop: int
+    reading: Future[Samples]
+    buffer: npt.NDArray[np.uint8]
+
+
+class DatasetReader:
+    """One version of a data set, mounted. One sequence at a time; one thread; :func:`mount` makes it."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        sample_cache: SampleCache | None = None,
+    ) -> None:
+        """``sample_cache``, of this very version, is closed with it."""
+        self.dataset = dataset
+        self.sample_cache = sample_cache
+        self.count = dataset.count
+        self._stretch_bytes = read_ahead_bytes // _STRETCHES
+        waits = dataset.store.local_path("any") is None
+        large = dataset.total_bytes >= _THREADS_FROM * dataset.count
+        threads = _STRETCHES - 1 if waits or large else 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
+        self._order: IntArray = np.empty(0, dtype=np.int64)
+        self._near: AccessHint | None = None
+        self._position = self._planned = 0
+        self._reach = self._stretch_bytes
+        """Bytes of the stretch that is planned next."""
+        self._stretches: deque[_Stretch] = deque()
+        self._buffers: list[npt.NDArray[np.uint8]] = []
+
+    def open(self, sample: int) -> OpenSample:
+        """Sample ``sample`` for reading; :class:`NotFoundError` when there is no such id."""
+        return OpenSample(self, sample)
+
+    def read(
+        self,
+        ids: IntArray,
+        near: AccessHint | None = None,
+        out: npt.NDArray[np.uint8] | None = None,
+        places: Located | None = None,
+    ) -> Samples:
+        """What :meth:`Dataset.read` gives, of the sample cache what it has. Thread-safe."""
+        cache, dataset = self.sample_cache, self.dataset
+        if cache is None:
+            return dataset.read(ids, near, out, places)
+        lengths = dataset.lengths(ids) if places is None else places.length
+        wanted, offsets = ids.astype(np.int64), offsets_of(lengths)
+        data = np.empty(int(offsets[-1]), dtype=np.uint8) if out is None else out[: int(offsets[-1])]
+        samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels(ids))
+        cache.through(samples, lambda missing: dataset.read(missing, near))
+        return samples
+
+    def sequence(
+        self,
+        seed: int,
+        epoch: int,
+        order: IntArray | None = None,
+        start: int = 0,
+        shuffle: str | Shuffle = FULL,
+    ) -> IntArray:
+        """Begin an epoch: ``next_batch`` gives its samples from place ``start`` on. Returns the ids in their order.
+
+        The order is that of ``shuffle`` for (seed, epoch): the full permutation, or chunk windows, ``"chunks"`` for
+        such that suit the store, or ``"chunks:GROUP:WINDOW"``. Or it is ``order``, any ids (int64 [n]) that the caller
+        made of seed and epoch, with a ``shuffle`` like it. :class:`NotFoundError` for an id that is not there.
+        """
+        reader = self.dataset.reader
+        if isinstance(shuffle, str):
+            shuffle = Shuffle.parse(shuffle, reader.default_shuffle)
+        elif not isinstance(shuffle, Shuffle):
+            raise UsageError(
+                f"shuffle: expected a Shuffle or its name, such as 'chunks', got {shuffle!r:.80}"
+            )
+        found = shuffle.sequence(seed, epoch, self.count) if order is None else np.asarray(order)
+        if len(found):
+            self.dataset.locate([found.min(), found.max()])
+        if not 0 <= start <= len(found):
+            raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
+        near = reader.near(shuffle, seed, epoch) if shuffle.group else reader.near_order(found[start:])
+        self._drop()
+        if self.sample_cache is not None:
+            self.sample_cache.flush()  # an epoch may be over
+        self._order = found
+        self._position = self._planned = start
+        self._reach = self._stretch_bytes >> _RAMP
+        self._near = near
+        return found
+
+    def next_batch(self, count: int) -> Samples:
+        """The next ``count`` samples of the sequence, fewer at its end, none after it.
+
+        The batch's bytes are good until the next call. Raises what :meth:`Dataset.read` raises; the samples are
+        then still the next ones.
+        """
+        if isinstance(count, bool) or count < 1:
+            raise UsageError(f"bread: expected a number of samples of at least 1, got {count!r}")
+        stop = min(self._position + count, len(self._order))
+        while self._stretches and self._stretches[0].stop <= self._position:
+            self._buffers.append(self._stretches.popleft().buffer)
+        if self._stretches and self._stretches[0].stop < stop:
+            self._drop()  # another ``count`` than before: the batch would lie in two buffers
+        self._plan(count)
+        if self._position == stop:
+            return self.read(self._order[stop:stop])
+        stretch = self._stretches[0]
+        try:
+            samples = stretch.reading.result()
+        except BaseException:
+            self._drop()
+            raise
+        batch = _part(samples, self._position - stretch.first, stop - stretch.first)
+        self._position = stop
+        return batch
+
+    def _plan(self, count: int) -> None:
+        """Have the next stretches read, as many as there is room for."""
+        while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
+            most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
+            ids = self._order[self._planned : self._planned + most]
+            places = self.dataset.locate(ids)
+            ends = np.cumsum(places.length)
+            whole = int(np.searchsorted(ends, self._reach, side="right")) // count * count
+            ids = ids[: max(whole, count)]
+            total = int(ends[len(ids) - 1])
+            if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
+                return
+            buffer = self._buffer(total)
+            reading = self._threads.submit(self.read, ids, self._near, buffer, places.part(0, len(ids)))
+            self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
+            self._planned += len(ids)
+            self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))
+
+    def _buffer(self, size: int) -> npt.NDArray[np.uint8]:
+        """A buffer of at least ``size`` bytes: one that was handed back, if it is large enough."""
+        for at, buffer in enumerate(self._buffers):
+            if len(buffer) >= size:
+                return self._buffers.pop(at)
+        del self._buffers[_STRETCHES - 1 :]
+        return np.empty(max(size, min(self._stretch_bytes, self.dataset.total_bytes)), dtype=np.uint8)
+
+    def _drop(self) -> None:
+        """Forget what was read ahead; the next batch is read from where the sequence stands."""
+        for stretch in self._stretches:
+            stretch.reading.cancel()
+        for stretch in self._stretches:
+            if not stretch.reading.cancelled():
+                stretch.reading.exception()
+            self._buffers.append(stretch.buffer)
+        self._stretches.clear()
+        self._planned = self._position
+
+    def close(self) -> None:
+        """End the threads that read ahead; closing twice does nothing."""
+        self._drop()
+        self._buffers.clear()
+        self._threads.shutdown()
+        if self.sample_cache is not None:
+            self.sample_cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _part(samples: Samples, low: int, high: int) -> Samples:
+    offsets = samples.offsets[low : high + 1]
+    return Samples(
+        ids=samples.ids[low:high],
+        data=samples.data[int(offsets[0]) : int(offsets[-1])],
+        offsets=offsets - offsets[0],
+        labels=samples.labels[low:high],
+    )
+
+
+def mount(
+    address: str,
+    version: str | None = None,
+    *,
+    cache_bytes: int | None = None,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+    sample_cache: str | Path | None = None,
+    sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
+) -> DatasetReader:
+    """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
+
+    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 360 MiB), and
+    ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
+    ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
+    cannot be used.
+    """
+    folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
+    url, name = split_address(address)
+    store = open_store(url)
+    dataset = open_dataset(store, name, version, chunk_cache(store, cache_bytes))
+    kept = None if folder is None else SampleCache(folder, dataset.reference, dataset.count)
+    return DatasetReader(dataset, read_ahead_bytes, kept)

@@ -1,0 +1,1 @@
+"""Reading samples by chunks or one by one."""

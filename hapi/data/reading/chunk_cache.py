@@ -1,0 +1,165 @@
+"""The chunk cache: one bounded buffer, cut into slots of one size, that all data sets of a process share.
+
+DLFS's sample cache (section III-C). Everything is an array, so that a request for thousands of samples takes a few
+vectorised steps under the lock and no Python object per sample or chunk.
+
+A slot's life:
+
+    free --claim--> loading --publish(ok)--> ready --claim of another chunk, when nobody uses it--> loading
+                    loading --publish(failed)--> free (its chunk is forgotten; who waits for it reads for himself)
+
+What an epoch comes back to much later is kept (:meth:`ChunkCache.keep`), for as long as others can be taken.
+
+A claim holds its slots until it is released, so what is being copied from is never replaced. Who claims a chunk that
+another is loading waits for it: nobody waits before his own loads are published, so there is no circle of waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from hapi.arrays import Flags, IntArray
+from hapi.waiting import wait
+
+_FREE, _LOADING, _READY = 0, 1, 2
+ABSENT = -1
+_KEPT_PART = 3
+
+
+class Area:
+    """The chunks of one data set: which slot each is in. Made by :meth:`ChunkCache.area`."""
+
+    def __init__(self, chunks: int) -> None:
+        self.slot_of = np.full(chunks, ABSENT, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Slots held for n chunks of an area, until :meth:`ChunkCache.release`."""
+
+    slots: IntArray
+    """int64 [n]; ``ABSENT`` for a chunk that was not wanted, or for which there was no slot."""
+    mine: Flags
+    """bool [n]: the claimer must load these, and publish them."""
+
+
+class ChunkCache:
+    """At most ``budget`` bytes in slots of ``slot_bytes``; thread-safe. Memory is taken when slots are filled."""
+
+    def __init__(self, budget: int, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.slots = budget // slot_bytes
+        self.data = np.empty(self.slots * slot_bytes, dtype=np.uint8)
+        """Slot s is ``data[s * slot_bytes:(s + 1) * slot_bytes]``; written only by who loads it."""
+        self._state = np.zeros(self.slots, dtype=np.int8)
+        self._users = np.zeros(self.slots, dtype=np.int32)
+        self._used = np.zeros(self.slots, dtype=np.int64)
+        self._until = np.zeros(self.slots, dtype=np.int64)
+        """Of ``_loads``: while there are fewer, other slots are taken first."""
+        self._loads = 0
+        self._chunk = np.zeros(self.slots, dtype=np.int64)
+        self._area: list[Area | None] = [None] * self.slots
+        self._clock = 0
+        self._changed = threading.Condition()
+
+    def slot(self, number: int, head: int) -> memoryview:
+        """The bytes of one slot from place ``head`` of ``data`` on, for its loader."""
+        return self.data.data[head : (number + 1) * self.slot_bytes]
+
+    def claim(self, area: Area, chunks: IntArray, wanted: Flags) -> Claim:
+        """Hold the slots of ``chunks`` (distinct), and take slots for the ``wanted`` ones that have none.
+
+        The least recently used slots that nobody holds are taken, those of :meth:`keep` last; without any, chunks stay
+        ``ABSENT``.
+        """
+        with self._changed:
+            slots = area.slot_of[chunks].astype(np.int64)
+            there = slots[slots != ABSENT]
+            self._users[there] += 1
+            missing = np.flatnonzero(wanted & (slots == ABSENT))
+            taken = self._idle(len(missing))
+            missing = missing[: len(taken)]
+            self._assign(area, chunks[missing], taken)
+            slots[missing] = taken
+            mine = np.zeros(len(chunks), dtype=np.bool_)
+            mine[missing] = True
+            self._clock += 1
+            self._used[slots[slots != ABSENT]] = self._clock
+            return Claim(slots, mine)
+
+    def _idle(self, count: int) -> IntArray:
+        """At most ``count`` slots that nobody holds, the least recently used ones."""
+        idle = np.flatnonzero(self._users == 0)
+        if count < len(idle):
+            used = np.where(self._until > self._loads, self._used + self._clock, self._used)[idle]
+            idle = idle[np.argpartition(used, count)[:count]] if count else idle[:0]
+        return idle
+
+    def _assign(self, area: Area, chunks: IntArray, slots: IntArray) -> None:
+        for slot in slots.tolist():
+            self._forget(slot)
+            self._area[slot] = area
+        self._chunk[slots] = chunks
+        self._state[slots] = _LOADING
+        self._users[slots] = 1
+        self._until[slots] = 0
+        self._loads += len(slots)
+        area.slot_of[chunks] = slots
+
+    def _forget(self, slot: int) -> None:
+        area = self._area[slot]
+        if area is not None:
+            area.slot_of[self._chunk[slot]] = ABSENT
+        self._area[slot] = None
+        self._state[slot] = _FREE
+
+    def forget(self, area: Area) -> None:
+        """Nobody asks for the chunks of ``area`` any more: the slots that nobody holds are free."""
+        with self._changed:
+            for slot in np.flatnonzero(self._users == 0).tolist():
+                if self._area[slot] is area:
+                    self._forget(slot)
+                    self._used[slot] = self._until[slot] = 0
+
+    def keep(self, slots: IntArray, loads: int) -> None:
+        """These, which the caller holds, are wanted again before so many more chunks are loaded.
+
+        At most a third of the cache is kept for later; beyond that what was used least recently is not.
+        """
+        with self._changed:
+            self._until[slots] = self._loads + loads
+            kept = np.flatnonzero(self._until > self._loads)
+            excess = len(kept) - self.slots // _KEPT_PART
+            if excess > 0:
+                self._until[kept[np.argsort(self._used[kept], kind="stable")[:excess]]] = 0
+
+    def publish(self, slots: IntArray, sound: Flags) -> None:
+        """The loads of these slots have ended, and whether each is good. They stay held until the release."""
+        with self._changed:
+            self._state[slots[sound]] = _READY
+            for slot in slots[~sound].tolist():
+                self._forget(slot)
+            self._changed.notify_all()
+
+    def wait(self, claim: Claim) -> IntArray:
+        """The claim's slots once all of them have been published; ``ABSENT`` for those that failed.
+
+        Raises:
+            StoreUnavailableError: The work was given up, as what another loads did not come.
+        """
+        held = np.flatnonzero(claim.slots != ABSENT)
+        slots = claim.slots.copy()
+        with self._changed:
+            while bool((self._state[slots[held]] == _LOADING).any()):
+                wait(self._changed)
+            failed = held[self._state[slots[held]] != _READY]
+        slots[failed] = ABSENT
+        return slots
+
+    def release(self, claim: Claim) -> None:
+        """Nothing is read from the claim's slots any more."""
+        with self._changed:
+            self._users[claim.slots[claim.slots != ABSENT]] -= 1

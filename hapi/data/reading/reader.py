@@ -1,0 +1,371 @@
+"""Below ``Dataset.read``: the bytes of many samples, as whole chunks through a cache or straight from the store.
+
+After DLFS's opportunistic batching (section III-D). A *chunk* is a run of consecutive sample ids inside one shard, of
+about 256 KB on a disk (``grid.py``). Small samples whose chunk is cached are copied out of it, thousands in a few
+numpy steps; others are read directly into the caller's buffer. Which chunks are worth reading:
+
+- all, when the whole data set fits into the cache, or when the caller knows that its order stays among few chunks;
+- else a chunk on which piecewise reads have spent what the chunk would have cost (the rule for renting or buying: at
+  most twice the cost of who knows the future). A full permutation over a data set far larger than the cache comes
+  back to a chunk too rarely, and buys next to none.
+
+Checksums are per sample, and in chunks per run of samples (``runs.py``), checked whenever a chunk is read. Samples of
+runs that do not fit, or that lie in the chunk only partly, are checked one by one. A chunk with a damaged sample is
+never cached, so its sound samples stay readable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hapi.arrays import Bytes, Flags, HashArray, IntArray
+from hapi.data.chunk_checksums import Runs, digests
+from hapi.data.epoch_order import MOST, Shuffle, opened_twice
+from hapi.data.reading.chunk_cache import ABSENT, ChunkCache
+from hapi.data.reading.chunk_layout import ByteRange, Grid, Places
+from hapi.data.reading.read_cost import read_cost
+from hapi.data.sample_directory import Located, Regular, SampleDirectory
+from hapi.data.shards import ShardTable
+from hapi.errors import DataError
+from hapi.store.base import ObjectStore, ReadPart
+from hapi.store.gather import ROWS_LIMIT, copy_pieces
+
+_FORGOTTEN_AFTER = 4
+"""What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
+_GRIDS = 4
+"""Chunks of all other ways of cutting a data set that are remembered, over those of the usual one."""
+_FEW_CHUNKS = 1 << 20
+"""So many are remembered anyway; each takes 25 bytes."""
+_SCATTERED = 2, 4
+"""A read that touches more than these times the open chunks, and those that its samples fill, is not of its windows."""
+_SMALLEST, _FULLEST = 16, 1.1
+"""Chunks of a group's own size are at least 1/16 of the usual ones; larger than 1.1 times these, a group is several."""
+_TWICE_WORTH = 256
+"""Up to so many times the window's chunks, those over the end of the epoch are looked for: beyond, they are too few."""
+
+
+@dataclass(frozen=True)
+class AccessHint:
+    """What :class:`Reader` is told of the reads to come: they use few chunks at a time, each often enough."""
+
+    group: int
+    """Chunks of such groups are read whole at once."""
+    again: frozenset[int] = frozenset()
+    """Groups that the epoch comes back to at its end: their chunks are kept where there is room."""
+    sharers: int = 1
+    """Such orders that load chunks meanwhile, this one included."""
+    open_chunks: int = MOST
+    """Of these, as far as is known, a read uses no more beside those that its samples fill."""
+
+
+Check = Callable[[IntArray, HashArray], None]
+"""``check(ids, found)``; see :class:`Reader`."""
+
+
+def chunk_cache(store: ObjectStore, budget: int | None = None) -> ChunkCache:
+    """A chunk cache of at most ``budget`` bytes for data sets of ``store``; 0 for none, None for what suits it."""
+    cost = read_cost(store)
+    return ChunkCache(cost.cache_bytes if budget is None else budget, cost.slot_bytes)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Samples of one read: where they lie, and where in the caller's buffer they go. All arrays are [n]."""
+
+    ids: IntArray
+    shards: npt.NDArray[np.uint32]
+    starts: IntArray
+    lengths: IntArray
+    out: IntArray
+
+    def of(self, chosen: Flags | slice) -> _Piece:
+        return _Piece(
+            self.ids[chosen], self.shards[chosen], self.starts[chosen], self.lengths[chosen], self.out[chosen]
+        )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Chunks that a piece needs."""
+
+    chunks: IntArray
+    """Distinct, [chunks]"""
+    which: IntArray
+    """Each sample's place in ``chunks``; [n]"""
+    worth: Flags
+    """To be read whole if not cached; [chunks]"""
+
+
+class Reader:
+    """Reads samples of one data set. Thread-safe; reads that want one chunk at a time load it once."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        key_of: Callable[[int], str],
+        shards: ShardTable,
+        directory: SampleDirectory,
+        check: Check,
+        sums: HashArray,
+        cache: ChunkCache,
+    ) -> None:
+        """``key_of(shard)``: the object of one of ``shards``, whose samples lie as ``directory`` says.
+
+        ``check(ids, found)`` raises :class:`DataError` when one of the samples does not have the checksum that was
+        found. ``sums``: the checksums of the runs, or none.
+        """
+        self._store, self._check, self._cache = store, check, cache
+        self._key_of = key_of
+        self.cost = cost = read_cost(store)
+        self._runs = Runs(shards.size.astype(np.int64), shards.count, sums)
+        self._places = places = Places(shards, directory, self._runs.samples)
+        self._mean = max(1.0, shards.total_bytes / places.count)
+        self.default_shuffle = cost.default_shuffle(self._mean)
+        """The chunk windows that suit the store; chunks have as many samples, unless a reader wants other ones."""
+        self._grid = Grid(places, self.default_shuffle.group)
+        self.chunked = (
+            self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= places.count
+        )
+        """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
+        if self.chunked:
+            self._grid.prepare()
+        self._chunks_kept = max(_FEW_CHUNKS, _GRIDS * self._grid.total)
+        self._heads = _heads(cache, directory.regular)
+        self._grids: OrderedDict[int, Grid] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def read(
+        self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: AccessHint | None = None
+    ) -> None:
+        """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
+
+        ``near`` is what :meth:`near` or :meth:`near_order` say of the reads to come. Raises what the store raises, and
+        :class:`DataError` for a damaged sample.
+        """
+        whole = _Piece(ids, places.shard, places.offset, places.length, offsets[:-1])
+        size = self.cost.piece_samples
+        pieces = [whole.of(slice(low, low + size)) for low in range(0, len(ids), size)]
+        if not self.chunked:
+            for piece in pieces:
+                self._direct(piece, out)
+            return
+        grid = self._grid_of(near.group) if near else self._grid
+        # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
+        ahead = deque(self._wanted(grid, piece, near) for piece in pieces[:1])
+        for at, piece in enumerate(pieces):
+            if at + 1 < len(pieces):
+                ahead.append(self._wanted(grid, pieces[at + 1], near))
+            self._direct(self._from_chunks(grid, piece, ahead.popleft(), near, out), out)
+
+    def near(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
+        """For an epoch by ``shuffle``: whether chunks of its groups are to be read whole at once.
+
+        That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
+        of which ``sharers`` such orders at a time have a part each; several come by with one and a half times their
+        windows, as one needs little just when another needs much. In what is left of a part the chunks are kept
+        that are open over the end of the epoch, so that they are not read at its beginning and at its end.
+        """
+        count = self._places.count
+        group = min(shuffle.group, count)
+        if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
+            return None
+        parts = self._parts(group)
+        if -(-count // group) * parts > self._chunks_kept:
+            return None
+        part, open_chunks = self._cache.slots // sharers, shuffle.window * parts
+        if 2 * part < (4 if sharers == 1 else 3) * open_chunks:
+            return None
+        few = -(-count // group) <= _TWICE_WORTH * shuffle.window
+        most = max(0, part - 2 * open_chunks) // parts if few else 0
+        again = opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), most)
+        return AccessHint(group, again, sharers, open_chunks)
+
+    def near_order(self, order: npt.NDArray[Any]) -> AccessHint | None:
+        """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
+        group, slots = self.default_shuffle.group, self._cache.slots
+        if not self.chunked or len(order) == 0:
+            return None
+        span = order[: slots * group // 2].astype(np.int64)
+        chunks = np.unique(self._grid.chunks_of(span, self._places.shards_of(span)))
+        rent = self.cost.rent(self._mean, self.cost.chunk_bytes)
+        return AccessHint(group) if len(chunks) <= slots and len(span) >= rent * len(chunks) else None
+
+    def forgive(self) -> None:
+        """Take chunks that were damaged for sound again: the shards are others now, with what should be in them."""
+        with self._guard:
+            for grid in (self._grid, *self._grids.values()):
+                grid.refused[:] = False
+
+    def _parts(self, group: int) -> int:
+        """Chunks of such a group, each of which fits a slot."""
+        return -(
+            -group // max(self.default_shuffle.group, int(_FULLEST * self.cost.chunk_bytes / self._mean))
+        )
+
+    def _grid_of(self, group: int) -> Grid:
+        """The chunks of such groups, each as large as a slot of the cache allows."""
+        if group == self.default_shuffle.group:
+            return self._grid
+        with self._guard:
+            grid = self._grids.get(group)
+            if grid is None:
+                grid = self._grids[group] = Grid(self._places, group, self._parts(group))
+                grid.prepare()
+            self._grids.move_to_end(group)
+            while len(self._grids) > 1 and sum(g.total for g in self._grids.values()) > self._chunks_kept:
+                self._cache.forget(self._grids.popitem(last=False)[1].area)
+            return grid
+
+    def _wanted(self, grid: Grid, piece: _Piece, near: AccessHint | None) -> _Wanted:
+        """The chunks of ``piece``; the store is told of those that will be read."""
+        chunks, which, counts = grid.distinct(grid.chunks_of(piece.ids, piece.shards))
+        worth = self._worth(grid, chunks, counts, near)
+        missing = chunks[worth & (grid.area.slot_of[chunks] == ABSENT)]
+        spans = map(grid.span, missing.tolist())
+        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans])
+        return _Wanted(chunks, which, worth)
+
+    def _from_chunks(
+        self, grid: Grid, piece: _Piece, wanted: _Wanted, near: AccessHint | None, out: Bytes
+    ) -> _Piece:
+        """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
+        chunks, which = wanted.chunks, wanted.which
+        claim = self._cache.claim(grid.area, chunks, wanted.worth)
+        try:
+            self._load(grid, chunks[claim.mine], claim.slots[claim.mine], near)
+            slots = self._cache.wait(claim)
+            begins = self._heads[slots] - grid.begins[chunks]
+            held = (slots != ABSENT)[which]
+            if held.all():
+                inside, rest = piece, piece.of(~held)
+                starts = piece.starts + begins[which]
+            else:
+                inside, rest = piece.of(held), piece.of(~held)
+                starts = inside.starts + begins[which[held]]
+            copy_pieces(self._cache.data, starts, inside.lengths, out, inside.out)
+        finally:
+            self._cache.release(claim)
+        return rest
+
+    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, near: AccessHint | None) -> Flags:
+        """Which of these chunks, asked for ``counts`` samples each, are to be read whole if they are not cached."""
+        sound = ~grid.refused[chunks]
+        if grid.total <= self._cache.slots or (near is not None and _is_near(grid, near, counts)):
+            return sound
+        with self._guard:
+            grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
+            forgotten = grid.misses - grid.seen[chunks] > _FORGOTTEN_AFTER * self._cache.slots
+            spent = np.where(forgotten, 0, grid.spent[chunks]) + counts
+            grid.spent[chunks] = spent
+            grid.seen[chunks] = grid.misses
+        worth: Flags = sound & (spent >= self.cost.rent(self._mean, self.cost.chunk_bytes))
+        return worth
+
+    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray, near: AccessHint | None) -> None:
+        """Fill and publish ``slots``. A chunk that is too long or damaged is refused from now on."""
+        sound = np.zeros(len(chunks), dtype=np.bool_)
+        try:
+            spans = [grid.span(chunk) for chunk in chunks.tolist()]
+            heads = self._heads[slots].tolist()
+            # Before anything is read: when a part fails, those that came before it are published all the same.
+            grid.begins[chunks] = [span.start for span in spans]
+            loads = [
+                (at, span, view[: span.stop - span.start])
+                for at, (slot, head, span) in enumerate(zip(slots.tolist(), heads, spans, strict=True))
+                if len(view := self._cache.slot(slot, head)) >= span.stop - span.start
+            ]
+
+            def check(number: int) -> None:
+                at, span, view = loads[number]
+                sound[at] = self._is_sound(span, view)
+
+            self._store.read_many(
+                [ReadPart(self._key_of(span.shard), span.start, view) for _, span, view in loads], check
+            )
+            grid.refused[chunks] = ~sound
+        finally:
+            self._cache.publish(slots, sound)
+        if near is not None and near.again:
+            again = np.array([span.first // near.group in near.again for span in spans], dtype=np.bool_)
+            if again.any():
+                self._cache.keep(slots[again & sound], near.sharers * grid.total)
+
+    def _is_sound(self, span: ByteRange, view: memoryview) -> bool:
+        low, high = span.edges
+        if self._runs.fit(span.shard, span.run, view, span.starts, span.stops):
+            if span.edges == (span.first, span.end):
+                return True
+            ids = np.concatenate((np.arange(span.first, low), np.arange(high, span.end)))
+        else:
+            ids = np.arange(span.first, span.end, dtype=np.int64)
+        places = self._places.directory.locate(ids)
+        starts = places.offset - span.start
+        try:
+            self._check(ids, digests(view, starts.tolist(), (starts + places.length).tolist()))
+        except DataError:
+            return False
+        return True
+
+    def _direct(self, piece: _Piece, out: Bytes) -> None:
+        """Read samples straight into the caller's buffer, and check each as soon as it is there."""
+        if len(piece.ids) == 0:
+            return
+        view, digest_of = out.data, xxhash.xxh3_64_intdigest
+        starts, stops = piece.out.tolist(), (piece.out + piece.lengths).tolist()
+        firsts = _first_of_neighbours(piece)
+        keys = {shard: self._key_of(shard) for shard in set(piece.shards.tolist())}
+        places = zip(piece.shards[firsts].tolist(), piece.starts[firsts].tolist(), strict=True)
+        bounds = [*firsts.tolist(), len(starts)]
+        parts = [
+            ReadPart(keys[shard], begin, view[starts[first] : stops[end - 1]])
+            for (shard, begin), (first, end) in zip(places, pairwise(bounds), strict=True)
+        ]
+        found = [0] * len(starts)
+
+        def check(number: int) -> None:
+            first, end = bounds[number], bounds[number + 1]
+            if end == first + 1:
+                found[first] = digest_of(parts[number].out)
+            else:
+                found[first:end] = [digest_of(view[starts[at] : stops[at]]) for at in range(first, end)]
+
+        self._store.read_many(parts, check)
+        self._check(piece.ids, np.array(found, dtype=np.uint64))
+
+
+def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
+    """Where in the cache's bytes the chunk of each slot begins; int64 [slots].
+
+    Small samples of one length, side by side, are rows of one array there, which are gathered faster than bytes
+    anywhere. A chunk finds room all the same: slots are larger by more than that than chunks of one length.
+    """
+    firsts = np.arange(cache.slots, dtype=np.int64) * cache.slot_bytes
+    if regular is None or regular.length > ROWS_LIMIT:
+        return firsts
+    return -(-firsts // regular.length) * regular.length
+
+
+def _is_near(grid: Grid, near: AccessHint, counts: IntArray) -> bool:
+    """Whether what is read uses as few chunks as was said: who says more than he does must not have them all read."""
+    of_open, of_filled = _SCATTERED
+    return len(counts) <= of_open * near.open_chunks + of_filled * (1 + int(counts.sum()) // grid.held)
+
+
+def _first_of_neighbours(piece: _Piece) -> IntArray:
+    """Samples that are neighbours both in the shard and in the buffer are one range: the first of each."""
+    ends, stops = piece.starts + piece.lengths, piece.out + piece.lengths
+    apart = (
+        (piece.shards[1:] != piece.shards[:-1])
+        | (piece.starts[1:] != ends[:-1])
+        | (piece.out[1:] != stops[:-1])
+    )
+    return np.concatenate(([0], 1 + np.flatnonzero(apart)))

@@ -1,0 +1,137 @@
+"""Versions of a data set that another one has replaced: readable for a while, so that running jobs end with them.
+
+    replaced/VERSION.json   the manifest that was replaced, and until when its shards are kept
+
+It is written before the new manifest, and removed before what it keeps: whatever dies in between leaves too much in
+the store, never a version that looks whole. The next packing or indexing of the name removes what is over time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from hapi.data.manifest import Manifest, dataset_prefix, load_manifest
+from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
+from hapi.store.base import ObjectStore
+from hapi.wire.references import DIGEST_PATTERN, strict_fields
+
+KEEP_OLD_SECONDS = 24 * 3600.0
+"""Time for which a replaced version stays readable, unless ``--keep-old`` says otherwise."""
+MAX_KEEP_SECONDS = 10 * 365 * 86400.0
+_FOLDER = "replaced"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A version that was replaced, and the time (Unix, by the clock of its replacer) until which it is kept."""
+
+    manifest: Manifest
+    until: float
+
+    def __str__(self) -> str:
+        end = datetime.fromtimestamp(self.until, UTC)
+        return f"version {self.manifest.version} until {end:%Y-%m-%d %H:%M} UTC"
+
+    def to_bytes(self) -> bytes:
+        document = {"until": self.until, "manifest": json.loads(self.manifest.to_bytes())}
+        return json.dumps(document, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str, where: str) -> Self:
+        """What a record of data set ``name`` says; :class:`DataError` naming ``where`` when it is not sound."""
+        try:
+            d = strict_fields(
+                json.loads(data), dict.fromkeys(("until", "manifest"), True), "replaced version"
+            )
+            until: Any = d["until"]
+            if isinstance(until, bool) or not isinstance(until, int | float) or not 0 <= until < 1e11:
+                raise BadRequestError("until: expected a time")
+            manifest = Manifest.from_bytes(json.dumps(d["manifest"]).encode(), name, where)
+        except (ValueError, RecursionError, BadRequestError) as error:
+            raise DataError(f"{where} is damaged ({str(error)[:200]}); it can be removed") from error
+        return cls(manifest, float(until))
+
+
+def replaced_prefix(name: str) -> str:
+    """The folder of the records of data set ``name``."""
+    return f"{dataset_prefix(name)}/{_FOLDER}"
+
+
+def record(store: ObjectStore, new: Manifest, keep_seconds: float) -> None:
+    """Note, right before the manifest ``new`` is written, that what it replaces is kept for ``keep_seconds``.
+
+    Nothing is noted when there is nothing sound to keep, or when it is of the same version: readers then go on with
+    the new shards.
+    """
+    if keep_seconds <= 0:
+        return
+    try:
+        old = load_manifest(store, new.name)
+    except (NotFoundError, DataError):
+        return
+    if new.version != old.version:
+        known = Replaced(old, time.time() + keep_seconds)
+        store.put(f"{replaced_prefix(new.name)}/{old.version}.json", known.to_bytes())
+
+
+def list_replaced(store: ObjectStore, name: str) -> list[Replaced]:
+    """The records of data set ``name``; damaged ones are left out."""
+    keys = (info.key for info in store.list(replaced_prefix(name)))
+    return [found for key in keys if (found := _load(store, name, key)) is not None]
+
+
+def kept(
+    store: ObjectStore, current: Manifest, keys: Iterable[str], keep_seconds: float = math.inf
+) -> set[str]:
+    """Of the objects ``keys`` of a data set, those that belong to replaced versions whose time is not over.
+
+    Args:
+        store: Where the data set lies.
+        current: Its manifest; a record of the same version is of no use any more.
+        keys: All objects below the data set's prefix.
+        keep_seconds: As ``--keep-old`` says; 0 ends the time of all.
+    """
+    if keep_seconds <= 0:
+        return set()
+    keys = list(keys)
+    prefix, found = f"{replaced_prefix(current.name)}/", set[str]()
+    for key in [key for key in keys if key.startswith(prefix)]:
+        known = _load(store, current.name, key)
+        if known is None or known.until <= time.time() or known.manifest.version == current.version:
+            continue
+        found.add(key)
+        pack = f"{dataset_prefix(current.name)}/{known.manifest.pack}/"
+        found |= {other for other in keys if other.startswith(pack)}
+    return found
+
+
+def find_manifest(store: ObjectStore, name: str, version: str | None = None) -> Manifest:
+    """The manifest of data set ``name`` in ``version``, which may be a replaced one; None: as it is now.
+
+    :class:`NotFoundError` when there is no such data set, :class:`ConflictError` when that version is kept no longer.
+    """
+    manifest = load_manifest(store, name)
+    if version is None or manifest.version == version:
+        return manifest
+    key = f"{replaced_prefix(name)}/{version}.json"
+    known = _load(store, name, key) if DIGEST_PATTERN.fullmatch(version) else None
+    if known is not None and known.manifest.version == version:
+        return known.manifest
+    raise ConflictError(
+        f"data set {name!r} has version {manifest.version} now, and version {version} is not kept (any longer): "
+        "it was replaced; begin again with the version of now. 'hapi pack --replace --keep-old' says how long "
+        "a replaced version stays readable"
+    )
+
+
+def _load(store: ObjectStore, name: str, key: str) -> Replaced | None:
+    try:
+        return Replaced.from_bytes(store.get(key), name, f"{store.url}/{key}")
+    except (NotFoundError, DataError):
+        return None

@@ -1,0 +1,1 @@
+"""Making datasets: packing and indexing in place."""

@@ -1,0 +1,1 @@
+"""Foreign formats that are indexed in place: one module each, and :mod:`hapi.ingest.formats.registry`."""

@@ -1,0 +1,1 @@
+"""Indexing foreign shards where they are."""

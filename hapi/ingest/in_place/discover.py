@@ -1,0 +1,134 @@
+"""What ``hapi index`` is pointed at: the foreign shards below a key prefix of a store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from hapi.errors import BadRequestError, NotFoundError, UsageError
+from hapi.ingest.formats.registry import FORMATS, Format, choose
+from hapi.ingest.parts import training_and_other
+from hapi.store.base import ObjectInfo, ObjectStore, check_key, check_prefix
+from hapi.text import printable
+
+_OWN = ("datasets", "models")
+"""Folders of a store that Hapi writes."""
+_WORDS = re.compile(r"[^A-Za-z]+")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What lies in the folder that is indexed."""
+
+    title: str
+    """As the user gave it."""
+    prefix: str
+    """Of all shards' keys; empty for the whole store."""
+    module: Format
+    shards: list[ObjectInfo]
+    left_out: list[str]
+    """Objects that are no shards, or whose names cannot be used."""
+
+
+def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> Folder:
+    """The shards below the key prefix ``folder`` ("." for the whole store), in the format ``wanted`` or found.
+
+    Its last parts may be a pattern of names, as in ``wds/train-*``. :class:`UsageError` when the shards are of no
+    format or a mixture, or of training and validation; :class:`NotFoundError` when nothing is there.
+    """
+    folder, pattern = _split_pattern(folder)
+    prefix = _checked_prefix(store, folder)
+    where = "/".join(filter(None, (store.url, prefix, pattern)))
+    below = len(prefix) + 1 if prefix else 0
+    listed = [
+        info
+        for info in store.list(prefix)
+        if info.key.partition("/")[0] not in _OWN
+        and (pattern is None or fnmatchcase(info.key[below:], pattern))
+    ]
+    if not listed:
+        store.ping()
+        if prefix and pattern is None and store.exists(prefix):
+            parent = prefix.rpartition("/")[0] or "."
+            raise UsageError(
+                f"{where} is an object, no folder; give its folder ({parent}), or {prefix}* for this one alone"
+            )
+        raise NotFoundError(
+            f"there is nothing below {where}; give the key prefix of the shards inside the store, as FOLDER"
+        )
+    usable = [info for info in listed if _is_usable(info.key)]
+    module = choose(where, usable) if wanted is None else FORMATS[wanted]
+    shards = module.shards_of(store, prefix, usable)
+    if not shards:
+        raise UsageError(f"{where} has no {module.NAME} shards by their names ({len(listed)} objects)")
+    _check_parts(where, module, [info.key[below:] for info in shards])
+    chosen = {info.key for info in shards}
+    return Folder(
+        "/".join(filter(None, (prefix, pattern))) or ".",
+        prefix,
+        module,
+        shards,
+        [info.key for info in listed if info.key not in chosen],
+    )
+
+
+def _split_pattern(folder: str) -> tuple[str, str | None]:
+    """The key prefix, and the pattern of what is taken below it; "*" stands for slashes too."""
+    segments = folder.rstrip("/").split("/")
+    first = next((n for n, segment in enumerate(segments) if set("*?[") & set(segment)), None)
+    return (folder, None) if first is None else ("/".join(segments[:first]), "/".join(segments[first:]))
+
+
+def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
+    """UsageError when shards of training and of validation lie together.
+
+    By the words in the shards' names. Of single objects only the first folder counts, which would be their class.
+    """
+    objects = module.NAME == "objects"
+    mixed = training_and_other(
+        ([path.partition("/")[0]] if objects else _WORDS.split(path), path) for path in paths
+    )
+    if mixed:
+        raise UsageError(
+            f"{where} holds training data ({printable(mixed[0])}) and other data ({printable(mixed[1])}), "
+            "which are not mixed: give the folder of one, or a pattern of the names, as in 'wds/train-*'"
+        )
+
+
+def _checked_prefix(store: ObjectStore, folder: str) -> str:
+    try:
+        prefix = "" if folder in (".", "./", "") else check_prefix(folder)
+    except BadRequestError as error:
+        raise UsageError(str(error)) from None
+    if prefix.partition("/")[0] in _OWN:
+        raise UsageError(
+            f"{store.url}/{prefix}: {_OWN[0]}/ and {_OWN[1]}/ of a store are Hapi's own; if these are yours, "
+            f"make {prefix.partition('/')[0]} the store: hapi index {prefix.partition('/')[2] or '.'} "
+            f"{store.url}/{prefix.partition('/')[0]}/NAME"
+        )
+    return prefix
+
+
+def _is_usable(key: str) -> bool:
+    """Whether Hapi can read an object of this name and note it down."""
+    try:
+        check_key(key).encode()
+    except (BadRequestError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def left_out_note(folder: Folder) -> str | None:
+    """A line about the objects in the folder that are not indexed; None when there are none."""
+    if not folder.left_out:
+        return None
+    some = ", ".join(printable(key) for key in folder.left_out[:3])
+    count, name = len(folder.left_out), folder.module.NAME
+    what = (
+        f"object is no {name} shard by its name"
+        if count == 1
+        else f"objects are no {name} shards by their names"
+    )
+    return f"{count} {what} and left out: {some}{', ...' if count > 3 else ''}"

@@ -1,0 +1,123 @@
+"""Labels that are found in foreign shards: class numbers, or names that become classes when all are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from hapi.arrays import IntArray
+from hapi.data.manifest import check_classes
+from hapi.errors import BadRequestError, UsageError
+from hapi.ingest.formats.shard import Label
+from hapi.ingest.sources.base import numbered_classes
+from hapi.text import printable
+
+MAX_NAMES = 100_000
+"""More different names are no classes but, say, captions."""
+_MAX_NUMBER = 999_999
+
+Kind = Literal["numbers", "names", "ignored"]
+
+
+class LabelError(Exception):
+    """Why a sample's label cannot be used."""
+
+
+class LabelBook:
+    """Labels of one run of shards as integers: class numbers, or places in ``names``."""
+
+    def __init__(self, ignored: bool) -> None:
+        """``ignored``: labels come from elsewhere, every one is 0 here."""
+        self.kind: Kind | None = "ignored" if ignored else None
+        self.names: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def add(self, label: Label) -> int:
+        """The integer for this label; :class:`LabelError` when it is none, or of another kind than those before."""
+        if self.kind == "ignored":
+            return 0
+        if label is None:
+            raise LabelError("it has no label; name the label's field with --label, or give --labels FILE")
+        kind: Kind = "numbers" if isinstance(label, int) else "names"
+        if self.kind not in (None, kind):
+            raise LabelError(f"its label {label!r} is not one of the {self.kind} that came before")
+        number = self._number(label) if isinstance(label, int) else self._place(label)
+        self.kind = kind
+        return number
+
+    def _number(self, label: int) -> int:
+        if not 0 <= label <= _MAX_NUMBER:
+            raise LabelError(f"its label {str(label)[:30]} is no class number (0 to {_MAX_NUMBER})")
+        return label
+
+    def _place(self, label: str) -> int:
+        if not label or len(label) > 1000 or not label.isprintable():
+            raise LabelError(f"its label {printable(label)!r} is no name of a class")
+        if label not in self._places:
+            if len(self.names) >= MAX_NAMES:
+                raise UsageError(
+                    f"there are more than {MAX_NAMES} different labels, the last is {printable(label)!r}: "
+                    "these are no classes; name the label's field with --label"
+                )
+            self._places[label] = len(self.names)
+            self.names.append(label)
+        return self._places[label]
+
+
+def merged(
+    labels: Sequence[IntArray],
+    kinds: Sequence[Kind],
+    names: Sequence[Sequence[str]],
+    given: tuple[str, ...] | None,
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Labels of all samples, int64 [n], and the classes, from what the runs have; ``given`` classes go first.
+
+    Names that are not given become classes in their order as texts, as torchvision's ImageFolder does it.
+    """
+    if "numbers" in kinds and "names" in kinds:
+        number = np.concatenate(
+            [part for part, kind in zip(labels, kinds, strict=True) if kind == "numbers"]
+        )[0]
+        name = names[list(kinds).index("names")][0]
+        raise UsageError(
+            f"some labels are numbers (like {number}) and some are names (like {printable(name)!r}); "
+            "name the label's field with --label, or give --labels FILE"
+        )
+    if "names" not in kinds:
+        numbers = np.concatenate(list(labels))
+        return numbers, checked_classes(numbers, given)
+    used = [np.unique(part).tolist() for part in labels]
+    known = {part[place] for part, places in zip(names, used, strict=True) for place in places}
+    classes = tuple(sorted(known)) if given is None else given
+    missing = sorted(known - set(classes))
+    if missing:
+        raise UsageError(
+            f"the label {printable(missing[0])!r} is not among --classes; add it, or leave --classes out"
+        )
+    if len(known) > MAX_NAMES:
+        raise UsageError(
+            f"there are {len(known)} different labels, for example {printable(min(known))!r}: these are no classes; "
+            "name the label's field with --label"
+        )
+    place = {name: number for number, name in enumerate(classes)}
+    tables = [np.array([place.get(name, -1) for name in part], dtype=np.int64) for part in names]
+    numbers = np.concatenate([table[part] for table, part in zip(tables, labels, strict=True)])
+    return numbers, checked_classes(numbers, classes)
+
+
+def checked_classes(labels: IntArray, given: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The classes for these labels (int64 [n], n > 0); :class:`UsageError` when they do not fit."""
+    classes = numbered_classes(labels) if given is None else given
+    try:
+        check_classes(classes)
+    except BadRequestError as error:
+        raise UsageError(f"{error}; correct --classes") from None
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(classes):
+        raise UsageError(
+            f"labels are {low} to {high}, but there are {len(classes)} classes, 0 and up; "
+            "correct the labels, or give --classes"
+        )
+    return classes

@@ -1,0 +1,1 @@
+"""Where samples to be packed come from."""

@@ -1,0 +1,139 @@
+"""Arrays on disk: ``.npy``, ``.npz`` or ``.safetensors`` with samples along the first axis, and labels."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from hapi.arrays import IntArray
+from hapi.data.manifest import DTYPES, SampleLayout
+from hapi.errors import DataError, UsageError
+from hapi.ingest.sources.base import Source, integer_labels, numbered_classes
+from hapi.paths import read_bounded
+from hapi.store.stored_array import StoredArray, npy_array, safetensors_arrays
+from hapi.wire.references import TransformSpec
+
+Samples = np.ndarray | StoredArray
+
+SAMPLE_NAMES = ("images", "features", "x", "data", "X")
+LABEL_NAMES = ("labels", "y", "targets", "Y")
+MAX_LABEL_TEXT_BYTES = 128 << 20
+"""Largest file of labels as text; more fit a .npy file."""
+_UNREADABLE = (
+    OSError,
+    MemoryError,
+    ValueError,
+    EOFError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
+"""What numpy raises on files that are no arrays."""
+
+
+class ArraySource(Source):
+    """Samples stay tensors of their type, in this machine's byte order.
+
+    Models want channels first, so uint8 images are brought there: [N, H, W] becomes [N, 1, H, W], and
+    [N, H, W, C] with C of 1 or 3 (and H none of both) becomes [N, C, H, W]. Arrays of floats are stored as
+    they are. uint8 images of 1 or 3 channels get ImageNet's normalisation as their transform.
+    """
+
+    def __init__(self, path: Path, labels: Path | None = None) -> None:
+        self.description = f"file {path.name}"
+        self._path = path
+        samples, found = _read(path)
+        if labels is not None:
+            found = read_labels(labels)
+        if found is None:
+            raise UsageError(f"{path} has no labels ({', '.join(LABEL_NAMES)}); give them with --labels FILE")
+        self.labels = integer_labels(found, f"labels of {path}")
+        if samples.ndim < 2 or len(samples) != len(self.labels):
+            raise UsageError(
+                f"{path}: expected samples along the first axis and a label for each, got an array of shape "
+                f"{samples.shape} and {len(self.labels)} labels"
+            )
+        if samples.dtype.name not in DTYPES:
+            raise UsageError(
+                f"{path}: element type {samples.dtype} is not among {', '.join(DTYPES)}; convert it"
+            )
+        self._samples = samples
+        self._moved, shape = _channels_first(samples)
+        if not 1 <= len(shape) <= 4 or 0 in shape:
+            raise UsageError(
+                f"{path}: samples of shape {list(shape)} cannot be packed; they need 1 to 4 axes"
+            )
+        self.layout = SampleLayout(kind="tensor", sample_shape=shape, sample_dtype=samples.dtype.name)
+        self.classes = numbered_classes(self.labels)
+        if samples.dtype == np.uint8 and len(shape) == 3 and shape[0] in (1, 3):
+            side = min(shape[1:])
+            self.transform = TransformSpec(resize=side, crop=side)
+
+    def sample(self, number: int) -> memoryview:
+        sample = self._moved(self._samples[number])
+        native = np.ascontiguousarray(sample, dtype=sample.dtype.newbyteorder("="))
+        return native.reshape(-1).view(np.uint8).data
+
+    def content_key(self) -> bytes:
+        stat = self._path.stat()
+        state = xxhash.xxh3_128(b"%d %d" % (stat.st_size, stat.st_mtime_ns))
+        for number in range(0, self.count, max(1, self.count // 16)):
+            state.update(self.sample(number))
+        return bytes(state.digest())
+
+
+def _channels_first(samples: Samples) -> tuple[Callable[[np.ndarray], np.ndarray], tuple[int, ...]]:
+    """What brings a sample's channels first, and the shape that it has then."""
+    shape = tuple(int(side) for side in samples.shape[1:])
+    if samples.dtype == np.uint8 and len(shape) == 2:
+        return (lambda sample: sample[None]), (1, *shape)
+    if samples.dtype == np.uint8 and len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
+        return (lambda sample: sample.transpose(2, 0, 1)), (shape[2], *shape[:2])
+    return (lambda sample: sample), shape
+
+
+def _read(path: Path) -> tuple[Samples, np.ndarray | None]:
+    try:
+        if path.suffix == ".npy":
+            return npy_array(path), None
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as archive:
+                return _pick(path, archive)
+        if path.suffix == ".safetensors":
+            samples, labels = _pick(path, safetensors_arrays(path))
+            return samples, labels.whole() if isinstance(labels, StoredArray) else labels
+    except (*_UNREADABLE, DataError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    raise UsageError(
+        f"{path}: not a kind of file that can be packed; give .npy, .npz or .safetensors, or a folder"
+    )
+
+
+def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
+    samples = next((name for name in SAMPLE_NAMES if name in tensors), None)
+    if samples is None:
+        there = ", ".join(sorted(tensors)) or "nothing"
+        raise UsageError(f"{path}: no array is named {', '.join(SAMPLE_NAMES)}; there is {there}")
+    labels = next((name for name in LABEL_NAMES if name in tensors), None)
+    return tensors[samples], None if labels is None else tensors[labels]
+
+
+def read_labels(path: Path) -> IntArray:
+    """The labels in a file, int64 [n]; :class:`UsageError` when it has none, or is larger than labels are."""
+    what = f"labels {path}"
+    try:
+        if path.suffix == ".npy":
+            found = npy_array(path)
+            return integer_labels(found.whole() if isinstance(found, StoredArray) else found, what)
+        text = read_bounded(path, MAX_LABEL_TEXT_BYTES, what)
+        return np.array([int(line) for line in text.decode().split()], dtype=np.int64)
+    except (*_UNREADABLE, OverflowError) as error:
+        raise UsageError(f"{what}: {error}; give a .npy file, or text with one integer a line") from error

@@ -1,0 +1,166 @@
+"""A folder of images as in torchvision's ImageFolder: FOLDER/CLASS/**/image. Files stay as they are."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from hapi.errors import UsageError
+from hapi.ingest.parts import training_and_other
+from hapi.ingest.sources.base import Source
+from hapi.store.walk import GONE
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Those of torchvision's ImageFolder."""
+
+
+class FolderSource(Source):
+    """Scanned once, in ImageFolder's order; file names are kept as one block of bytes, not as objects."""
+
+    def __init__(self, root: Path, store: Path | None = None) -> None:
+        """``store``: the folder of a store, which is no part of it, wherever it lies."""
+        self.root = root
+        apart = [root] if store is None else [root, store, store / "datasets", store / "models"]
+        self._apart = {_identity(folder) for folder in apart} - {None}
+        self.description = f"folder {root.name or root}"
+        self._names = bytearray()
+        self._ends: np.ndarray = np.empty(0, dtype=np.int64)
+        self._files = xxhash.xxh3_128()
+        self._left_out = 0
+        self.classes = self._class_names()
+        self._scan()
+        if self._left_out:
+            self.note = (
+                f"{self._left_out} files were left out: no images by their names, in no class's folder, or links "
+                f"that lead nowhere{'; ' if self.note else ''}{self.note}"
+            )
+
+    def _class_names(self) -> tuple[str, ...]:
+        try:
+            with os.scandir(self.root) as entries:
+                found = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        except OSError as error:
+            raise UsageError(f"{self.root}: {error.strerror}") from error
+        names: list[str] = []
+        stores: list[str] = []
+        for entry in found:
+            if _is_folder(entry):
+                (stores if _identity(entry.path) in self._apart else names).append(entry.name)
+            elif entry.name.lower().endswith(EXTENSIONS) or _state(entry) is None:
+                self._left_out += 1
+        if stores:
+            self.note = f"no class, as the data set goes there: {', '.join(stores)}"
+        classes = tuple(names)
+        if not classes:
+            raise UsageError(
+                f"{self.root} has no folders in it; put the images of each class into a folder of its name"
+            )
+        mixed = training_and_other([([name], name) for name in classes])
+        if mixed:
+            raise UsageError(
+                f"{self.root} holds training data ({mixed[0]}) and other data ({mixed[1]}), which are not mixed: "
+                f"pack {self.root / mixed[0]} and {self.root / mixed[1]}, each as a data set of its own"
+            )
+        return classes
+
+    def _scan(self) -> None:
+        ends: list[np.ndarray] = []
+        labels: list[np.ndarray] = []
+        for label, name in enumerate(self.classes):
+            marks = np.fromiter(self._class_files(name), dtype=np.int64)
+            if not len(marks):
+                raise UsageError(
+                    f"{self.root / name} has no images ({', '.join(EXTENSIONS)}); remove the folder"
+                )
+            ends.append(marks)
+            labels.append(np.full(len(marks), label, dtype=np.int64))
+        self._ends = np.concatenate(ends)
+        self.labels = np.concatenate(labels)
+
+    def _class_files(self, name: str) -> Iterator[int]:
+        """Append every image of a class to the block of names; yields where each name ends."""
+        for folder in sorted(_folders(self.root / name, self._apart)):
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda e: e.name)
+            for entry in found:
+                state = _state(entry)
+                if state is not None and stat.S_ISDIR(state.st_mode):
+                    continue
+                if (
+                    state is None
+                    or not stat.S_ISREG(state.st_mode)
+                    or not entry.name.lower().endswith(EXTENSIONS)
+                ):
+                    self._left_out += 1
+                    continue
+                path = os.fsencode(os.path.relpath(entry.path, self.root))
+                self._files.update(path + b"\0%d %d\0" % (state.st_size, state.st_mtime_ns))
+                self._names += path
+                yield len(self._names)
+
+    def path(self, number: int) -> Path:
+        """The file of a sample."""
+        first = int(self._ends[number - 1]) if number else 0
+        return self.root / os.fsdecode(bytes(self._names[first : int(self._ends[number])]))
+
+    def describe(self, number: int) -> str:
+        return str(self.path(number))
+
+    def sample(self, number: int) -> bytes:
+        path = self.path(number)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; the folder changed while it was packed") from error
+
+    def content_key(self) -> bytes:
+        return self._files.digest()
+
+
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """What the entry is, or its link leads to; None for a link that leads nowhere, or what went meanwhile."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise UsageError(f"{entry.path}: {error.strerror}; it cannot be read") from error
+
+
+def _identity(folder: str | Path) -> tuple[int, int] | None:
+    """None for what cannot be looked at."""
+    try:
+        state = Path(folder).stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
+
+
+def _folders(top: Path, apart: Set[tuple[int, int] | None]) -> Iterator[str]:
+    """``top`` and all folders below but those ``apart``; links are followed, each folder once (also a link upwards)."""
+    seen = set(apart)
+    waiting = [str(top)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            state = Path(folder).stat()
+            if (state.st_dev, state.st_ino) in seen:
+                continue
+            seen.add((state.st_dev, state.st_ino))
+            with os.scandir(folder) as entries:
+                waiting += [entry.path for entry in entries if _is_folder(entry)]
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror}; it cannot be read") from error
+        yield folder
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_symlink():
+        return entry.is_dir()
+    state = _state(entry)
+    return state is not None and stat.S_ISDIR(state.st_mode)

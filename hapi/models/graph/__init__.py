@@ -1,0 +1,1 @@
+"""Any module as an ordered list of layers: tracing, cuts, segments, digests. Pure torch."""

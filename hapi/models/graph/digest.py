@@ -1,0 +1,182 @@
+"""Identity of a front: what its layers compute and with which numbers, as one digest per split.
+
+DStore identifies models by their structure; sharing resident weights between tenants needs their content
+as well, so both go in. Nothing of the layers past the split does: a front is the same for every head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hapi.errors import ModelError
+from hapi.models.graph.cuts import Crossings, Place
+from hapi.models.graph.segment import slice_nodes
+
+FORMAT = "hapi-front-2"
+"""Version of the canonical text below; it changes whenever the same front would get another digest."""
+
+DIGEST_DIGITS = 32
+"""Hexadecimal digits of a digest: no second content of one can be found in 2^128 tries."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The tensor's elements in C order as bytes, also of a sparse one; no copy where it is contiguous on the CPU."""
+    flat = tensor.detach().to("cpu").to_dense().contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def content_digest(data: memoryview | bytes) -> str:
+    """The first 128 bits of the SHA-256 of ``data``, in hex.
+
+    A strong one, as it decides which tensors tenants share: whoever could make other weights of a known digest would
+    have them used in the place of the known ones. With xxh3 that takes no search at all.
+    """
+    digest = ContentDigest()
+    digest.update(data)
+    return digest.hexdigest()
+
+
+class ContentDigest:
+    """:func:`content_digest` of what comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256()
+
+    def update(self, data: memoryview | bytes) -> None:
+        """Add ``data`` to what came before."""
+        self._state.update(data)
+
+    def hexdigest(self) -> str:
+        """The digest of all of it."""
+        return self._state.hexdigest()[:DIGEST_DIGITS]
+
+
+def content_key(digest: str, form: torch.Tensor) -> str:
+    """Text that two tensors share when one can take the other's place: same elements, dtype, shape and layout.
+
+    ``form`` has the last three (it may be on the meta device). The layout counts because kernels are chosen by it,
+    and another kernel gives other last bits.
+    """
+    dtype, shape = str(form.dtype).removeprefix("torch."), "x".join(map(str, form.shape))
+    layout = "" if form.is_contiguous() else f" strides {','.join(map(str, form.stride()))}"
+    return f"{digest} {dtype} {shape}{layout}"
+
+
+class TensorDigests:
+    """Digests of tensors, remembered until the tensor is changed in place."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
+
+    def of(self, name: str, tensor: torch.Tensor) -> str:
+        """Digest of the content. Raises :class:`ModelError` when the tensor has none (meta device)."""
+        if tensor.is_meta:
+            raise ModelError(
+                f"tensor {name!r} is not loaded, so it has no digest; load the front's layers first"
+            )
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        digest = content_digest(tensor_bytes(tensor))
+        self.remember(tensor, digest)
+        return digest
+
+    def remember(self, tensor: torch.Tensor, digest: str) -> None:
+        """Note that ``tensor``'s present content is known to have ``digest``."""
+        self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, digest)
+
+
+def plain_tensors(module: nn.Module, path: str) -> list[str]:
+    """Names of the tensors that ``module``, at ``path``, and those in it keep as plain attributes.
+
+    What is computed from parameters is left out, as they say it all; so are containers, see :func:`_settings`.
+    """
+    return sorted(
+        f"{inner}.{key}"
+        for inner, child in module.named_modules(prefix=path)
+        for key, value in vars(child).items()
+        if isinstance(value, torch.Tensor) and value.grad_fn is None
+    )
+
+
+def structure_text(
+    module: nn.Module, crossings: Crossings, places: Sequence[Place | None], names: Sequence[str]
+) -> list[str]:
+    """One canonical text per layer (between ``places``): operations, arguments, module settings."""
+    index = {node: i for i, node in enumerate(crossings.nodes)}
+    texts = []
+    for before, after, name in zip(places, places[1:], names, strict=False):
+        if after is None:
+            raise ValueError("only the first place may be the input")
+        lines = [_node_text(module, node, index) for node in slice_nodes(crossings, before, after)]
+        texts.append(json.dumps([name, lines, index[after.node]], ensure_ascii=True))
+    return texts
+
+
+def _node_text(module: nn.Module, node: fx.Node, index: dict[fx.Node, int]) -> list[str]:
+    target = node.target if isinstance(node.target, str) else _qualified(node.target)
+    if node.op == "call_module":
+        target = f"{target} {_settings(module.get_submodule(target))}"
+    arguments = [_value_text(a, index) for a in node.args]
+    keywords = [f"{k}={_value_text(v, index)}" for k, v in sorted(node.kwargs.items())]
+    return [str(index[node]), node.op, target, *arguments, *keywords]
+
+
+def _settings(module: nn.Module) -> str:
+    """Class and plain public attributes (strides, eps, number of heads ...) of a module and what is in it.
+
+    A container that holds tensors is taken as empty: it is a cache that forward fills, and says nothing.
+    """
+    plain = {
+        key: _value_text(_without_cache(value), {})
+        for key, value in sorted(vars(module).items())
+        if not key.startswith("_") and key != "training" and not isinstance(value, torch.Tensor | nn.Module)
+    }
+    inner = {name: _settings(child) for name, child in module.named_children()}
+    return json.dumps([_qualified(type(module)), plain, inner], ensure_ascii=True)
+
+
+def _without_cache(value: Any) -> Any:
+    if not _holds_tensors(value):
+        return value
+    return {} if isinstance(value, dict) else []
+
+
+def _holds_tensors(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(item, torch.Tensor) or _holds_tensors(item) for item in inner)
+
+
+def _value_text(value: Any, index: dict[fx.Node, int]) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{index[value]}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_value_text(v, index) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_value_text(v, index)}" for k, v in sorted(value.items(), key=str)) + "}"
+    if isinstance(value, slice):
+        return f"slice({','.join(_value_text(v, index) for v in (value.start, value.stop, value.step))})"
+    if isinstance(value, str | int | float | bool | None):
+        return repr(value)
+    if isinstance(value, torch.dtype | torch.device | torch.memory_format):
+        return str(value)
+    # Objects print their address, which says nothing; their type and name do.
+    return _qualified(value if callable(value) else type(value))
+
+
+def _qualified(thing: Any) -> str:
+    module = getattr(thing, "__module__", None) or ""
+    name = (
+        getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None) or type(thing).__qualname__
+    )
+    # Where torch keeps a function changes between versions (torch._C._nn, torch.nn.functional), its name not.
+    return name if module.startswith(("torch", "_operator")) or not module else f"{module}.{name}"

@@ -1,0 +1,134 @@
+"""Layers 1 to L as the stretches between chosen cuts: what each runs, reads and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from hapi.models.graph.cuts import Crossings, Cut, Place
+from hapi.models.graph.segment import slice_nodes
+from hapi.models.graph.tensor_table import TensorTable
+
+Span = tuple[Crossings, Place | None, Place]
+"""A graph, where a stretch of it begins (None: at its input) and where it ends."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: the operations between the cut before it and its own."""
+
+    index: int
+    """1 for the first."""
+    name: str
+    output_shape: tuple[int, ...]
+    """Shape of one sample of its output."""
+    dtype: torch.dtype
+    tensors: tuple[str, ...]
+    """Parameters and buffers that it reads, by path, in order of use; the first name of a shared one."""
+    parameter_count: int
+    parameter_bytes: int
+    """Bytes of parameters and buffers that no earlier layer reads."""
+    random: bool
+    """True when it draws random numbers in train mode (dropout, stochastic depth)."""
+    mixes: bool
+    """True when in eval mode a sample's result depends on its batch (BatchNorm without running statistics)."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one sample of its output."""
+        return element_count(self.output_shape) * self.dtype.itemsize
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of a tensor of ``shape``."""
+    count = 1
+    for side in shape:
+        count *= side
+    return count
+
+
+class Numbering:
+    """Which cuts end the layers 1 to L, in the graphs of both modes."""
+
+    def __init__(self, in_eval: Crossings, in_train: Crossings, chosen: Sequence[tuple[str, Cut]]) -> None:
+        """``chosen``: name and end of each layer."""
+        self._eval, self._train = in_eval, in_train
+        self.names = [name for name, _ in chosen]
+        self._ends = [cut for _, cut in chosen]
+
+    def places(self) -> list[Place | None]:
+        """Where the layers begin in the eval graph, and where the last one ends; [L + 1]."""
+        return [None, *(cut.eval_place for cut in self._ends)]
+
+    def spans(self, start: int, stop: int) -> tuple[Span, Span]:
+        """Layers ``start + 1`` to ``stop`` in eval and in train mode."""
+        before = self._ends[start - 1] if start else None
+        after = self._ends[stop - 1] if stop else None
+        return (
+            (
+                self._eval,
+                before.eval_place if before else None,
+                after.eval_place if after else Place(self._eval.nodes[0], 0),
+            ),
+            (
+                self._train,
+                before.train_place if before else None,
+                after.train_place if after else Place(self._train.nodes[0], 0),
+            ),
+        )
+
+    def nodes(self, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
+        """What layer ``index`` (from 1) runs in eval and in train mode."""
+        in_eval, in_train = self.spans(index - 1, index)
+        return slice_nodes(*in_eval), slice_nodes(*in_train)
+
+    def read(
+        self, index: int, tensors: TensorTable, constants: Collection[str]
+    ) -> tuple[list[str], list[str]]:
+        """Which of ``tensors`` and ``constants`` layer ``index`` (from 1) reads, in order of use."""
+        in_eval, in_train = self.nodes(index)
+        return _read([*in_eval, *in_train], tensors, constants)
+
+    def layers(self, tensors: TensorTable, constants: Collection[str]) -> tuple[Layer, ...]:
+        """What is to be known of each layer."""
+        layers: list[Layer] = []
+        seen: set[str] = set()
+        for index, (name, end) in enumerate(zip(self.names, self._ends, strict=True), start=1):
+            in_eval, in_train = self.nodes(index)
+            read, _ = _read([*in_eval, *in_train], tensors, constants)
+            new = [tensors.get(n) for n in read if n not in seen]
+            seen.update(read)
+            facts = self._eval.facts[end.eval_place.node]
+            layers.append(
+                Layer(
+                    index=index,
+                    name=name,
+                    output_shape=tuple(facts.values[0][1:]),
+                    dtype=facts.dtype or torch.float32,
+                    tensors=tuple(read),
+                    parameter_count=sum(t.numel() for t in new if isinstance(t, nn.Parameter)),
+                    parameter_bytes=sum(t.numel() * t.itemsize for t in new),
+                    random=any(self._train.facts[n].random for n in in_train),
+                    mixes=any(self._eval.facts[n].mixes for n in in_eval),
+                )
+            )
+        return tuple(layers)
+
+
+def _read(
+    nodes: Sequence[fx.Node], tensors: TensorTable, constants: Collection[str]
+) -> tuple[list[str], list[str]]:
+    named: list[str] = []
+    plain: list[str] = []
+    for node in nodes:
+        target = str(node.target)
+        if node.op == "call_module":
+            named += tensors.inside(target)
+        elif node.op == "get_attr" and target in constants:
+            plain.append(target)
+        elif node.op == "get_attr":
+            named.append(tensors.first_name(target))
+    return list(dict.fromkeys(named)), list(dict.fromkeys(plain))

@@ -1,0 +1,280 @@
+"""From a module to its graphs: one as it runs in eval mode, one as it runs in train mode.
+
+``torch.fx`` bakes ``self.training`` into a graph (functional dropout, stochastic depth), so one graph cannot
+serve both modes. A submodule that cannot be traced becomes a leaf of the graph, which merely leaves no cut
+point inside it; only a module whose own top ``forward`` cannot be traced needs its blocks named.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hapi.errors import ModelError
+from hapi.lazy_torchvision import vision
+
+_MAX_ATTEMPTS = 64
+"""How many submodules may be turned into leaves before tracing gives up."""
+
+TRACE_LOCK = threading.RLock()
+"""``torch.fx`` patches ``nn.Module`` while it traces: one trace at a time in a process."""
+
+
+@dataclass
+class Traced:
+    """A module's two graphs, and the tensors they read that are neither parameters nor buffers."""
+
+    eval_graph: fx.Graph
+    train_graph: fx.Graph
+    constants: dict[str, torch.Tensor]
+    opaque: tuple[str, ...] = ()
+    """Submodules (paths) that could not be traced and stand as leaves in the graphs."""
+    sequential: bool = False
+    """True when the graphs were put together from blocks, not traced."""
+    always_eval: frozenset[str] = frozenset()
+    """Submodules (paths) that the module's own ``train`` leaves in eval mode."""
+    attributes: frozenset[str] = frozenset()
+    """Those of ``constants`` that are attributes of the module, by path; forward makes the others."""
+
+    def over(self, module: nn.Module) -> Traced:
+        """The same graphs for another ``module`` of the same structure, with its attributes."""
+        own = {name: _attribute(module, name).detach() for name in self.attributes}
+        return replace(self, constants={**self.constants, **own})
+
+
+class TraceFailure(Exception):
+    """A module's own forward cannot be traced; the message says what stood in the way."""
+
+
+class _Tracer(fx.Tracer):
+    """``fx.Tracer`` that keeps out of other threads' way and out of the module's attributes."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, opaque_paths: set[str], opaque_types: set[type], functions: Sequence[Any]) -> None:
+        super().__init__(autowrap_functions=tuple(functions))
+        self.constants: dict[str, torch.Tensor] = {}
+        self.failed: str | None = None
+        self._opaque_paths = opaque_paths
+        self._opaque_types = tuple(opaque_types)
+        self._thread = threading.get_ident()
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
+    ) -> tuple[Any, list[Any]]:
+        """As fx does it, but an optional argument, which nobody passes, is its default value and no input."""
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        parameters = inspect.signature(inspect.unwrap(root_fn)).parameters
+        first = 2 if is_module else 1  # behind the module and its input
+        for i, argument in enumerate(args[first:], first):
+            if argument.node.args:
+                args[i] = parameters[argument.node.target].default
+                made = argument.node.all_input_nodes  # of a default that is a tensor
+                for node in (argument.node, *made):
+                    self.graph.erase_node(node)
+        return function, args
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self._opaque_paths or isinstance(m, self._opaque_types):
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As fx does it, in the tracing thread only."""
+        # fx patches nn.Module.__call__ for the whole process; what other threads compute is not ours.
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            if self.failed is None:
+                self.failed = self.path_of_module(m)
+            raise
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        # fx would store a tensor made during tracing as an attribute of the user's module.
+        if isinstance(a, torch.Tensor) and a not in self.tensor_attrs and not self._is_registered(a):
+            name = f"_constant{len(self.constants)}"
+            self.constants[name] = a
+            self.tensor_attrs[a] = name
+        return super().create_arg(a)
+
+    def _is_registered(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or any(tensor is buffer for buffer in self.root.buffers())
+
+
+class _NoRandomness(TorchDispatchMode):
+    """Refuses random numbers drawn while tracing: they would be drawn once and become constants."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"forward draws random numbers that do not depend on its input ({func})")
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see hapi.models.graph.analysis
+
+
+def trace(module: nn.Module, leaf_types: Sequence[type] = (), functions: Sequence[Any] = ()) -> Traced:
+    """Trace ``module`` in eval and in train mode.
+
+    ``leaf_types`` are module classes, ``functions`` Python functions that the graph calls as they are.
+    The module's training flags are as before when this returns. Raises :class:`TraceFailure`.
+    """
+    paths: set[str] = set()
+    types: set[type] = set(leaf_types) | _standard_leaves()
+    for _ in range(_MAX_ATTEMPTS):
+        tracers: list[_Tracer] = []
+        graphs: list[fx.Graph] = []
+        failure: Exception | None = None
+        for training in (False, True):
+            tracer = _Tracer(paths, types, functions)
+            try:
+                with TRACE_LOCK, training_mode(module, training), _NoRandomness():  # type: ignore[no-untyped-call]
+                    graphs.append(tracer.trace(module))
+            except Exception as error:
+                failure = error
+                if not tracer.failed:
+                    raise TraceFailure(describe_failure(error)) from error
+                _make_opaque(module, tracer.failed, paths, types)
+                break
+            tracers.append(tracer)
+        if failure is None:
+            return _traced(module, graphs, tracers)
+    raise TraceFailure(f"more than {_MAX_ATTEMPTS} of its submodules cannot be traced")
+
+
+def _make_opaque(module: nn.Module, path: str, paths: set[str], types: set[type]) -> None:
+    failed = module.get_submodule(path)
+    # All blocks of one user class fail alike; torch's containers (Sequential) only by path.
+    if type(failed).__module__.split(".")[0] == "torch" or isinstance(module, type(failed)):
+        paths.add(path)
+    else:
+        types.add(type(failed))
+
+
+def _traced(module: nn.Module, graphs: list[fx.Graph], tracers: list[_Tracer]) -> Traced:
+    for graph, mode in zip(graphs, ("eval", "train"), strict=True):
+        _check_form(graph, mode)
+    constants: dict[str, torch.Tensor] = {}
+    attributes: set[str] = set()
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    for graph, tracer, mode in zip(graphs, tracers, ("eval", "train"), strict=True):
+        for node in graph.nodes:
+            if node.op != "get_attr" or node.target in known:
+                continue
+            name = str(node.target)
+            value = tracer.constants.get(name)
+            if value is None:
+                value = _attribute(module, name)
+                attributes.add(name)
+            else:
+                # The two traces number their constants independently.
+                name = node.target = f"{name}_{mode}"
+            constants[name] = value.detach()
+    leaves = {str(n.target) for n in graphs[0].nodes if n.op == "call_module"}
+    opaque = [p for p in sorted(leaves) if not _is_library_leaf(module.get_submodule(p))]
+    return Traced(
+        graphs[0],
+        graphs[1],
+        constants,
+        tuple(opaque),
+        always_eval=_always_eval(module),
+        attributes=frozenset(attributes),
+    )
+
+
+def _always_eval(module: nn.Module) -> frozenset[str]:
+    with training_mode(module, True):
+        named = module.named_modules(remove_duplicate=False)
+        return frozenset(path for path, inner in named if path and not inner.training)
+
+
+def _attribute(module: nn.Module, path: str) -> torch.Tensor:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        raise TraceFailure(f"forward uses the attribute {path!r}, which is not a tensor, as a value")
+    return value
+
+
+def _check_form(graph: fx.Graph, mode: str) -> None:
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    required = [n for n in inputs if not n.args]
+    if len(required) != 1 or inputs[0] is not required[0]:
+        raise ModelError(
+            f"the model's forward takes {len(required)} inputs; Hapi splits models of one tensor"
+        )
+    result = graph.output_node().args[0]
+    if not isinstance(result, fx.Node):
+        raise ModelError(
+            f"in {mode} mode the model returns a {type(result).__name__}, not one tensor; wrap it in a module"
+            " that returns the tensor to train on (for auxiliary heads: build it without them)"
+        )
+
+
+def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
+    """The graphs of running the submodules ``blocks`` one after the other, for what cannot be traced."""
+    graphs = []
+    for _ in range(2):
+        graph = fx.Graph()
+        value = graph.placeholder("x")
+        for path in blocks:
+            value = graph.create_node("call_module", path, (value,))
+            value.meta["nn_module_stack"] = {path: (path, type(module.get_submodule(path)))}
+        graph.output(value)
+        graphs.append(graph)
+    return Traced(graphs[0], graphs[1], {}, sequential=True, always_eval=_always_eval(module))
+
+
+@contextmanager
+def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Every submodule in train or eval mode, and each back in its own afterwards."""
+    before = [(m, m.training) for m in module.modules()]
+    module.train(training)
+    try:
+        yield
+    finally:
+        for submodule, flag in before:
+            submodule.training = flag
+
+
+def _standard_leaves() -> set[type]:
+    return {vision("torchvision.ops").StochasticDepth}
+
+
+def _is_library_leaf(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(("torch.", "torchvision.ops"))
+
+
+def describe_failure(error: BaseException) -> str:
+    """One line: the error, and the innermost line of code outside torch that led to it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_internal(f.filename)]
+    where = (
+        f" at {frames[-1].filename}:{frames[-1].lineno} ({(frames[-1].line or '').strip()})" if frames else ""
+    )
+    return f"{type(error).__name__}: {str(error)[:300]}{where}"
+
+
+def _is_internal(filename: str) -> bool:
+    internal = ("/torch/", "\\torch\\", "/hapi/models/", "\\hapi\\models\\")
+    return filename.startswith("<") or any(part in filename for part in internal)

@@ -1,0 +1,167 @@
+"""Models by name: what to build, with which weights, for how many classes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any, Self
+
+from torch import nn
+
+from hapi.errors import BadRequestError, ModelChoiceError, ModelError
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.paper_families import ALIASES
+from hapi.models.zoo.architectures import (
+    Architecture,
+    ImportRule,
+    build_module,
+    build_structure,
+    find_architecture,
+)
+from hapi.models.zoo.head import find_head, retarget
+from hapi.models.zoo.weights import file_state, fit_head, is_file, library_state, load_state, random_seed
+from hapi.wire.references import check_int, strict_fields
+
+MAX_CLASSES = 10_000_000
+MAX_SIDE = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything needed to build a model again."""
+
+    architecture: str
+    """torchvision name, ``transformer`` (vit_b_16), ``timm:NAME``, or ``package.module:factory``."""
+    num_classes: int | None = None
+    """Classes of the head; None keeps the architecture's own."""
+    weights: str = "random:0"
+    """``random:SEED``, a name of the library's weights (``DEFAULT``), or a local checkpoint."""
+    input_shape: tuple[int, ...] = (3, 224, 224)
+    """Shape of one sample (C, H, W)."""
+    blocks: tuple[str, ...] = ()
+    """Where layers end, by module path or cut name; empty for the automatic or the paper's list."""
+    head_seed: int = 0
+    """Seed of a head made for another number of classes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "architecture", ALIASES.get(self.architecture, self.architecture))
+        if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
+            raise ModelChoiceError(f"{self.num_classes} classes: give a number from 1 to {MAX_CLASSES}")
+        if not 1 <= len(self.input_shape) <= 4 or not all(1 <= side <= MAX_SIDE for side in self.input_shape):
+            raise ModelChoiceError(
+                f"input shape {list(self.input_shape)}: give 1 to 4 sides from 1 to {MAX_SIDE}"
+            )
+
+    @property
+    def pretrained(self) -> bool:
+        """True for weights from the architecture's own library."""
+        return random_seed(self.weights) is None and not is_file(self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "blocks": list(self.blocks), "input_shape": list(self.input_shape)}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Parse :meth:`to_json`'s form; :class:`BadRequestError` on anything else."""
+        d = strict_fields(document, {f.name: True for f in fields(cls)}, "spec")
+        for name in ("architecture", "weights"):
+            if not isinstance(d[name], str) or not 0 < len(d[name]) <= 4096:
+                raise BadRequestError(f"spec.{name}: expected text")
+        if not isinstance(d["blocks"], list) or not all(isinstance(b, str) for b in d["blocks"]):
+            raise BadRequestError("spec.blocks: expected a list of module paths")
+        if not isinstance(d["input_shape"], list):
+            raise BadRequestError("spec.input_shape: expected a list of integers")
+        classes = d["num_classes"]
+        return cls(
+            architecture=d["architecture"],
+            num_classes=None if classes is None else check_int(classes, 1, MAX_CLASSES, "spec.num_classes"),
+            weights=d["weights"],
+            input_shape=tuple(check_int(v, 1, MAX_SIDE, "spec.input_shape") for v in d["input_shape"]),
+            blocks=tuple(d["blocks"]),
+            head_seed=check_int(d["head_seed"], 0, 2**63 - 1, "spec.head_seed"),
+        )
+
+
+def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: bool = True) -> LayeredModel:
+    """The model of ``spec`` with its weights, on the CPU.
+
+    The front does not depend on ``num_classes``: the model is made at its architecture's own number and
+    only then gets another head. ``allow_import``: may a ``package.module:factory`` be imported, yes, no or
+    which. ``allow_files``: may weights be a local path. Raises :class:`ModelError`.
+    """
+    if not allow_files and is_file(spec.weights):
+        raise ModelError(
+            "weights from a local file are not allowed here; push the model into the store instead"
+        )
+    architecture = architecture_of(spec, allow_import)
+    module = build_module(architecture, random_seed(spec.weights) or 0)
+    model = layers_of(architecture, spec, module)
+    if is_file(spec.weights):
+        model = _load_file(architecture, spec, model)
+    elif spec.pretrained:
+        load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
+    return retarget(model, spec.num_classes, spec.head_seed, lambda m: layers_of(architecture, spec, m))
+
+
+def structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredModel:
+    """The model of ``spec`` without weights: most tensors are on the meta device.
+
+    Load what is needed with :meth:`LayeredModel.assign`. The head has the architecture's own size.
+    """
+    architecture = architecture_of(spec, allow_import)
+    model = layers_of(architecture, spec, build_structure(architecture))
+    if any(t.is_meta for t in model.unregistered()):
+        model = layers_of(architecture, spec, build_module(architecture, 0))
+    return model
+
+
+def skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
+    """As :func:`structure`, from a small cache: tracing is done once for all requests that name a model.
+
+    Each call returns a module of its own.
+    """
+    architecture_of(spec, allow_import)  # the permission is asked for every time
+    weights = "DEFAULT" if spec.pretrained else "random:0"  # all that the structure depends on
+    kept = _skeleton(replace(spec, weights=weights, num_classes=None, head_seed=0))
+    return kept.over(copy.deepcopy(kept.module))
+
+
+@lru_cache(maxsize=16)
+def _skeleton(spec: ModelSpec) -> LayeredModel:
+    return structure(spec, allow_import=True)
+
+
+def architecture_of(spec: ModelSpec, allow_import: ImportRule) -> Architecture:
+    """The architecture that ``spec`` names, at its input shape."""
+    return find_architecture(
+        spec.architecture, spec.input_shape, pretrained=spec.pretrained, allow_import=allow_import
+    )
+
+
+def layers_of(architecture: Architecture, spec: ModelSpec, module: nn.Module) -> LayeredModel:
+    """The layers of a module of this architecture."""
+    return layered(
+        module,
+        spec.input_shape,
+        architecture=architecture.family_name,
+        blocks=spec.blocks,
+        leaf_types=architecture.leaf_types,
+        functions=architecture.functions,
+    )
+
+
+def _load_file(architecture: Architecture, spec: ModelSpec, model: LayeredModel) -> LayeredModel:
+    state = file_state(spec.weights)
+    head = _head_or_none(model)
+    if head is not None:
+        fit_head(model.module, head, state)
+    load_state(model.module, state, f"weights file {spec.weights}")
+    return layers_of(architecture, spec, model.module)
+
+
+def _head_or_none(model: LayeredModel) -> str | None:
+    try:
+        return find_head(model)
+    except ModelError:
+        return None  # without a head that can be told, the checkpoint must fit as it is

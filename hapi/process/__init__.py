@@ -1,0 +1,1 @@
+"""What a process has from its system: memory, threads, standard output."""

@@ -1,0 +1,1 @@
+"""Pushed models: tensors in layer order, read by range."""

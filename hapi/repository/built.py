@@ -1,0 +1,138 @@
+"""Models that are built, not read: weights from a seed or from a library, and what is remembered of a build."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+
+from hapi.errors import ConflictError, ModelError, TooLargeError
+from hapi.models.graph.digest import content_digest, content_key, tensor_bytes
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.keyed_locks import KeyedLocks
+from hapi.models.zoo.architectures import build_module
+from hapi.models.zoo.build import ModelSpec, architecture_of, skeleton
+from hapi.models.zoo.weights import is_file, library_state, load_state, random_seed
+from hapi.wire.references import ModelReference
+
+_KEPT = 16
+"""Builds that are remembered, as many as skeletons."""
+
+
+class BuiltModels:
+    """Builds models of the zoo, and remembers of the last ones all but their weights; thread-safe.
+
+    That is the module with empty tensors and the digest of each tensor's content. The digests cannot be had
+    without a build, but after one the front of any split can be told, and with weights that are resident it can
+    be put together. The module is kept because tensors that are plain attributes may depend on the seed.
+    """
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._shells: OrderedDict[ModelSpec, LayeredModel] = OrderedDict()
+        self.builds = 0
+        """How often weights were made."""
+        self.building = KeyedLocks()
+        """To be held by spec between :meth:`find` and :meth:`build`, so that two requests build once."""
+
+    def find(self, spec: ModelSpec) -> LayeredModel | None:
+        """The model of ``spec`` without its weights, with their digests; None when it was not built lately."""
+        with self._lock:
+            shell = self._shells.get(spec)
+            if shell is None:
+                return None
+            self._shells.move_to_end(spec)
+        return shell.over(copy.deepcopy(shell.module))
+
+    def build(
+        self, spec: ModelSpec, allow_imports: Collection[str]
+    ) -> tuple[LayeredModel, dict[str, torch.Tensor]]:
+        """Build it: the model without its weights as :meth:`find` gives it, and all its weights by name."""
+        kept = skeleton(spec, allow_imports)
+        architecture = architecture_of(spec, allow_imports)
+        module = build_module(architecture, random_seed(spec.weights) or 0)
+        if spec.pretrained:
+            load_state(module, library_state(architecture, spec.weights, module), f"weights {spec.weights}")
+        model = kept.over(module)
+        model.expected_digests = {name: model.digest_of(name) for name in model.tensors.names()}
+        weights = {name: model.tensors.get(name).detach() for name in model.tensors.names()}
+        model.tensors.release(())
+        with self._lock:
+            self.builds += 1
+            self._shells[spec] = model.over(copy.deepcopy(module)) if self._kept else model
+            self._shells.move_to_end(spec)
+            while len(self._shells) > self._kept:
+                self._shells.popitem(last=False)
+        return model, weights
+
+
+class BuiltFront:
+    """A model from the zoo as a source of weights. ``model`` has none, but knows their digests."""
+
+    def __init__(
+        self,
+        builds: BuiltModels,
+        spec: ModelSpec,
+        allow_imports: Collection[str],
+        model: LayeredModel,
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.model = model
+        self._builds = builds
+        self._spec = spec
+        self._allow_imports = allow_imports
+        self._weights = weights
+
+    def key(self, name: str) -> str:
+        """Key of tensor ``name``'s content."""
+        return content_key(self.model.digest_of(name), self.model.tensors.get(name))
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """These tensors, out of the build that told their digests or another; :class:`ConflictError` if it differs."""
+        weights = self._weights
+        if weights is None:
+            _, weights = self._builds.build(self._spec, self._allow_imports)
+            for name in names:
+                if content_digest(tensor_bytes(weights[name])) != self.model.expected_digests[name]:
+                    raise ConflictError(
+                        f"tensor {name!r} of {self._spec.architecture} came out otherwise than in an earlier build "
+                        f"with weights {self._spec.weights}; push the model into the store instead"
+                    )
+        for name in names:
+            yield name, weights[name]
+
+
+def spec_of(reference: ModelReference) -> ModelSpec:
+    """What a reference to the zoo asks to build; :class:`ModelError` for a file."""
+    if is_file(reference.weights):
+        raise ModelError(
+            f"weights {reference.weights[:80]!r}: a file cannot be named in a request; push the model"
+        )
+    return ModelSpec(
+        architecture=reference.name,
+        weights=reference.weights,
+        input_shape=reference.input_shape,
+        blocks=reference.blocks,
+    )
+
+
+def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) -> None:
+    """:class:`TooLargeError` when a build of ``spec`` would have more bytes of weights."""
+    kept = skeleton(spec, allow_imports)
+    nbytes = front_bytes(kept, len(kept))
+    if nbytes > max_bytes:
+        raise TooLargeError(
+            f"model {spec.architecture} has {nbytes} bytes of weights, at most {max_bytes} are built here "
+            "(--max-model-bytes of hapi-server); push it into the store, from which only the layers that are needed "
+            "are read"
+        )
+
+
+def front_bytes(model: LayeredModel, split: int) -> int:
+    """Bytes of the parameters, buffers and constants of layers 1..``split``."""
+    tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
+    return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])

@@ -1,0 +1,195 @@
+"""A pushed model as its manifest describes it: its layers without weights, and tensors from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hapi.errors import (
+    ConflictError,
+    DataError,
+)
+from hapi.models.graph.digest import content_digest
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.numbering import Layer
+from hapi.models.zoo.architectures import ImportRule
+from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of, skeleton
+from hapi.models.zoo.head import find_head, resize_head, retarget
+from hapi.repository.manifest import ModelManifest
+from hapi.repository.weights_file import DTYPES, TensorEntry
+
+Fetch = Callable[[Sequence[TensorEntry]], Iterable[tuple[str, memoryview]]]
+"""Reads tensors: (name, raw bytes) for each entry, in any order."""
+
+
+class PushedModel:
+    """A pushed model as its manifest describes it, wherever the weights are read from."""
+
+    def __init__(self, manifest: ModelManifest) -> None:
+        self.manifest = manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole model."""
+        return self.manifest.digest
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.manifest.spec
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest, as the server describes it and :meth:`from_json` reads it."""
+        return self.manifest.to_json()
+
+    @classmethod
+    def from_json(cls, document: Any) -> PushedModel:
+        """From a server's description; :class:`BadRequestError` on anything unexpected."""
+        return PushedModel(ModelManifest.from_json(document))
+
+    def layered(
+        self,
+        *,
+        num_classes: int | None = None,
+        head_seed: int = 0,
+        input_shape: tuple[int, ...] | None = None,
+        allow_import: ImportRule = False,
+    ) -> LayeredModel:
+        """The model's layers without weights (:meth:`load` brings them); digests are known all the same.
+
+        ``num_classes``: another head, freshly seeded and never loaded. ``input_shape``: other than pushed.
+        """
+        spec = self.spec if input_shape is None else replace(self.spec, input_shape=tuple(input_shape))
+        model = self._skeleton(spec, allow_import)
+        if self.manifest.classes is not None and model.output_shapes()[-1] != (self.manifest.classes,):
+            head = find_head(model)
+            self._check_head(model.tensors.inside(head), self.manifest.classes)
+            resize_head(model.module, head, self.manifest.classes, 0)
+            model = layers_of(architecture_of(spec, allow_import), spec, model.module)
+        model = retarget(
+            model, num_classes, head_seed, lambda m: layers_of(architecture_of(spec, allow_import), spec, m)
+        )
+        return self._without_weights(model)
+
+    def front_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
+        """As :meth:`layered` for use below the head only, whose size is left as the architecture has it."""
+        return self._without_weights(
+            self._skeleton(replace(self.spec, input_shape=input_shape), allow_import)
+        )
+
+    def _skeleton(self, spec: ModelSpec, allow_import: ImportRule) -> LayeredModel:
+        """:class:`ConflictError` unless its layers are those that were pushed."""
+        model = skeleton(spec, allow_import)
+        pushed = [layer.name for layer in self.manifest.layers]
+        if [layer.name for layer in model.layers] != pushed:
+            raise ConflictError(
+                f"model {self.name!r} was pushed with {len(pushed)} layers, but {self.spec.architecture} has"
+                f" {len(model)} (or others) here; push it again with the installed version of its library"
+            )
+        return model
+
+    def _check_head(self, names: Sequence[str], classes: int) -> None:
+        """:class:`ConflictError` unless tensors ``names`` were pushed for ``classes``."""
+        for name in names:
+            rows = self._pushed(name).shape[:1]
+            if rows != (classes,):
+                raise ConflictError(
+                    f"model {self.name!r} says that it has {classes} classes, but tensor {name!r} of its head has "
+                    f"{rows[0] if rows else 1}; push it again"
+                )
+
+    def _pushed(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise ConflictError(f"model {self.name!r} was pushed without tensor {name!r}; push it again")
+        return entry
+
+    def _without_weights(self, model: LayeredModel) -> LayeredModel:
+        # Also what the constructor did fill (BatchNorm's statistics) waits for its stored content.
+        model.tensors.release(model.fresh)
+        model.expected_digests = {
+            n: e.digest for n, e in self.manifest.tensors.items() if n not in model.fresh
+        }
+        if model.input_shape == self.spec.input_shape:
+            self._check_digests(model)
+        return model
+
+    def _check_digests(self, model: LayeredModel) -> None:
+        """:class:`ConflictError` when layers below the head are others than those that were pushed."""
+        stop = next((la.index - 1 for la in model.layers if not self._holds(model, la)), len(model))
+        here = model.front_digests(stop)
+        for layer, (now, pushed) in enumerate(zip(here, self.manifest.digests, strict=False)):
+            if now != pushed:
+                name = model.layers[layer - 1].name if layer else "input"
+                raise ConflictError(
+                    f"model {self.name!r}: {self.spec.architecture} no longer makes layer {layer} ({name}) as it was"
+                    " pushed: its code or a library is another now, or a tensor of its own is random (register it as"
+                    " a buffer); push it again"
+                )
+
+    def _holds(self, model: LayeredModel, layer: Layer) -> bool:
+        """True when the store has all tensors of ``layer`` in the form that they have in ``model``."""
+        for name in layer.tensors:
+            entry, tensor = self.manifest.tensors.get(name), model.tensors.get(name)
+            if name in model.fresh or entry is None or entry.shape != tuple(tensor.shape):
+                return False
+        return True
+
+    def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
+        """The stored tensors that layers ``start + 1`` to ``stop`` need and do not have yet."""
+        wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
+        entries = {name: self._pushed(name) for name in wanted}
+        found = [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
+        return sorted(found, key=lambda entry: entry.start)
+
+    def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:
+        """Bring the weights of layers ``start + 1`` to ``stop`` from ``fetch``; returns the bytes read.
+
+        Every tensor is verified: :class:`DataError` names the one that is damaged.
+        """
+        entries = self.entries(model, start, stop)
+        for entry, tensor in self.received(fetch, entries):
+            model.assign(entry.name, tensor.to(device), entry.digest)
+        return sum(entry.nbytes for entry in entries)
+
+    def received(
+        self, fetch: Fetch, entries: Sequence[TensorEntry]
+    ) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """The tensors of ``entries`` from ``fetch``, verified, on the CPU, each in memory of its own."""
+        by_name = {entry.name: entry for entry in entries}
+        for name, data in fetch(entries):
+            entry = by_name.pop(name, None)
+            if entry is None:
+                raise DataError(f"model {self.name!r}: tensor {name[:80]!r} came without being asked for")
+            yield entry, self._tensor(entry, data)
+        if by_name:
+            raise DataError(f"model {self.name!r}: tensor {next(iter(by_name))!r} did not come")
+
+    def _tensor(self, entry: TensorEntry, data: memoryview) -> torch.Tensor:
+        self.verify(entry, data)
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        raw = torch.frombuffer(data, dtype=torch.uint8)
+        if raw.data_ptr() % 64 or memoryview(data.obj).nbytes != data.nbytes:
+            raw = (
+                raw.clone()
+            )  # out of a buffer that it shares with its neighbours, and would keep from being freed
+        return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def verify(self, entry: TensorEntry, data: memoryview) -> None:
+        """:class:`DataError` unless ``data`` is the content of ``entry``."""
+        if data.nbytes != entry.nbytes or content_digest(data) != entry.digest:
+            raise self.damaged(entry)
+
+    def damaged(self, entry: TensorEntry) -> DataError:
+        """The error for stored bytes that are not the content of ``entry``."""
+        return DataError(
+            f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
+            f" {self.manifest.weights_key}) are damaged; push the model again with --replace"
+        )

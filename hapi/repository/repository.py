@@ -1,0 +1,287 @@
+"""Pushed models: weights in a store, from which any layers' tensors are read and no others.
+
+    STORE/models/NAME/PUSH/weights.safetensors   tensors in layer order: layers 1..s are one range
+    STORE/models/NAME/model.json                 written last: a model without it does not exist
+
+After DStore (tensor-level access by the identity of layers), with the content in the identity as well.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+from typing import Any, Protocol
+
+import torch
+
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    ModelError,
+    NotFoundError,
+    UnprocessableError,
+)
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, skeleton
+from hapi.models.zoo.weights import is_file
+from hapi.repository.built import BuiltFront, BuiltModels, check_size, spec_of
+from hapi.repository.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
+from hapi.repository.pushed import PushedModel
+from hapi.repository.stored import StoredModel
+from hapi.repository.weights_file import TensorEntry, encode
+from hapi.store.base import ObjectStore
+from hapi.store.commit import commit
+from hapi.store.locking.locks import FORCE, LeaseLostError, is_lock_object
+from hapi.wire.references import ModelReference, check_digest, check_name
+
+LOCK_NAME = "push.lock"
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One line about a pushed model; ``problem`` says why it cannot be used."""
+
+    name: str
+    architecture: str | None = None
+    digest: str | None = None
+    bytes: int | None = None
+    layers: int | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def push(
+    store: ObjectStore,
+    name: str,
+    model: LayeredModel,
+    spec: ModelSpec,
+    *,
+    replace_existing: bool = False,
+    force_lock: bool = False,
+    advice: str = FORCE,
+) -> StoredModel:
+    """Write ``model``, built from ``spec``, into ``store`` as ``name``.
+
+    A killed push leaves nothing that looks like a model. Raises :class:`ConflictError` when the name is
+    taken and ``replace_existing`` is False, or when another process is pushing it: ``force_lock`` takes its lock
+    when that process is known to be dead, and ``advice`` tells a person how.
+    """
+    check_name(name, "model")
+    lock = f"{model_prefix(name)}/{LOCK_NAME}"
+    with store.lock(lock, force=force_lock, advice=advice) as lease:
+        mark = store.mark(manifest_key(name))
+        if not replace_existing and mark is not None:
+            raise ConflictError(f"model {name!r} is already in {store.url}; replace it with --replace")
+        names = model.tensor_names(0, len(model))
+        data, entries = encode([(n, model.tensors.get(n)) for n in names])
+        for entry in entries:  # hashed once, while it was written
+            model.remember_digest(entry.name, entry.digest)
+        manifest = _manifest(name, model, spec, entries)
+        store.put(manifest.weights_key, data)
+        kept, parts = (manifest.weights_key, manifest_key(name)), {manifest.weights_key: len(data)}
+        try:
+            commit(store, manifest_key(name), manifest.to_bytes(), mark=mark, lease=lease, parts=parts)
+        except LeaseLostError:
+            with suppress(
+                HapiError
+            ):  # nobody else has this push's id, and the successor has cleaned up already
+                store.delete(manifest.weights_key)
+            raise
+        left = [info.key for info in store.list(model_prefix(name)) if info.key not in kept]
+        lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
+        for key in left:
+            if not is_lock_object(key, lock):
+                store.delete(key)  # an earlier push, or what a killed one left
+        store.clean_temporary(model_prefix(name))
+    return StoredModel(store, manifest)
+
+
+def _manifest(
+    name: str, model: LayeredModel, spec: ModelSpec, entries: Sequence[TensorEntry]
+) -> ModelManifest:
+    if is_file(spec.weights):
+        spec = replace(
+            spec, weights=PurePath(spec.weights).name
+        )  # where it lay on this machine is nobody's business
+    output = model.output_shapes()[-1]
+    return ModelManifest(
+        name=name,
+        push=f"push-{secrets.token_hex(6)}",
+        spec=spec,
+        digests=tuple(model.front_digests()),
+        classes=output[0] if len(output) == 1 else None,
+        default_freeze=model.default_freeze,
+        layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
+        tensors={entry.name: entry for entry in entries},
+    )
+
+
+def open_model(store: ObjectStore, name: str, digest: str | None = None) -> StoredModel:
+    """The pushed model ``name``; :class:`NotFoundError` names what there is.
+
+    ``digest``: :class:`ConflictError` when the store holds another one.
+    """
+    key = manifest_key(name)
+    try:
+        data = store.get(key)
+    except NotFoundError:
+        known = ", ".join(store.list_names("models")[:8]) or "none"
+        raise NotFoundError(
+            f"{store.url} has no model {name!r}; it has: {known}",
+            outside=f"there is no model {name!r} here; GET /v1/models and 'hapi ls' tell what there is",
+        ) from None
+    manifest = ModelManifest.from_bytes(data, f"{store.url}/{key}")
+    if manifest.name != name:
+        raise DataError(f"{store.url}/{key} describes a model {manifest.name!r}; push {name!r} again")
+    if digest is not None and manifest.digest != check_digest(digest, "digest"):
+        raise ConflictError(
+            f"model {name!r} has digest {manifest.digest} here, not {digest}; it was replaced"
+        )
+    return StoredModel(store, manifest)
+
+
+def list_models(store: ObjectStore) -> list[ModelSummary]:
+    """A line about every model in the store, damaged ones included."""
+    return [_summary(store, name) for name in store.list_names("models")]
+
+
+def _summary(store: ObjectStore, name: str) -> ModelSummary:
+    try:
+        found = open_model(store, name).manifest
+    except NotFoundError:
+        return ModelSummary(name, problem="incomplete: push it again")
+    except HapiError as error:
+        return ModelSummary(name, problem=str(error))
+    return ModelSummary(name, found.spec.architecture, found.digest, found.nbytes, len(found.layers))
+
+
+def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelReference:
+    """How a request names layers 1..``split`` of ``model``, built from ``spec``; the server builds it likewise."""
+    if is_file(spec.weights):
+        raise ModelError(
+            f"the server cannot read {spec.weights}; push the model into the store (hapi push"
+            f" {spec.architecture} STORE/NAME --weights {spec.weights}) and train with store:NAME"
+        )
+    return ModelReference(
+        source="zoo",
+        name=spec.architecture,
+        weights=spec.weights,
+        digest=model.front_digest(split),
+        blocks=spec.blocks,
+        input_shape=spec.input_shape,
+    )
+
+
+def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> ModelReference:
+    """How a request names layers 1..``split`` of a pushed model, for the input shape of ``model``."""
+    return ModelReference(
+        source="store",
+        name=pushed.name,
+        weights="pushed",
+        digest=model.front_digest(split),
+        blocks=pushed.spec.blocks,
+        input_shape=model.input_shape,
+    )
+
+
+class FrontSource(Protocol):
+    """Where the weights of a front come from, tensor by tensor."""
+
+    def key(self, name: str) -> str:
+        """Key of a tensor's content (:func:`hapi.models.graph.digest.content_key`), known before it is loaded."""
+
+    def read(self, names: Sequence[str]) -> Iterable[tuple[str, torch.Tensor]]:
+        """These tensors and no others, verified, in any order, on the CPU."""
+
+
+def open_front(
+    reference: ModelReference,
+    split: int,
+    store: ObjectStore,
+    allow_imports: Collection[str] = (),
+    max_bytes: int | None = None,
+    builds: BuiltModels | None = None,
+) -> tuple[LayeredModel, FrontSource]:
+    """The layers of ``reference`` without their weights, and where those come from; the digest is checked.
+
+    ``max_bytes`` bounds a model from the zoo, which is built whole (:class:`TooLargeError`), unless ``builds``
+    remembers what such a build gave. Raises :class:`ConflictError` when what is here has another digest,
+    :class:`UnprocessableError` for a split that the model does not have, :class:`ModelError` for a model that
+    cannot be built.
+    """
+    if reference.source == "store":
+        stored = open_model(store, reference.name)
+        model = stored.front_structure(reference.input_shape, allow_imports)
+        _check_split(model, split, reference)
+        _check_digest(model, split, reference)  # before anything is read
+        return model, stored
+    spec = spec_of(reference)
+    builds = builds or BuiltModels(kept=0)
+    _check_split(skeleton(spec, allow_imports), split, reference)
+    if max_bytes is not None:
+        check_size(spec, allow_imports, max_bytes)
+    with builds.building.holding(spec):
+        remembered = builds.find(spec)
+        if remembered is not None and remembered.front_digest(split) == reference.digest:
+            return remembered, BuiltFront(builds, spec, allow_imports, remembered)
+        model, weights = builds.build(spec, allow_imports)
+    try:
+        _check_digest(model, split, reference)
+    except ConflictError:
+        weights.clear()  # the error's frames live on until the garbage collector comes by, the weights must not
+        raise
+    return model, BuiltFront(builds, spec, allow_imports, model, weights)
+
+
+def structure_of(
+    reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
+) -> LayeredModel:
+    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read.
+
+    A pushed one may have been replaced: :class:`ConflictError` when layers 1..``split`` have another digest there.
+    """
+    if reference.source == "store":
+        model = open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+        _check_split(model, split, reference)
+        _check_digest(model, split, reference)
+        return model
+    return skeleton(spec_of(reference), allow_imports)
+
+
+def materialise(
+    reference: ModelReference,
+    split: int,
+    store: ObjectStore,
+    allow_imports: Collection[str] = (),
+    max_bytes: int | None = None,
+) -> LayeredModel:
+    """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
+
+    Its tensors are its own. Arguments and errors as of :func:`open_front`.
+    """
+    model, source = open_front(reference, split, store, allow_imports, max_bytes)
+    for name, tensor in source.read(model.tensor_names(0, split)):
+        model.assign(name, tensor, model.digest_of(name))
+    return model
+
+
+def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> None:
+    if not 0 <= split <= len(model):
+        raise UnprocessableError(
+            f"split {split}: {reference.name} has layers 1 to {len(model)} (0 pushes nothing)"
+        )
+
+
+def _check_digest(model: LayeredModel, split: int, reference: ModelReference) -> None:
+    here = model.front_digest(split)
+    if here != reference.digest:
+        raise ConflictError(
+            f"layers 1..{split} of {reference.name} have digest {here} here, but the request expects"
+            f" {reference.digest}: other weights, or other versions of torch, torchvision or hapi on the two sides"
+        )

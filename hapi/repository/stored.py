@@ -1,0 +1,182 @@
+"""A pushed model in its store: the tensors that are needed, read by ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import xxhash
+
+from hapi.errors import (
+    ConflictError,
+    DataError,
+    HapiError,
+    NotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from hapi.models.graph.digest import ContentDigest, content_key, tensor_bytes
+from hapi.models.graph.layers import LayeredModel
+from hapi.repository.manifest import ModelManifest, manifest_key
+from hapi.repository.pushed import PushedModel
+from hapi.repository.weights_file import DTYPES, TensorEntry
+from hapi.store.base import ObjectStore
+from hapi.wire.frames import TensorSpec
+
+_GROUP_BYTES = 8 << 20
+"""Neighbouring tensors are read together up to this size (facts: ranges of 4 MiB and more are worth a request)."""
+
+_GAP_BYTES = 64 << 10
+"""Unwanted bytes between two tensors that are read over rather than asking the store twice: a store like Swift
+takes about 3 ms a request (facts), in which it sends more than a MiB."""
+
+_READERS = 4
+
+
+class StoredModel(PushedModel):
+    """A pushed model and the store that holds it."""
+
+    def __init__(self, store: ObjectStore, manifest: ModelManifest) -> None:
+        super().__init__(manifest)
+        self.store = store
+
+    def load(self, model: LayeredModel, start: int, stop: int, device: str | torch.device = "cpu") -> int:
+        """Read the weights of layers ``start + 1`` to ``stop``, and no others; returns the bytes read."""
+        return self.load_from(self._fetch, model, start, stop, str(device))
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors ``names``, verified, in any order; neighbours are read together."""
+        for entry, tensor in self.received(self._fetch, [self._entry(name) for name in names]):
+            yield entry.name, tensor
+
+    def key(self, name: str) -> str:
+        """Key of stored tensor ``name``'s content."""
+        entry = self._entry(name)
+        form = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+        return content_key(entry.digest, form)
+
+    def tensor_spec(self, name: str) -> TensorSpec:
+        """Form of one stored tensor; :class:`NotFoundError` for an unknown name."""
+        entry = self._entry(name)
+        return TensorSpec(name, entry.dtype, entry.shape)
+
+    def read_tensor(self, name: str) -> memoryview:
+        """Bytes of one stored tensor, verified."""
+        entry = self._entry(name)
+        ((_, data),) = self._read_group([entry])
+        self.verify(entry, data)
+        return data
+
+    def read_part(self, name: str, start: int, out: memoryview) -> None:
+        """Bytes of one stored tensor from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
+        entry = self._entry(name)
+        try:
+            self.store.read_into(self.manifest.weights_key, entry.start + start, out)
+            return
+        except StoreUnavailableError:
+            raise
+        except (NotFoundError, StoreError) as error:
+            now = self._pushed_again(error, entry.stop)
+        self.store.read_into(now.weights_key, now.tensors[name].start + start, out)
+
+    def checked(self, name: str, piece_bytes: int, step: Callable[[], None]) -> int:
+        """The xxh3-64 of one stored tensor, verified, with no more than a piece of it in memory.
+
+        ``step()`` is called before each piece, and may raise.
+        """
+        entry, found, own = self._entry(name), xxhash.xxh3_64(), ContentDigest()
+        buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
+        for start in range(0, entry.nbytes, piece_bytes):
+            step()
+            piece = buffer[: min(piece_bytes, entry.nbytes - start)]
+            self.read_part(name, start, piece)
+            found.update(piece)
+            own.update(piece)
+        if own.hexdigest() != entry.digest:
+            raise self.damaged(entry)
+        return found.intdigest()
+
+    def _entry(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise NotFoundError(f"model {self.name!r} has no tensor {name[:80]!r}")
+        return entry
+
+    def _fetch(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, memoryview]]:
+        groups = _groups(entries)
+        if len(groups) < 2:
+            for group in groups:
+                yield from self._read_group(group)
+            return
+        with ThreadPoolExecutor(min(_READERS, len(groups)), thread_name_prefix="hapi-weights") as readers:
+            for parts in readers.map(self._read_group, groups):
+                yield from parts
+
+    def _read_group(self, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
+        try:
+            return self._read_from(self.manifest.weights_key, group)
+        except StoreUnavailableError:
+            raise
+        except (NotFoundError, StoreError) as error:
+            now = self._pushed_again(error, max(entry.stop for entry in group))
+        return [
+            pair for entry in group for pair in self._read_from(now.weights_key, [now.tensors[entry.name]])
+        ]
+
+    def _read_from(self, key: str, group: Sequence[TensorEntry]) -> list[tuple[str, memoryview]]:
+        start, stop = group[0].start, max(entry.stop for entry in group)
+        if stop - start > _GROUP_BYTES and self.store.size(key) < stop:  # before that much memory is taken
+            raise StoreError(f"{self.store.url}/{key} ends before byte {stop}")
+        # torch's allocator aligns to 64 bytes, so that a tensor alone in its group is used where it lies.
+        buffer = tensor_bytes(torch.empty(stop - start, dtype=torch.uint8))
+        if stop > start:
+            self.store.read_into(key, start, buffer)
+        return [(entry.name, buffer[entry.start - start : entry.stop - start]) for entry in group]
+
+    def _pushed_again(self, error: HapiError, stop: int) -> ModelManifest:
+        """The manifest of a later push of this very model, after ``error`` of reading weights up to byte ``stop``.
+
+        :class:`ConflictError` when another model was pushed, :class:`DataError` when nothing was and the weights are
+        damaged; else ``error``.
+        """
+        key, weights = manifest_key(self.name), self.manifest.weights_key
+        try:
+            now = ModelManifest.from_bytes(self.store.get(key), f"{self.store.url}/{key}")
+        except NotFoundError:
+            raise ConflictError(
+                f"model {self.name!r} was removed while it was read; push it again"
+            ) from error
+        if now.push != self.manifest.push:
+            if now.digest != self.digest or not now.tensors.keys() >= self.manifest.tensors.keys():
+                raise ConflictError(
+                    f"model {self.name!r} was replaced while it was read; open it again"
+                ) from error
+            self.manifest = now
+            return now
+        try:
+            size = self.store.size(weights)
+        except NotFoundError:
+            size = 0
+        if size < stop:
+            raise DataError(
+                f"model {self.name!r}: {self.store.url}/{weights} has {size} bytes, {stop} or more are needed; "
+                "push the model again with --replace"
+            ) from error
+        raise error
+
+
+def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
+    """Neighbours in the file together, up to the group's size; a large tensor is a group of its own.
+
+    Neighbours may have a little between them that nobody asked for.
+    """
+    groups: list[list[TensorEntry]] = []
+    for entry in sorted(entries, key=lambda e: e.start):
+        last = groups[-1] if groups else None
+        near = last and 0 <= entry.start - last[-1].stop <= _GAP_BYTES
+        if last and near and entry.stop - last[0].start <= _GROUP_BYTES:
+            last.append(entry)
+        else:
+            groups.append([entry])
+    return groups

@@ -1,0 +1,107 @@
+"""Safetensors files of torch tensors in a chosen order.
+
+The library sorts tensors by type and name when it writes, so that layer 10 comes before layer 2. Its readers
+accept any order (a test checks it): written in layer order, the tensors of layers 1..s are one range.
+Format: 8 bytes header length (little endian), JSON header, tensor bytes without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from hapi.errors import BadRequestError, ModelError
+from hapi.models.graph.digest import content_digest, tensor_bytes
+from hapi.wire.references import check_digest, check_int, strict_fields
+
+_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _CODES}
+"""Element types that a model's tensors may have, by name."""
+
+_MAX_ELEMENTS = 2**40
+_MAX_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies in a weights file, and what it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    digest: str
+    """Of its bytes (:func:`hapi.models.graph.digest.content_digest`)."""
+
+    @property
+    def nbytes(self) -> int:
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count * DTYPES[self.dtype].itemsize
+
+    @property
+    def stop(self) -> int:
+        """One past its last byte in the file."""
+        return self.start + self.nbytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "shape": list(self.shape), "start": self.start, "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, name: str, document: Any) -> Self:
+        """Parse one entry; :class:`BadRequestError` on anything unexpected."""
+        what = f"tensor {name[:80]!r}"
+        d = strict_fields(document, dict.fromkeys(("dtype", "shape", "start", "digest"), True), what)
+        if not isinstance(d["dtype"], str) or d["dtype"] not in DTYPES:
+            raise BadRequestError(f"{what}: dtype {d['dtype']!r:.40} is not one of {', '.join(DTYPES)}")
+        if not isinstance(d["shape"], list) or len(d["shape"]) > _MAX_DIMENSIONS:
+            raise BadRequestError(f"{what}: shape is no list of at most {_MAX_DIMENSIONS} sides")
+        shape = tuple(check_int(side, 0, _MAX_ELEMENTS, what) for side in d["shape"])
+        if (
+            math.prod(side for side in shape if side) > _MAX_ELEMENTS
+        ):  # torch counts so far, whatever a side of 0 says
+            raise BadRequestError(f"{what}: it has more than 2^40 elements")
+        start = check_int(d["start"], 8, 2**62, what)
+        return cls(name, d["dtype"], shape, start, check_digest(d["digest"], what))
+
+
+def encode(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[bytearray, list[TensorEntry]]:
+    """A safetensors file of ``tensors`` in their order, and where each one lies in it.
+
+    Raises :class:`ModelError` for a tensor that is not loaded or of a type that such files do not have.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ModelError(f"tensor {name!r} is not loaded, so it cannot be written")
+        if tensor.dtype not in _CODES:
+            raise ModelError(f"tensor {name!r} is {tensor.dtype}, which a weights file cannot hold")
+        span = [offset, offset + tensor.numel() * tensor.itemsize]
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
+        offset = span[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 64)
+    out = bytearray(8 + len(text) + offset)
+    out[:8] = len(text).to_bytes(8, "little")
+    out[8 : 8 + len(text)] = text
+    entries = []
+    start = 8 + len(text)
+    for name, tensor in tensors:
+        data = tensor_bytes(tensor)
+        out[start : start + len(data)] = data
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(TensorEntry(name, dtype, tuple(tensor.shape), start, content_digest(data)))
+        start += len(data)
+    return out, entries

@@ -1,0 +1,313 @@
+"""How many samples at a time each request gets: every batch adaptation policy behind one name. Pure.
+
+A policy says between which bounds a request's COS batch may lie; who is admitted and how the memory is shared
+out is the same for all (:func:`adapt`):
+
+``fixed``
+    16 samples (HAPI, later text, section 4.4).
+``adaptive``
+    Between the provider's smallest and the client's largest batch, as much memory used as can be (earlier text,
+    section 4.5, equation 1).
+``auto``
+    Ours. At most the smallest batch on the flat part of the measured time curve, since more memory buys no time
+    beyond it; at least the smallest batch that is not much slower, since another request may well wait instead.
+
+Each device has its own queue and its own adaptation (earlier text, section 4.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hapi.errors import DeviceMemoryError, UsageError
+from hapi.server.batching.subset_sum import MAX_BYTES, fill
+
+FIXED_BATCH = 16
+"""Samples (HAPI, later text, section 4.4); also where nothing was measured yet."""
+FLAT = 1.02
+"""Seconds per sample over the best that still count as flat; of the 3% that the default may lose at most."""
+SLOW = 1.25
+"""Seconds per sample over the best from which on ``auto`` lets a request wait rather than run with less memory."""
+GATHER_SECONDS = 0.005
+"""How long a caller should wait for more requests before it adapts (earlier text, section 4.5: "a small amount of
+time"; a fifth of the 25 ms that its adaptation takes)."""
+MAX_REQUESTS = 4096
+"""Queued requests in one adaptation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Frozen weights that are in memory once, whoever uses them: a whole front, or one layer of it."""
+
+    key: str
+    """Of their content, such as a digest."""
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a queued request asks of the device. Bytes as :mod:`hapi.server.batching.forward_memory` predicts them."""
+
+    id: str
+    samples: int
+    sample_bytes: int
+    """What each sample of a COS batch takes at the request's split: input and results between layers. Multiples of
+    512, as memory's lines have them, keep the solver quick."""
+    fixed_bytes: int = 0
+    """What the request takes whatever its batch, beside weights."""
+    weights: tuple[Weights, ...] = ()
+    """With distinct keys. Requests for the same front should share one tuple, which is then looked at once."""
+    smallest: int = 1
+    """The provider's bound, in samples (25 in the earlier text); given up where it does not fit an empty device."""
+    largest: int = 1000
+    """The client's bound, in samples; lowered to what once ran out of memory."""
+    curve: Mapping[int, float] | None = None
+    """Measured seconds per sample by COS batch, if they are known."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.samples <= MAX_BYTES and 1 <= self.smallest <= self.largest <= MAX_BYTES):
+            raise UsageError(
+                f"request {self.id!r:.60}: {self.samples} samples and batches of {self.smallest} to "
+                f"{self.largest}; expected at least 1, in ascending order"
+            )
+        if not (1 <= self.sample_bytes <= MAX_BYTES and 0 <= self.fixed_bytes <= MAX_BYTES):
+            raise UsageError(
+                f"request {self.id!r:.60}: {self.sample_bytes} bytes a sample and {self.fixed_bytes} beside; "
+                f"expected up to {MAX_BYTES}, a sample at least 1"
+            )
+        keys = {w.key for w in self.weights if 0 <= w.nbytes <= MAX_BYTES}
+        if len(keys) != len(self.weights):
+            raise UsageError(
+                f"request {self.id!r:.60}: weights need distinct keys and 0 to {MAX_BYTES} bytes"
+            )
+        if self.curve is not None and not all(b >= 1 and s > 0 for b, s in self.curve.items()):
+            raise UsageError(
+                f"request {self.id!r:.60}: a time curve needs batches from 1 on and seconds above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceState:
+    """One device's memory when the queue is looked at. Bytes."""
+
+    budget_bytes: int
+    held_bytes: int = 0
+    """Of running requests and resident weights, as they are now."""
+    resident: frozenset[str] = frozenset()
+    """Keys of weights that ``held_bytes`` counts."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.budget_bytes <= MAX_BYTES and 0 <= self.held_bytes <= MAX_BYTES):
+            raise UsageError(
+                f"device memory: a budget of {self.budget_bytes} bytes, {self.held_bytes} held; "
+                f"expected 0 to {MAX_BYTES}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """The outcome for one queue on one device."""
+
+    batches: Mapping[str, int]
+    """COS batch of each admitted request, oldest first."""
+    waiting: tuple[str, ...]
+    """Requests for the next round, oldest first."""
+    impossible: Mapping[str, int]
+    """Requests that do not fit the empty device even with one sample, and the bytes that they would need."""
+    predicted_bytes: int
+    """What the admitted requests add to what is held."""
+    missing_bytes: int
+    """What the first waiting request lacks to be admitted; 0 when none waits."""
+    unproven_bytes: int
+    """How much more might have been used at most; 0 when it is proven that there is no better solution."""
+    operations: int
+    """Sums that the solver looked at."""
+
+
+Policy = Callable[[Request], tuple[int, int]]
+"""The smallest and the largest COS batch to give, within the request's own bounds."""
+
+
+def fixed(request: Request) -> tuple[int, int]:
+    """16 samples for everyone (HAPI, later text, section 4.4)."""
+    return _within(request, FIXED_BATCH, FIXED_BATCH)
+
+
+def adaptive(request: Request) -> tuple[int, int]:
+    """The request's own bounds (HAPI, earlier text, section 4.5, equation 1)."""
+    return _within(request, request.smallest, request.largest)
+
+
+def auto(request: Request) -> tuple[int, int]:
+    """From where the measured curve is not much above its lowest point to where it is flat; see :func:`flat_batch`."""
+    if not request.curve:
+        return fixed(request)
+    best = min(request.curve.values())
+    return _within(request, flat_batch(request.curve, SLOW), _first(request.curve, FLAT * best))
+
+
+POLICIES: Mapping[str, Policy] = {"fixed": fixed, "adaptive": adaptive, "auto": auto}
+
+
+def flat_batch(curve: Mapping[int, float], tolerance: float = FLAT) -> int:
+    """The smallest measured batch whose seconds per sample are within ``tolerance`` times the lowest.
+
+    :class:`UsageError` for an empty curve.
+    """
+    if not curve:
+        raise UsageError("a time curve needs at least one measured batch")
+    return _first(curve, tolerance * min(curve.values()))
+
+
+def _first(curve: Mapping[int, float], seconds: float) -> int:
+    return min(batch for batch, each in curve.items() if each <= seconds)
+
+
+def _within(request: Request, low: int, high: int) -> tuple[int, int]:
+    """Within the request's bounds; never more than it has samples."""
+    most = min(request.largest, request.samples)
+    least = min(request.smallest, most)
+    return min(max(low, least), most), min(max(high, least), most)
+
+
+def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptation:
+    """Who of ``queue`` (oldest first) is admitted to ``device`` now, and with which COS batch.
+
+    Admission: as many as fit with their smallest batches. When they do not all fit, the newest is removed, one
+    at a time, until they do (the earlier text does not say which; so nobody is overtaken, and nobody starves).
+    Weights count once, and not at all when they are resident. Then the batches are raised so that the memory
+    used is the most that is possible (equation 1): exact by :func:`hapi.server.batching.subset_sum.fill`, over the
+    distinct bytes per sample, since requests that are alike may share their samples out in any way. They get equal
+    batches where their bounds allow.
+
+    With a larger budget never fewer are admitted, and with the same ones never less memory is used. It may be less,
+    by less than one sample's bytes, when another request is admitted instead.
+
+    :class:`UsageError` for an unknown policy, requests that share an id, weights that disagree on their bytes.
+    """
+    if policy not in POLICIES:
+        raise UsageError(f"unknown batch adaptation {policy!r:.60}; known are {', '.join(POLICIES)}")
+    if len(queue) > MAX_REQUESTS or len({r.id for r in queue}) != len(queue):
+        raise UsageError(f"a queue holds up to {MAX_REQUESTS} requests with distinct ids, not {len(queue)}")
+    _check_weights(queue)
+    possible, impossible = _bounded(POLICIES[policy], queue, device.budget_bytes)
+    free = device.budget_bytes - device.held_bytes
+    count, needed, lacking = _admissible(possible, device.resident, free)
+    admitted = possible[:count]
+    batches, used, unproven, operations = _raised(admitted, max(0, free - needed))
+    return Adaptation(
+        batches={b.request.id: batch for b, batch in zip(admitted, batches, strict=True)},
+        waiting=tuple(b.request.id for b in possible[count:]),
+        impossible=impossible,
+        predicted_bytes=needed + used,
+        missing_bytes=lacking,
+        unproven_bytes=unproven,
+        operations=operations,
+    )
+
+
+def alone_bytes(request: Request, batch: int = 1) -> int:
+    """Bytes of ``request`` with ``batch`` samples on an empty device."""
+    return sum(w.nbytes for w in request.weights) + request.fixed_bytes + batch * request.sample_bytes
+
+
+def check_fits(request: Request, budget_bytes: int) -> None:
+    """:class:`DeviceMemoryError`, with the numbers, when not even one sample fits the empty device."""
+    if alone_bytes(request) > budget_bytes:
+        raise DeviceMemoryError(
+            f"request {request.id!r:.60} needs {alone_bytes(request)} bytes for one sample "
+            f"({sum(w.nbytes for w in request.weights)} of weights), the device's budget is "
+            f"{budget_bytes}; choose an earlier split or a smaller input"
+        )
+
+
+class _Bounded(NamedTuple):
+    """A request that fits the empty device with ``low`` samples."""
+
+    request: Request
+    low: int
+    high: int
+
+
+def _bounded(policy: Policy, queue: Sequence[Request], budget: int) -> tuple[list[_Bounded], dict[str, int]]:
+    """Bounds lowered to what fits the empty device; and whom nothing fits, with the bytes for one sample."""
+    possible: list[_Bounded] = []
+    impossible: dict[str, int] = {}
+    rooms: dict[int, int] = {}
+    for request in queue:
+        low, high = policy(request)
+        shared = id(request.weights)
+        if shared not in rooms:
+            rooms[shared] = budget - sum(w.nbytes for w in request.weights)
+        alone = (rooms[shared] - request.fixed_bytes) // request.sample_bytes
+        if alone >= high:
+            possible.append(_Bounded(request, low, high))
+        elif alone >= 1:
+            possible.append(_Bounded(request, min(low, alone), alone))
+        else:
+            impossible[request.id] = alone_bytes(request)
+    return possible, impossible
+
+
+def _check_weights(queue: Sequence[Request]) -> None:
+    known: dict[str, int] = {}
+    for weights in (w for shared in {id(r.weights): r.weights for r in queue}.values() for w in shared):
+        if known.setdefault(weights.key, weights.nbytes) != weights.nbytes:
+            raise UsageError(
+                f"weights {weights.key!r:.60} are {known[weights.key]} bytes in one request and "
+                f"{weights.nbytes} in another; key them by their content"
+            )
+
+
+def _admissible(requests: Sequence[_Bounded], resident: frozenset[str], free: int) -> tuple[int, int, int]:
+    """How many of the oldest fit with their smallest batches, the bytes these take, and what the next one lacks.
+
+    Removing the newest until the rest fits, and adding the oldest as long as they do, are the same: each takes bytes.
+    """
+    loaded, settled, needed = set(resident), set[int](), 0
+    for count, (request, low, _) in enumerate(requests):
+        more = request.fixed_bytes + low * request.sample_bytes
+        if id(request.weights) not in settled:
+            more += sum(w.nbytes for w in request.weights if w.key not in loaded)
+        if needed + more > free:
+            return count, needed, needed + more - free
+        needed += more
+        if id(request.weights) not in settled:
+            settled.add(id(request.weights))
+            loaded.update(w.key for w in request.weights)
+    return len(requests), needed, 0
+
+
+def _raised(admitted: Sequence[_Bounded], room: int) -> tuple[list[int], int, int, int]:
+    """Batches, the bytes beyond the smallest ones, how many more there might have been, and the solver's work."""
+    merge_key: dict[int, list[int]] = {}
+    for index, bounded in enumerate(admitted):
+        merge_key.setdefault(bounded.request.sample_bytes, []).append(index)
+    sizes = list(merge_key)
+    filling = fill(
+        sizes, [sum(admitted[i].high - admitted[i].low for i in merge_key[s]) for s in sizes], room
+    )
+    batches = [0] * len(admitted)
+    for size, extra in zip(sizes, filling.counts, strict=True):
+        members = [(admitted[i].low, admitted[i].high) for i in merge_key[size]]
+        for index, batch in zip(merge_key[size], _level(members, extra), strict=True):
+            batches[index] = batch
+    return batches, filling.filled, filling.bound - filling.filled, filling.sums
+
+
+def _level(bounds: Sequence[tuple[int, int]], extra: int) -> Iterator[int]:
+    """The lower bounds raised by ``extra`` altogether, to one level where the bounds allow; the oldest get the rest."""
+    level = rising = 0
+    for turn, change in sorted([(low, 1) for low, _ in bounds] + [(high, -1) for _, high in bounds]):
+        if rising * (turn - level) > extra:
+            break
+        extra -= rising * (turn - level)
+        level, rising = turn, rising + change
+    each, rest = divmod(extra, max(1, rising))
+    level += each
+    for low, high in bounds:
+        more = 1 if rest and low <= level < high else 0
+        rest -= more
+        yield min(max(level, low), high) + more

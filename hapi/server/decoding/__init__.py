@@ -1,0 +1,1 @@
+"""Decoding in processes of their own."""

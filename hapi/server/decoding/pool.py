@@ -1,0 +1,239 @@
+"""Decoding in processes of their own, for where Python's lock would bind (many small samples).
+
+A COS batch is cut into a piece for each process that is idle. A process that dies is replaced, and its piece decoded
+again, once. Results, and errors of samples, are those of :func:`hapi.data.transforms.pipeline.input_batch` in this
+process.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi.clocks import StageClock
+from hapi.data.manifest import SampleLayout
+from hapi.data.transforms.decode_limits import NO_LIMITS, DecodeLimits
+from hapi.data.transforms.pipeline import input_batch, input_shape
+from hapi.errors import DrainingError, HapiError, UsageError
+from hapi.server.decoding.process import DecoderProcess, DecodeTask, Died
+from hapi.server.decoding.worker import order_of
+from hapi.waiting import check, resting, wait, when_given_up
+from hapi.wire.references import TransformSpec
+from hapi.wire.samples import Samples
+
+log = logging.getLogger("hapi.server")
+
+PIECE_BYTES = 32 << 20
+"""Float32 bytes of a piece, if that is at least one sample: what each process keeps as shared memory."""
+
+
+class Decoders:
+    """The processes. Thread-safe; none of them: :meth:`batch` decodes in the calling thread."""
+
+    def __init__(self, processes: int = 0, threads: int = 1, limits: DecodeLimits = NO_LIMITS) -> None:
+        """``threads`` decode in each process, within ``limits``. :meth:`wait` for them all, and :meth:`close` them."""
+        if processes and sys.platform != "linux":
+            raise UsageError("processes for decoding need Linux; leave --decode-processes at 0")
+        self._threads = threads
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._closed = False
+        self._cpu = 0.0
+        self.replaced = 0
+        """Processes that died."""
+        self._all: list[DecoderProcess] = []
+        self._idle: list[DecoderProcess] = []
+        try:
+            for _ in range(processes):
+                decoder = DecoderProcess()
+                self._all.append(decoder)
+                self._idle.append(decoder)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def processes(self) -> int:
+        """How many there are; 0: samples are decoded in this one."""
+        return len(self._all)
+
+    @property
+    def at_once(self) -> int:
+        """Samples of one batch that are decoded at a time."""
+        return self._threads * max(1, len(self._all))
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes as they are now."""
+        return [decoder.pid for decoder in self._all]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of the processor that the processes have used for what they decoded."""
+        with self._changed:
+            return self._cpu
+
+    def wait(self) -> None:
+        """Return when all are ready; :class:`HapiError` when one does not start."""
+        for decoder in self._all:
+            try:
+                decoder.greet()
+            except Died as died:
+                self.close()
+                raise HapiError(f"a process for decoding did not start: {died}") from None
+        if self._all:
+            log.info("decoding processes ready", extra={"pids": self.pids})
+
+    def close(self) -> None:
+        """End all of them at once; who waits for one gets :class:`DrainingError`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            used = [d for d in self._all if d not in self._idle]
+        for decoder in self._all:
+            if decoder in used:
+                decoder.kill()  # whoever uses it sees that, and ends it
+            else:
+                decoder.end()
+
+    def batch(
+        self,
+        samples: Samples,
+        layout: SampleLayout,
+        transform: TransformSpec | None,
+        clock: StageClock,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The samples as :func:`input_batch` gives them, float32 [n, C, H, W], in ``out`` if given; the same errors.
+
+        What the processes use of the processor counts in ``clock`` as stage ``decode``, wall seconds are the caller's
+        to count. :class:`DataError` for samples that two processes died of, one after the other.
+        """
+        if out is None:
+            out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
+        if not self._all:
+            with resting():  # processors compute: long as that may take, it does not hang
+                return input_batch(samples, layout, transform, self._threads, out.numpy(), self._limits)
+        if not len(samples):
+            return out
+        taken = self._take(len(samples))
+        orders = [
+            DecodeTask(order_of(piece, layout, transform, self._threads, self._limits), piece.data, part)
+            for piece, part in _cut(samples, out.numpy(), len(taken))
+        ]
+        while orders:
+            with when_given_up(partial(_kill, list(taken))):
+                orders = self._run(taken, orders, clock)
+            if orders:
+                check()
+                taken = self._take(len(orders))
+        return out
+
+    def _run(
+        self, taken: list[DecoderProcess], orders: list[DecodeTask], clock: StageClock
+    ) -> list[DecodeTask]:
+        """Carry them out on ``taken``, which are given back; those that are left since a process died."""
+        todo, left = iter(orders), []
+        error: HapiError | None = None
+        try:
+            running = deque(zip(taken, todo, strict=False))
+            for decoder, order in running:
+                decoder.begin(order)
+            while running:
+                decoder, order = running.popleft()
+                try:
+                    self._count(decoder.finish(), clock)
+                except Died as cause:
+                    order.deaths.append(str(cause))
+                    left.append(order)
+                except HapiError as problem:
+                    error = error or problem  # the others finish: their processes are good
+                following = next(todo, None) if decoder.alive and not error else None
+                if following is None:
+                    taken.remove(decoder)
+                    self._give_back([decoder])
+                else:
+                    running.append((decoder, following))
+                    decoder.begin(following)
+        finally:
+            self._give_back(taken)
+        for order in left:
+            error = error or order.given_up()
+        if error:
+            raise error
+        return [*left, *todo]
+
+    def _count(self, cpu_seconds: float, clock: StageClock) -> None:
+        clock.add("decode", 0.0, cpu_seconds)
+        with self._changed:
+            self._cpu += cpu_seconds
+
+    def _take(self, most: int) -> list[DecoderProcess]:
+        """One that is idle; up to ``most`` if nobody else waits."""
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not (usable := self._usable()):
+                    wait(self._changed)
+            finally:
+                self._waiting -= 1
+            taken = usable[: max(1, min(most, len(usable) - self._waiting))]
+            self._idle = [d for d in self._idle if d not in taken]
+            return taken
+
+    def _usable(self) -> list[DecoderProcess]:
+        """The idle ones that are ready; when there is none and none to wait for, those that still start."""
+        if self._closed:
+            raise DrainingError("the server is shutting down; ask another one")
+        for place, decoder in enumerate(self._idle):
+            if not decoder.alive:
+                self._idle[place] = self._all[self._all.index(decoder)] = DecoderProcess()
+                self.replaced += 1
+                log.warning("decoding process died", extra={"pid": decoder.pid, "how": decoder.end()})
+        ready = [d for d in self._idle if d.ready]
+        return ready or (self._idle if len(self._idle) == len(self._all) else [])
+
+    def _give_back(self, decoders: list[DecoderProcess]) -> None:
+        for decoder in decoders:
+            decoder.abandon()
+        with self._changed:
+            if not self._closed:
+                self._idle += decoders
+                self._changed.notify_all()
+                return
+        for decoder in decoders:
+            decoder.end()
+
+
+def _kill(processes: list[DecoderProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _cut(
+    samples: Samples, out: npt.NDArray[np.float32], least: int
+) -> Iterator[tuple[Samples, npt.NDArray[np.float32]]]:
+    """Pieces of a batch and where they go: as many for each of ``least`` processes, of at most :data:`PIECE_BYTES`."""
+    most = max(1, PIECE_BYTES // out[0].nbytes)
+    rounds = -(-len(samples) // (most * least))
+    count = min(rounds * least, len(samples))
+    bounds = np.linspace(0, len(samples), count + 1).astype(int).tolist()
+    for start, stop in pairwise(bounds):
+        offsets = samples.offsets[start : stop + 1]
+        piece = Samples(
+            ids=samples.ids[start:stop],
+            data=samples.data[int(offsets[0]) : int(offsets[-1])],
+            offsets=offsets - offsets[0],
+            labels=samples.labels[start:stop],
+        )
+        yield piece, out[start:stop]

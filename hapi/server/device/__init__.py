@@ -1,0 +1,1 @@
+"""A compute device: its memory, resident layers and forward passes."""

@@ -1,0 +1,152 @@
+"""Layers 1..split of the model that a request names: found, checked, and placed on the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+
+from hapi.errors import UnprocessableError
+from hapi.models.devices import does_not_fit
+from hapi.models.graph.digest import content_key
+from hapi.models.graph.layers import LayeredModel
+from hapi.process.memory_errors import is_out_of_memory
+from hapi.profiler.timing import layer_segments
+from hapi.repository.built import BuiltModels
+from hapi.repository.repository import FrontSource, open_front
+from hapi.server.device.model_cache import FrozenPrefix, ModelCache
+from hapi.server.device.sizing import front_weights
+from hapi.server.settings import ServerSettings
+from hapi.store.base import ObjectStore
+from hapi.wire import messages
+
+
+class FrontLoader:
+    """Loads the fronts of one device, over weights that they share; thread-safe."""
+
+    def __init__(
+        self, settings: ServerSettings, store: ObjectStore, device: torch.device, cache: ModelCache
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._device = device
+        self._cache = cache
+        self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
+
+    def load(self, request: messages.ExtractRequest) -> FrozenPrefix:
+        """The front of ``request``; raises as :func:`open_front` and :func:`does_not_fit`.
+
+        Its weights are taken from the cache's pool; only what is not there is read or built.
+        """
+        split = request.split
+        model, source = open_front(
+            request.model,
+            split,
+            self._store,
+            self._settings.allow_models,
+            self._settings.max_model_bytes,
+            self.builds,
+        )
+        check_split(model, split, request.split_name)
+        needs = PrefixTensors(model, source, split)
+        pool = self._cache.pool()
+        found = pool.take(needs.sizes, lambda missing: self._bring(needs, missing, split))
+        try:
+            needs.assign(found)
+            return _front(request, model, tuple(needs.sizes.items()))
+        except BaseException:
+            pool.release(found)
+            raise
+
+    def _bring(
+        self, needs: PrefixTensors, missing: Collection[str], split: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, tensor in needs.bring(missing):
+            yield key, self._place(tensor, split)
+
+    def _place(self, tensor: torch.Tensor, split: int) -> torch.Tensor:
+        """On the device in memory of its own; when it does not fit, once more without the idle fronts."""
+        for attempt in range(2):
+            try:
+                placed = tensor.detach().to(self._device)
+                # What is a part of something larger would keep all of that from being freed.
+                return placed.clone() if placed.untyped_storage().nbytes() > placed.nbytes else placed
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            if attempt or not self._cache.drop_idle():
+                break
+        raise does_not_fit(
+            self._device,
+            f"the weights of layers 1 to {split} do not fit {self._device} beside the {self._cache.resident_bytes} "
+            "bytes of weights and all else there; choose an earlier split, or try later",
+        )
+
+
+class PrefixTensors:
+    """The tensors that a front needs, by key of content. Several names may stand for one content."""
+
+    def __init__(self, model: LayeredModel, source: FrontSource, split: int) -> None:
+        self._model = model
+        self._source = source
+        self._names: dict[str, list[str]] = {}
+        self._constants: dict[str, list[str]] = {}
+        self.sizes: dict[str, int] = {}
+        """Bytes by key, in layer order, constants last."""
+        for name in model.tensor_names(0, split):
+            key, form = source.key(name), model.tensors.get(name)
+            self._names.setdefault(key, []).append(name)
+            self.sizes[key] = form.numel() * form.itemsize
+        for name in model.constant_names(0, split):
+            constant = model.traced.constants[name]
+            key = content_key(model.digest_of(name), constant)
+            self._constants.setdefault(key, []).append(name)
+            self.sizes[key] = constant.nbytes
+
+    def bring(self, keys: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of ``keys`` on the CPU; of names with the same content one is read."""
+        names = {self._names[key][0]: key for key in keys if key in self._names}
+        for key in keys:
+            if key not in self._names:
+                yield key, self._model.traced.constants[self._constants[key][0]]
+        for name, tensor in self._source.read(list(names)):
+            yield names[name], tensor
+
+    def assign(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Put the resident tensors into the model."""
+        for key, names in self._names.items():
+            for name in names:
+                self._model.assign(name, found[key])
+        for key, names in self._constants.items():
+            self._model.traced.constants.update(dict.fromkeys(names, found[key]))
+
+
+def _front(
+    request: messages.ExtractRequest, model: LayeredModel, weights: tuple[tuple[str, int], ...]
+) -> FrozenPrefix:
+    split = request.split
+    return FrozenPrefix(
+        segment=model.segment(0, split, frozen=True),
+        output_shape=tuple(model.output_shapes()[split]),
+        output_dtype=model.output_dtypes()[split],
+        weights=weights,
+        identity=front_weights(request, model).key,
+        make_layers=lambda: layer_segments(model, 0, split),
+    )
+
+
+def front_key(request: messages.ExtractRequest) -> str:
+    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
+    return json.dumps([request.model.to_json(), request.split, request.split_name])
+
+
+def check_split(model: LayeredModel, split: int, name: str) -> None:
+    """:class:`UnprocessableError` unless layer ``split`` is called ``name`` here too."""
+    if not 1 <= split <= len(model.layers):
+        raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
+    if model.layers[split - 1].name != name:
+        raise UnprocessableError(
+            f"split {split} is layer {model.layers[split - 1].name!r} here and {name!r} at the client; "
+            "use the same versions of hapi and of the model's library on both sides"
+        )

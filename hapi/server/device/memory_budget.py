@@ -1,0 +1,325 @@
+"""Who may use how much of one device's memory: requests are admitted with the COS batch that fits, never beyond.
+
+What is known beforehand is predicted (:mod:`hapi.server.device.sizing`) and corrected by peaks that the device saw; who
+gets how much is decided by :func:`hapi.server.batching.policies.adapt`. What a request was promised is held for it
+until it is over, so that forward passes of admitted requests cannot run into each other. Resident weights that
+nobody uses count as free: they go when the room is needed.
+
+    claim -> waiting -> admitted (batch) -> loaded -> released
+                |
+                +-- impossible (507), client gone, too late (429)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hapi.errors import BadRequestError, BusyError
+from hapi.server.batching.forward_memory import ForwardMemory, Key, MemoryReport, ObservedMemory
+from hapi.server.batching.policies import (
+    GATHER_SECONDS,
+    Adaptation,
+    DeviceState,
+    Request,
+    Weights,
+    adapt,
+    check_fits,
+)
+from hapi.server.batching.throughput_curve import TimeCurves
+from hapi.waiting import resting, when_given_up
+
+LOOK_SECONDS = 0.25
+"""How often a request that waits for memory looks whether its client is still there."""
+LATE_SECONDS = 5.0
+"""When a request that waited for too long is to come back: whoever holds the memory has held it for long."""
+
+
+class Resident(Protocol):
+    """The weights on the device: a :class:`~hapi.server.device.model_cache.ModelCache`."""
+
+    @property
+    def front_bytes(self) -> int:
+        """Of all of them, without those that are being loaded."""
+
+    def in_use(self, also: Collection[str]) -> tuple[int, frozenset[str]]:
+        """Bytes and keys of those that requests use, or that are in ``also``."""
+
+    def evict(self, nbytes: int, also: Collection[str]) -> int:
+        """Drop others than these until so many bytes were freed, if there are as many; the bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRequest:
+    """What a request wants of the device."""
+
+    key: Key
+    samples: int
+    forward: ForwardMemory
+    weights: tuple[Weights, ...]
+    smallest: int
+    largest: int
+    """COS batch."""
+
+
+@dataclass(frozen=True)
+class BatchBounds:
+    """The COS batch that a request is to have, as far as memory does not forbid it."""
+
+    smallest: int
+    largest: int
+    curve: Mapping[int, float] | None = None
+
+
+@dataclass(eq=False)
+class Reservation:
+    """One request's part of the memory."""
+
+    request: Request
+    cancelled: threading.Event
+    latest: float
+    """``time.monotonic`` until which it waits."""
+    since: float = field(default_factory=time.monotonic)
+    batch: int = 0
+    """COS batch; 0 while it waits."""
+    held_bytes: int = 0
+    """For its forward passes."""
+    loading: tuple[Weights, ...] = ()
+    """Its weights until they are known to be in use."""
+
+
+class DeviceMemory:
+    """The ledger of one device; thread-safe."""
+
+    def __init__(self, budget: int, policy: str, resident: Resident) -> None:
+        """``budget``: bytes for weights and forward passes; ``policy``: one of :mod:`hapi.server.batching.policies`."""
+        self.budget = budget
+        self._policy = policy
+        self._resident = resident
+        self._changed = threading.Condition()
+        self._queue: list[Reservation] = []
+        self._claims: set[Reservation] = set()
+        self._observed = ObservedMemory()
+        self._curves = TimeCurves()
+        self._forwards: dict[Key, ForwardMemory] = {}
+        self._ids = itertools.count(1)
+        self.adaptations = 0
+        self.adapt_seconds = 0.0
+
+    @contextmanager
+    def claim(
+        self, ask: MemoryRequest, cancelled: threading.Event, latest: float = math.inf
+    ) -> Iterator[Reservation]:
+        """Memory for ``ask`` inside the block; waits until it is there.
+
+        :class:`DeviceMemoryError` when even one sample does not fit the empty device, :class:`BusyError` when the
+        memory is not there at ``latest`` (``time.monotonic``).
+        """
+        claim = Reservation(self._request(ask), cancelled, latest)
+        check_fits(claim.request, self.budget)
+        with resting(), self._changed:
+            self._queue.append(claim)
+            try:
+                self._wait(claim)
+            except BaseException:
+                self._leave(claim)
+                raise
+        try:
+            with when_given_up(lambda: self._forgo(claim)):
+                yield claim
+        finally:
+            with self._changed:
+                self._leave(claim)
+
+    def loaded(self, claim: Reservation) -> None:
+        """The claim's weights are resident: what they really take is counted from now on."""
+        with self._changed:
+            claim.loading = ()
+            self._changed.notify_all()  # they may share much with what was there
+
+    # -- what the device saw: hapi.server.device.device.PassMemory ------------------------------------------------
+
+    def ceiling(self, key: Any, batch: int) -> int:
+        """``batch``, or less if as many samples ran out of memory before."""
+        with self._changed:
+            return self._observed.ceiling(key, batch)
+
+    def out_of_memory(self, key: Any, batch: int) -> int:
+        """``batch`` samples ran out of memory: half of it."""
+        with self._changed:
+            return self._observed.out_of_memory(key, batch)
+
+    def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
+        with self._changed:
+            if seconds > 0:
+                self._curves.observe(key, batch, seconds)
+            forward = self._forwards.get(key)
+            if peak_bytes is None or peak_bytes < 1 or forward is None:
+                self._observed.passed(key, batch)
+            else:
+                self._observed.observe(key, forward, batch, peak_bytes)
+
+    # -- to look at ----------------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that admitted requests may use beside weights."""
+        with self._changed:
+            return sum(c.held_bytes for c in self._claims)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the budget that are not free: resident weights, those being loaded, and what requests hold."""
+        return sum(self.kinds().values())
+
+    def kinds(self) -> dict[str, int]:
+        """Those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
+        with self._changed:
+            coming = self._coming()
+            resident = self._resident.front_bytes  # first: what comes between the two is not idle as well
+            used, here = self._resident.in_use(coming)
+            loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
+            return {
+                "weights": used + loading,
+                "idle_weights": max(0, resident - used),
+                "activations": sum(c.held_bytes for c in self._claims),
+            }
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for memory."""
+        with self._changed:
+            return len(self._queue)
+
+    def pressed(self) -> bool:
+        """Whether somebody waits for memory that others hold, not just for company."""
+        gathered = time.monotonic() - GATHER_SECONDS
+        with self._changed:
+            return any(claim.since < gathered for claim in self._queue)
+
+    def report(self) -> MemoryReport:
+        """How predictions compared with what the device saw."""
+        with self._changed:
+            return self._observed.report()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _request(self, ask: MemoryRequest) -> Request:
+        with self._changed:
+            self._remember(ask)
+            wish = self._wish(ask)
+            line = self._observed.line(ask.key, ask.forward, wish.smallest, wish.largest)
+        return Request(
+            id=str(next(self._ids)),
+            samples=ask.samples,
+            sample_bytes=line.sample_bytes,
+            fixed_bytes=line.fixed_bytes,
+            weights=ask.weights,
+            smallest=wish.smallest,
+            largest=wish.largest,
+            curve=wish.curve,
+        )
+
+    def _wish(self, ask: MemoryRequest) -> BatchBounds:
+        largest = self._observed.ceiling(ask.key, ask.largest)
+        if self._policy != "auto":
+            return BatchBounds(min(ask.smallest, largest), largest)
+        proposed = self._curves.propose(ask.key, min(largest, ask.samples))
+        curve = self._curves.curve(ask.key)
+        if curve is None:  # just what is being looked at
+            return BatchBounds(proposed, proposed)
+        return BatchBounds(min(ask.smallest, largest), max(proposed, ask.smallest), curve)
+
+    def _remember(self, ask: MemoryRequest) -> None:
+        self._forwards.pop(ask.key, None)
+        self._forwards[ask.key] = ask.forward
+        if len(self._forwards) > 1024:
+            del self._forwards[next(iter(self._forwards))]
+
+    def _wait(self, claim: Reservation) -> None:
+        """Until ``claim`` is admitted. Requests that come at about the same time share what there is."""
+        gathered = time.monotonic() + GATHER_SECONDS
+        if self._plenty():
+            self._admit()
+        while not self._admitted(claim):
+            left = gathered - time.monotonic()
+            if left <= 0:
+                self._admit()
+                left = LOOK_SECONDS
+            if not self._admitted(claim):
+                self._changed.wait(left)
+            if claim.cancelled.is_set():
+                raise BadRequestError("the client went away")
+            if not self._admitted(claim) and time.monotonic() >= claim.latest:
+                raise BusyError(
+                    f"{len(self._queue)} requests wait for the device's memory, and this one did for too long "
+                    "(--max-request-seconds of hapi-server); come back later, or ask another server",
+                    retry_after=LATE_SECONDS,
+                )
+
+    @staticmethod
+    def _admitted(claim: Reservation) -> bool:
+        return claim.batch > 0
+
+    def _plenty(self) -> bool:
+        """Whether all that wait can have their largest batch at once: then nobody gains by waiting for others."""
+        wanted = sum(r.fixed_bytes + min(r.largest, r.samples) * r.sample_bytes for r in self._asked())
+        wanted += sum(w.nbytes for r in self._asked() for w in r.weights)
+        return wanted <= self.budget - self._state().held_bytes
+
+    def _asked(self) -> Sequence[Request]:
+        return [c.request for c in self._queue]
+
+    def _state(self) -> DeviceState:
+        coming = self._coming()
+        used, here = self._resident.in_use(coming)
+        loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
+        held = used + loading + sum(c.held_bytes for c in self._claims)
+        return DeviceState(budget_bytes=self.budget, held_bytes=held, resident=here | coming.keys())
+
+    def _coming(self) -> dict[str, int]:
+        """Bytes of weights that admitted requests are about to use, by key."""
+        return {w.key: w.nbytes for c in self._claims for w in c.loading}
+
+    def _admit(self) -> None:
+        began, state = time.monotonic(), self._state()
+        found = adapt(self._policy, state, self._asked())
+        self.adaptations += 1
+        self.adapt_seconds += time.monotonic() - began
+        if not found.batches:
+            return
+        self._grant(found)
+        coming = self._coming()
+        free = self.budget - self._state().held_bytes
+        idle = self._resident.front_bytes - self._resident.in_use(coming)[0]
+        if idle > free:
+            self._resident.evict(idle - free, coming)
+        self._changed.notify_all()
+
+    def _grant(self, found: Adaptation) -> None:
+        for claim in [c for c in self._queue if c.request.id in found.batches]:
+            request = claim.request
+            claim.batch = found.batches[request.id]
+            claim.held_bytes = request.fixed_bytes + claim.batch * request.sample_bytes
+            claim.loading = request.weights
+            self._queue.remove(claim)
+            self._claims.add(claim)
+
+    def _forgo(self, claim: Reservation) -> None:
+        """Its request was given up and passes no samples any more, even if its thread comes back only much later."""
+        with self._changed:
+            claim.held_bytes = 0
+            self._changed.notify_all()
+
+    def _leave(self, claim: Reservation) -> None:
+        if claim in self._queue:
+            self._queue.remove(claim)
+        self._claims.discard(claim)
+        self._changed.notify_all()

@@ -1,0 +1,123 @@
+"""What a front will take on the device, known before anything of it is loaded.
+
+From the layers' structure alone, on the meta device: a client's word about its own memory would have to be checked all
+the same. It is found once for each model and input shape (10 to 200 ms) and kept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from hapi.errors import ModelError, UnprocessableError
+from hapi.models.graph.layers import LayeredModel
+from hapi.profiler.work import LayerWork, layer_work
+from hapi.repository.built import front_bytes
+from hapi.repository.repository import structure_of
+from hapi.server.batching.forward_memory import ForwardMemory, forward_memory
+from hapi.server.batching.policies import Weights
+from hapi.store.base import ObjectStore
+from hapi.wire import messages
+
+KEPT = 64
+"""Models whose sizes are kept; of more, the one not asked for longest is forgotten."""
+
+
+@dataclass(frozen=True)
+class FrontSizes:
+    """Layers 1..split of one model."""
+
+    weights: tuple[Weights, ...]
+    """One: all of the front's. What other fronts have of it already is seen when it is loaded."""
+    output_shape: tuple[int, ...]
+    """Of one sample."""
+    output_dtype: torch.dtype
+    input_bytes: int
+    """Of one sample as float32."""
+    output_bytes: int
+    widest_bytes: int
+    """Of one sample in the widest of the layers' inputs and outputs."""
+    forward: ForwardMemory
+
+
+class Sizing:
+    """Sizes of fronts, kept by model; thread-safe."""
+
+    def __init__(self, store: ObjectStore, allow_models: Sequence[str], device: str) -> None:
+        """``device``: ``cpu`` or ``cuda``."""
+        self._store = store
+        self._allow = allow_models
+        self._device = device
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[LayeredModel, Sequence[LayerWork]]] = OrderedDict()
+
+    def of(self, request: messages.ExtractRequest) -> FrontSizes:
+        """The front that ``request`` names.
+
+        :class:`UnprocessableError` for a split that the model has not, :class:`ConflictError` when the store has
+        another model under its name.
+        """
+        model, work = self._model(request)
+        split = request.split
+        if not 1 <= split <= len(model.layers):
+            raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
+        sizes = model.output_bytes()
+        return FrontSizes(
+            weights=(front_weights(request, model),),
+            output_shape=tuple(model.output_shapes()[split]),
+            output_dtype=model.output_dtypes()[split],
+            input_bytes=sizes[0],
+            output_bytes=sizes[split],
+            widest_bytes=max(sizes[: split + 1]),
+            forward=forward_memory(work[:split], sizes[0], sizes[split], self._device),
+        )
+
+    def _model(self, request: messages.ExtractRequest) -> tuple[LayeredModel, Sequence[LayerWork]]:
+        # A pushed model's digest is part of it, as it may be replaced by another structure; what is found has it.
+        digest = request.model.digest if request.model.source == "store" else ""
+        key = json.dumps(replace(request.model, digest=digest).to_json())
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+        model = structure_of(request.model, request.split, self._store, self._allow)
+        found = (model, _work(model, self._device))
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+
+def front_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
+    """All weights of the front that ``request`` names.
+
+    Their key is the request's digest with their bytes: a digest is a client's word until the front is loaded, and with
+    another model behind it must not be taken for somebody else's front.
+    """
+    nbytes = front_bytes(model, request.split)
+    return Weights(key=f"{request.model.digest}/{nbytes}", nbytes=nbytes)
+
+
+def _work(model: LayeredModel, device: str) -> Sequence[LayerWork]:
+    try:
+        return layer_work(model, len(model), device)
+    except ModelError:  # a layer that looks at its data: by its input and output (earlier text, section 4.3)
+        sizes = model.output_bytes()
+        return [
+            LayerWork(
+                flops=0.0,
+                traffic_bytes=0,
+                working_bytes=before + after,
+                saved_bytes=0,
+                workspace_bytes=0,
+            )
+            for before, after in pairwise(sizes)
+        ]

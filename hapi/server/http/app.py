@@ -1,0 +1,396 @@
+"""The HTTP application: routes, authorisation, problem details, streaming. No computing on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+
+from hapi import __version__
+from hapi.errors import (
+    BusyError,
+    DrainingError,
+    ForbiddenError,
+    HapiError,
+    ShortageError,
+    StuckError,
+    TooLargeError,
+    UnauthorizedError,
+)
+from hapi.server.http import openapi
+from hapi.server.http.connections import Connections
+from hapi.server.http.disclosure import Disclosure
+from hapi.server.http.front_door import EXPECT, FrontRunner, place_of
+from hapi.server.http.metrics import Metrics
+from hapi.server.http.overview import Overview
+from hapi.server.http.page import page, page_headers
+from hapi.server.http.problems import as_hapi_error, body_too_large, problem_response
+from hapi.server.http.response_stream import GONE, PROBLEM, REQUEST_ID, STATUS, Answer, abort, finished
+from hapi.server.http.same_origin import check_origin
+from hapi.server.http.slow_reader import SlowReaderGuard
+from hapi.server.http.tenants import Tenants
+from hapi.server.lifecycle.descriptors import connection_limits, descriptor_limit
+from hapi.server.lifecycle.log_limits import REQUEST
+from hapi.server.lifecycle.progress_watch import subject_of
+from hapi.server.requests import processors
+from hapi.server.scheduling.admission import FULL, Admission, Slot
+from hapi.server.scheduling.costs import Costs, Request, Server, Used
+from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
+from hapi.server.scrub import Scrub
+from hapi.server.service import FrameStream, Service
+from hapi.server.status import Board, Progress, RunningRequest
+from hapi.waiting import Interest
+from hapi.wire import messages
+from hapi.wire.frames import WIRE_VERSION
+
+log = logging.getLogger("hapi.server")
+
+TENANT = web.RequestKey("tenant", Tenant)
+LOGGED = web.RequestKey("logged", dict)
+"""What the request's line in the log says beside."""
+
+BODY_SECONDS = 30.0
+"""Longest time in which a request's body must have arrived."""
+MAX_BODIES = 256
+"""Most request bodies that may be arriving, or wait to be parsed, at a time (each may be as long as
+``MAX_REQUEST_BYTES``); of several tenants one may send half of them."""
+_HEALTH = (messages.HEALTH_PATH, messages.READY_PATH)
+"""Paths that are answered whoever asks, also when there is no room for another connection."""
+_OPEN = (*_HEALTH, messages.PAGE_PATH)
+"""Paths that never need a token: they tell nothing."""
+_SENT_AWAY = (UnauthorizedError, ForbiddenError)
+"""Errors that end the connection too: it has no business here."""
+_AUDITED = (*_SENT_AWAY, BusyError, TooLargeError, ShortageError)
+"""Errors whose line in the log has the field ``audit``."""
+_QUIET = (*_OPEN, messages.STATUS_PATH, messages.METRICS_PATH)
+"""Paths that are asked for all the time, and logged only with ``--log-level debug``."""
+DOCUMENT_THREADS = 2
+"""Descriptions read from the store at a time."""
+
+
+class Application:
+    """The aiohttp application of one :class:`Service`.
+
+    ``draining`` refuses new work with 503 while what runs is finished.
+    """
+
+    def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
+        """``tenants``: who may ask; None: everybody, without a token."""
+        self.service, settings = service, service.settings
+        self.tenants = tenants or Tenants()
+        self.board = Board(self.tenants.all)
+        self.admission = Admission(service.slots, settings.max_queued, self._shed)
+        self.connections = Connections(connection_limits(settings, service.slots, descriptor_limit()))
+        self.disclosure = Disclosure(service.store.url, everything=settings.tell_store)
+        self.scrub = Scrub(service.store, settings.scrub_rate, busy=lambda: bool(self.admission.queued))
+        self.overview = Overview(service, self.admission, self.board, self.connections, self.scrub)
+        self.metrics = Metrics(self.overview.metrics)
+        self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
+        self._costs = Costs()
+        self._server = Server(slots=service.slots, processors=processors(), devices=len(service.workers.all))
+        self.bodies = 0
+        """Request bodies that are arriving, or wait to be parsed."""
+        self._bodies_of: Counter[Tenant] = Counter()
+        self.draining = False
+        watch = service.watch
+        self._parser = watch.threads(1, "hapi-parse")
+        self._parsing = asyncio.Lock()
+        self._workers = watch.threads(service.slots + 1, "hapi-request", of_slots=True)
+        self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
+        self.looks = watch.threads(1, "hapi-look")
+        """The thread for looks at the server, and for tidying up."""
+        self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
+        for device in service.devices():
+            self.metrics.cos_batch.labels(device.name)
+        self._routes()
+
+    def runner(self) -> FrontRunner:
+        """How aiohttp is to serve it."""
+        return FrontRunner(self.web, self.connections)
+
+    def close(self) -> None:
+        """Stop the worker threads."""
+        self.scrub.stop()
+        self._parser.close()
+        self._workers.close()
+        self._documents.close()
+        self.looks.close()
+
+    def _routes(self) -> None:
+        add = self.web.router
+        add.add_get(messages.VERSION_PATH, self._version)
+        add.add_get(messages.OPENAPI_PATH, self._openapi)
+        add.add_get(messages.HEALTH_PATH, self._health)
+        add.add_get(messages.READY_PATH, self._ready)
+        add.add_get(messages.METRICS_PATH, self._metrics)
+        add.add_get(messages.STATUS_PATH, self._status)
+        add.add_get(messages.PAGE_PATH, self._page)
+        for path in (messages.DATASETS_PATH, messages.MODELS_PATH):
+            add.add_get(path, self._document)
+            add.add_get(path + "/{name}", self._document)
+        for path in (messages.EXTRACT_PATH, messages.SAMPLES_PATH, messages.TENSORS_PATH):
+            add.add_post(path, self._stream)
+
+    def _shed(self, tenant: Tenant, reason: str) -> None:
+        self.board.tenants[tenant].shed[reason] += 1
+
+    def _chosen(self, device: str, batch: int) -> None:
+        self.metrics.cos_batch.labels(device).observe(batch)
+
+    # -- middleware --------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Authorise, time, log, count, and turn every error into problem details."""
+        started = time.monotonic()
+        request[REQUEST_ID] = _request_id(request)
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "other"
+        status = GONE
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            status = request.get(STATUS, status)
+            if status == GONE:
+                self.metrics.cancelled.inc()
+            self.metrics.requests.labels(name, str(status)).inc()
+            quiet = name in _QUIET and status < 400
+            self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
+
+    def _log(self, request: web.Request, level: int, status: int, started: float) -> None:
+        """One line for each request; the client names the same id in what it says of an error."""
+        tenant = request[TENANT].name if TENANT in request else ""
+        extra = {
+            "request_id": request[REQUEST_ID],
+            "method": request.method,
+            "path": request.path[:200],
+            "status": status,
+            "seconds": round(time.monotonic() - started, 4),
+            **({"tenant": tenant} if tenant else {}),
+            **request.get(LOGGED, {}),
+        }
+        problem = request.get(PROBLEM)
+        if problem is not None:
+            extra |= {"error": problem.slug, "detail": str(problem)}
+            if isinstance(problem, _AUDITED):
+                extra |= {"audit": problem.slug, "remote": request.remote}
+            self.metrics.errors.labels(problem.slug).inc()
+            told = self.disclosure.of(problem)
+            self.board.failed(told, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
+        log.log(level, REQUEST, extra=extra)
+
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """The handler's answer, or the problem that it met, delivered within the send timeout."""
+        try:
+            self._authorise(request)
+            response: web.StreamResponse = await handler(request)
+        except Exception as error:
+            problem = request[PROBLEM] = as_hapi_error(error)
+            if type(problem) is HapiError:
+                log.exception("unexpected error", extra={"request_id": request[REQUEST_ID]})
+            response = problem_response(self.disclosure.of(problem))
+            if isinstance(problem, _SENT_AWAY):
+                response.force_close()
+        place = place_of(request)
+        if place is not None and place.over:
+            response.force_close()
+        if not response.prepared:
+            response.headers[messages.REQUEST_ID_HEADER] = request[REQUEST_ID]
+            try:
+                async with asyncio.timeout(self.service.settings.send_timeout):
+                    await response.prepare(request)
+                    await response.write_eof()
+            except (TimeoutError, ConnectionError):  # nobody reads
+                request[STATUS] = GONE
+                abort(request)
+        return response
+
+    def _authorise(self, request: web.Request) -> None:
+        """Find the tenant that asks, and refuse who may not."""
+        path, place = request.path, place_of(request)
+        if path in _HEALTH:
+            return
+        if place is not None:
+            place.check()
+        if self.tenants.open:
+            check_origin(request.headers.get("Host"), request.headers.get("Origin"))
+        if path not in _OPEN:
+            request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
+            if place is not None:
+                self.connections.authorise(place)
+
+    # -- handlers ----------------------------------------------------------------------------------------
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"hapi": __version__, "wire": WIRE_VERSION, "server": self.service.id})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return web.Response(body=openapi.document(), content_type=openapi.JSON_MEDIA_TYPE)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self.draining:
+            raise DrainingError("the server is shutting down")
+        if not self.service.workers.usable:
+            raise DrainingError("no device of the server works any more")
+        if reason := self.service.watch.stuck():
+            raise StuckError(f"stuck: {reason}; ask another server")
+        return web.json_response({"status": "ready"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = await finished(self.looks.submit(self.metrics.render), lambda text: None)
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        look = self.looks.submit(self.overview.document, self.draining)
+        headers = {"Cache-Control": "no-store"}
+        return web.json_response(await finished(look, lambda document: None), headers=headers)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=page(), headers=page_headers())
+
+    async def _document(self, request: web.Request) -> web.Response:
+        patience, deadline = self.service.settings.max_request_seconds, _deadline(request)
+        subject = f"GET {request.path[:200]}"
+        self.service.watch.check(subject)
+        async with self.documents.slot(request[TENANT], LEAST_COST, patience, deadline):
+            interest = Interest(subject, time.monotonic())  # two of them that hang would keep out all others
+            reading = self._documents.submit_in(interest, self.service.document, request.path)
+            return web.json_response(await finished(reading, lambda document: None, interest.set))
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self.draining:
+            raise DrainingError("the server is shutting down; ask another one")
+        arrived, deadline, tenant = time.monotonic(), _deadline(request), request[TENANT]
+        self.admission.check_place(tenant)
+        asked = await self._asked(request)
+        settings = self.service.settings
+        started = time.monotonic()
+        subject = subject_of(asked)
+        self.service.watch.check(subject)
+        interest = Interest(subject, started + settings.max_request_seconds)
+        if deadline is not None:
+            deadline -= started - arrived
+        try:
+            cost = self._costs.expected(asked)
+            async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
+                at_work = RunningRequest(
+                    request_id=request[REQUEST_ID],
+                    tenant=tenant.name,
+                    asked=asked,
+                    waited=slot.waited,
+                    progress=Progress(self._chosen),
+                )
+                with self.board.running(at_work):
+                    return await self._worked_on(request, at_work, interest, slot)
+        finally:
+            interest.set()
+
+    async def _worked_on(
+        self,
+        request: web.Request,
+        at_work: RunningRequest,
+        interest: Interest,
+        slot: Slot,
+    ) -> web.StreamResponse:
+        """The answer of a request that has its slot, sent by the time that is its interest's latest."""
+        tenant, asked, latest = request[TENANT], at_work.asked, interest.latest
+        opening = self._workers.submit_in(
+            interest,
+            self.service.stream,
+            asked,
+            interest,
+            slot.waited,
+            slot.expected_wait,
+            tenant,
+            at_work.progress,
+            latest,
+        )
+        stream = await finished(opening, FrameStream.close, interest.set)
+        settings = self.service.settings
+        workers, progress = self.service.workers, at_work.progress
+        host = self.service.host
+
+        def pressed() -> bool:
+            return self.admission.pressed() or workers.pressed(progress.device) or host.waiting > 0
+
+        pace = SlowReaderGuard(settings.pace(), latest, pressed)
+        answer = Answer(
+            self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc, self.disclosure
+        )
+        self.admission.sent(tenant, stream.content_length)
+        try:
+            return await answer.send(request, stream, interest)
+        finally:
+            self.admission.sent(tenant, -answer.unsent)
+            self._account(request, asked, stream, answer, slot)
+
+    async def _asked(self, request: web.Request) -> Request:
+        """What the body asks for; refused unread when it is too long, or when there are too many at once."""
+        if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
+            raise body_too_large()
+        expect = request.get(EXPECT, "100-continue").lower()
+        if expect != "100-continue":
+            raise web.HTTPExpectationFailed
+        tenant = request[TENANT]
+        of_one = MAX_BODIES if len(self.tenants.all) == 1 else MAX_BODIES // 2
+        if self.bodies >= MAX_BODIES or self._bodies_of[tenant] >= of_one:
+            self._shed(tenant, FULL)
+            raise BusyError(f"{self.bodies} requests are arriving; come back in 1 s", retry_after=1.0)
+        self.bodies += 1
+        self._bodies_of[tenant] += 1
+        try:
+            if EXPECT in request:
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0  # nothing of the answer itself was sent
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()
+            async with self._parsing:  # not in the parser's queue, which would keep the body of who leaves
+                reading = self._parser.submit(self.service.request, request.path, body)
+                return await finished(reading, lambda asked: None)
+        finally:
+            self.bodies -= 1
+            self._bodies_of[tenant] -= 1
+
+    def _account(
+        self, request: web.Request, asked: Request, stream: FrameStream, answer: Answer, slot: Slot
+    ) -> None:
+        stages, held = stream.clock.seconds(), time.monotonic() - slot.began
+        used = Used(stages, stream.clock.cpu_seconds(), held)
+        slot.cost = used.cost(self._server)
+        counts = self.board.tenants[request[TENANT]]
+        counts.cost += slot.cost
+        counts.sent_bytes += stream.content_length - answer.unsent
+        if request.get(STATUS) == 200:
+            counts.served += 1
+            self._costs.seen(asked, used.again().cost(self._server))
+        self.metrics.samples.inc(stream.samples)
+        self.metrics.seconds.labels(request.path).observe(slot.waited + held)
+        request[LOGGED] = {
+            "samples": stream.samples,
+            "bytes": stream.content_length,
+            "stages": {k: round(v, 4) for k, v in stages.items() if v},
+        }
+        if answer.dropped is not None:
+            self.metrics.dropped.labels(answer.dropped.reason).inc()
+            request[LOGGED]["dropped"] = str(answer.dropped)
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's, or one of our own for a client that gave none."""
+    given = request.headers.get(messages.REQUEST_ID_HEADER, "")[:64]
+    return given if given.isascii() and given.isalnum() else uuid.uuid4().hex[:16]
+
+
+def _deadline(request: web.Request) -> float | None:
+    """Seconds after which a request that still waits is not wanted any more."""
+    return messages.deadline_of(request.headers.get(messages.DEADLINE_HEADER))

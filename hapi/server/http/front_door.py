@@ -1,0 +1,152 @@
+"""How aiohttp serves the application: with places for connections, and our own answers to what is no HTTP.
+
+The parser's own messages quote the bytes that it could not read, a header with a token among them; nothing of them
+goes into an answer or into the log but the name of the error's class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import StreamReader
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from hapi.errors import BadRequestError
+from hapi.server.http.connections import Connections, Place
+from hapi.server.http.problems import SERVER_NAME, as_hapi_error, problem_response
+from hapi.server.lifecycle import audit
+
+log = logging.getLogger("hapi.server")
+
+KEEP_ALIVE_SECONDS = 75.0
+"""How long a connection may be idle between two requests."""
+EXPECT = web.RequestKey("expect", str)
+"""What the request expects before it sends its body; aiohttp would answer before anybody is authorised."""
+_SERVED: Mapping[str, Any] = {
+    "access_log": None,
+    "keepalive_timeout": KEEP_ALIVE_SECONDS,
+    "auto_decompress": False,  # a few bytes could grow to megabytes; no client compresses its requests
+}
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol of one connection, which knows its place."""
+
+    __slots__ = ("place",)
+
+    place: Place | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Find the place that its socket was given when it was accepted; it has none on sockets of others."""
+        sock = transport.get_extra_info("socket")
+        front = self._manager
+        self.place = front.places.place_of(sock.fileno()) if sock and isinstance(front, Front) else None
+        if self.place is not None and isinstance(transport, asyncio.WriteTransport):
+            self.place.abort = transport.abort
+        super().connection_made(transport)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Problem details for what the parser refuses, without its message."""
+        if isinstance(exc, HttpProcessingError):
+            kind = type(exc).__name__
+            audit.refused("bad-http", error=kind, remote=request.remote)
+            what = (
+                "a line or header is too long"
+                if isinstance(exc, LineTooLong)
+                else "no HTTP/1.1 as expected here"
+            )
+            problem = as_hapi_error(BadRequestError(f"the request cannot be read: {what} ({kind})"))
+        else:
+            problem = as_hapi_error(exc if isinstance(exc, Exception) else RuntimeError(f"status {status}"))
+            log.error("unexpected error in the HTTP library", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of another answer was sent already")
+        response = problem_response(problem)
+        response.force_close()
+        return response
+
+
+class Front(web.Server):
+    """aiohttp's server of an application, with :class:`Connection` for each connection."""
+
+    def __init__(self, made: web.Server, connections: Connections) -> None:
+        super().__init__(
+            made.request_handler,
+            request_factory=self._request,
+            handler_cancellation=made.handler_cancellation,
+            **_SERVED,
+        )
+        self.places = connections
+        self._application_request = made.request_factory
+
+    def __call__(self) -> Connection:
+        """The protocol of a new connection."""
+        return Connection(self, loop=asyncio.get_running_loop(), **_SERVED)
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        """The request of a head that has come."""
+        if isinstance(protocol, Connection) and protocol.place is not None:
+            self.places.asks(protocol.place)
+        expect = message.headers.get(hdrs.EXPECT)
+        if expect:
+            headers = CIMultiDict(message.headers)
+            headers.popall(hdrs.EXPECT)
+            message = message._replace(headers=CIMultiDictProxy(headers))
+        request = self._application_request(message, payload, protocol, writer, task)
+        if expect:
+            request[EXPECT] = expect
+        return request
+
+
+class FrontRunner(web.AppRunner):
+    """Runs an application behind a :class:`Front`."""
+
+    def __init__(self, application: web.Application, connections: Connections) -> None:
+        # Handlers are cancelled when their client leaves.
+        super().__init__(application, handler_cancellation=True, shutdown_timeout=1.0, **_SERVED)
+        self._connections = connections
+        self._watch: asyncio.Task[None] | None = None
+        application.on_response_prepare.append(_name_server)
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        self._watch = asyncio.create_task(self._connections.watch())
+        return Front(made, self._connections)
+
+    async def _cleanup_server(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        await super()._cleanup_server()
+
+
+async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """No versions in the header ``Server``."""
+    response.headers[hdrs.SERVER] = SERVER_NAME
+
+
+def place_of(request: web.BaseRequest) -> Place | None:
+    """The place of the connection that a request came by."""
+    return request.protocol.place if isinstance(request.protocol, Connection) else None

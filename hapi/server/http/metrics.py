@@ -1,0 +1,126 @@
+"""Prometheus metrics of one server process.
+
+Names follow Prometheus' conventions: base units, counters end in ``_total``. docs/operations.md has them all, and a
+test compares it with what is printed. What happens once for a request is counted when it happens; what is a state,
+or counted elsewhere, is read when somebody looks (:mod:`hapi.server.http.overview`).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+
+import torch
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from hapi import __version__
+from hapi.errors import (
+    DataError,
+    DeviceMemoryError,
+    HapiError,
+    HostMemoryError,
+    ShortageError,
+    StoreError,
+    StoreUnavailableError,
+)
+from hapi.server.http.slow_reader import REASONS
+from hapi.wire.frames import WIRE_VERSION
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_COS_BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_WATCHED = (
+    StoreError,
+    StoreUnavailableError,
+    DataError,
+    DeviceMemoryError,
+    HostMemoryError,
+    ShortageError,
+    HapiError,
+)
+"""Errors that begin at 0, so that the first one is seen as an increase."""
+
+
+class _AtALook(Collector):
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is read while it is registered
+
+
+class Metrics:
+    """The metrics of a server; a registry of its own, so that several can live in one process."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """``read`` gives what is found out when somebody looks."""
+        # A time for each counter, which nobody asks for; the switch is of the whole process.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "hapi_requests_total", "Requests by route and status.", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "hapi_request_seconds",
+            "Seconds of a streamed request, its wait included.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.cos_batch = Histogram(
+            "hapi_cos_batch_samples",
+            "COS batch chosen for a request.",
+            ["device"],
+            buckets=_COS_BATCH,
+            registry=registry,
+        )
+        self.bytes_sent = Counter("hapi_sent_bytes_total", "Bytes of frames sent.", registry=registry)
+        self.samples = Counter(
+            "hapi_samples_total", "Samples of requests that had a slot.", registry=registry
+        )
+        self.cancelled = Counter(
+            "hapi_cancelled_total", "Requests whose client went away or was too slow.", registry=registry
+        )
+        self.errors = Counter(
+            "hapi_errors_total", "Requests that ended in an error.", ["kind"], registry=registry
+        )
+        for kind in _WATCHED:
+            self.errors.labels(kind.slug)
+        self._build_info()
+        registry.register(_AtALook(read))
+        ProcessCollector(registry=registry)
+
+        self.dropped = Counter(
+            "hapi_dropped_readers_total",
+            "Readers that lost their slot: silent, slow while others waited, or late.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REASONS:  # so that a rate can be taken from the first one on
+            self.dropped.labels(reason)
+
+    def _build_info(self) -> None:
+        names = {
+            "version": __version__,
+            "wire": str(WIRE_VERSION),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        info = Gauge("hapi_build_info", "1, with versions as labels.", list(names), registry=self.registry)
+        info.labels(**names).set(1)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,336 @@
+"""The interface as an OpenAPI 3.1 document, for ``GET /v1/openapi.json``.
+
+Everything in it is made from what the server works with: paths and bounds from :mod:`hapi.wire.messages`, bodies
+from the classes that parse and write them, problems from the error tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from hapi import __version__
+from hapi.data.manifest import SampleLayout
+from hapi.errors import (
+    PROBLEM_MEDIA_TYPE,
+    URN,
+    BadRequestError,
+    BusyError,
+    ConflictError,
+    DataError,
+    DeadlineError,
+    DeviceMemoryError,
+    DrainingError,
+    ForbiddenError,
+    HapiError,
+    HostMemoryError,
+    NotFoundError,
+    ShortageError,
+    StoreError,
+    StuckError,
+    TooLargeError,
+    UnauthorizedError,
+    UnprocessableError,
+    by_slug,
+)
+from hapi.repository.manifest import LayerEntry, ModelManifest
+from hapi.repository.repository import ModelSummary
+from hapi.repository.weights_file import TensorEntry
+from hapi.server.device.host_memory import HOST_KINDS
+from hapi.server.http.overview import SECRET
+from hapi.server.http.problems import HttpError
+from hapi.server.scheduling.admission import REASONS
+from hapi.server.settings import ServerSettings
+from hapi.server.status import DeviceStatus, Failure
+from hapi.wire import messages, schemas
+from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
+from hapi.wire.schemas import DIGEST, NAME, Schema, listed, of_class, of_type, record
+
+JSON_MEDIA_TYPE = "application/json"
+TEXT, COUNT, SECONDS = of_type(str), {"type": "integer", "minimum": 0}, {"type": "number", "minimum": 0}
+
+_EVERYWHERE: tuple[type[HapiError], ...] = (
+    BadRequestError,
+    HapiError,
+    DrainingError,
+    HostMemoryError,
+    ShortageError,
+)
+"""What any request may be answered: it is malformed, the server has a defect or cannot take it."""
+_PAGE = (*_EVERYWHERE, ForbiddenError)
+_READY = (*_EVERYWHERE, StuckError)
+_AUTHORISED = (*_PAGE, UnauthorizedError)
+_READING = (*_AUTHORISED, NotFoundError, BusyError, DeadlineError, StoreError, DataError)
+_STREAM = (*_READING, ConflictError, TooLargeError, UnprocessableError, DeviceMemoryError)
+METHOD_STATUS = HTTPStatus.METHOD_NOT_ALLOWED.value
+"""The status of :class:`HttpError` that the interface tells of: the path takes other methods."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One request that the server answers."""
+
+    method: str
+    path: str
+    summary: str
+    answer: tuple[str, Schema]
+    """Media type and schema of the answer with status 200."""
+    errors: tuple[type[HapiError], ...]
+    body: Schema | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it needs no token."""
+        return UnauthorizedError not in self.errors
+
+
+def operations() -> list[Operation]:
+    """All requests that the server answers, one for each route."""
+    get, post = "get", "post"
+    frames: tuple[str, Schema] = (MEDIA_TYPE, {})
+    return [
+        Operation(post, messages.EXTRACT_PATH, "Layers 1..split over some samples.", frames, _STREAM,
+                  schemas.extract_request()),
+        Operation(post, messages.SAMPLES_PATH, "The stored bytes of some samples.", frames, _STREAM,
+                  schemas.samples_request()),
+        Operation(post, messages.TENSORS_PATH, "Tensors of a pushed model by name.", frames, _STREAM,
+                  schemas.tensors_request()),
+        Operation(get, messages.DATASETS_PATH, "The data sets that there are.", _json(_dataset_list()), _READING),
+        Operation(get, messages.DATASETS_PATH + "/{name}", "One data set's version, classes, layout, transform.",
+                  _json(schemas.dataset_description(of_class(SampleLayout))), _READING),
+        Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
+        Operation(get, messages.MODELS_PATH + "/{name}", "One pushed model's layers, tensors and digests.",
+                  _json(_model()), _READING),
+        Operation(get, messages.VERSION_PATH, "Version of Hapi and of the wire.", _json(_version()), _AUTHORISED),
+        Operation(get, messages.OPENAPI_PATH, "This document.", _json({"type": "object"}), _AUTHORISED),
+        Operation(get, messages.STATUS_PATH, "What the server does now.", _json(_status()), _AUTHORISED),
+        Operation(get, messages.METRICS_PATH, "Metrics for Prometheus.", ("text/plain", TEXT), _AUTHORISED),
+        Operation(get, messages.HEALTH_PATH, "The process lives.", _json(_state("alive")), _EVERYWHERE),
+        Operation(get, messages.READY_PATH, "It takes work.", _json(_state("ready")), _READY),
+        Operation(get, messages.PAGE_PATH, "A page that shows what the server does.", ("text/html", TEXT), _PAGE),
+    ]  # fmt: skip
+
+
+@cache
+def document() -> bytes:
+    """The document, as JSON."""
+    return json.dumps(_document()).encode()
+
+
+def _document() -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations():
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Hapi",
+            "version": __version__,
+            "description": f"Near-data transfer learning, wire version {WIRE_VERSION}. "
+            "docs/protocol.md explains it and has the format of frames.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {
+                f"Problem{status}": _problem(status, kinds) for status, kinds in _by_status().items()
+            },
+            "responses": {str(status): _problem_response(status) for status in _by_status()},
+            "headers": _headers(),
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    media_type, schema = operation.answer
+    answered = {"description": operation.summary, "content": {media_type: {"schema": schema}}}
+    statuses = sorted({error.status for error in operation.errors} | {METHOD_STATUS})
+    named = [{"name": "name", "in": "path", "required": True, "schema": NAME}]
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "parameters": [
+            *(named if "{name}" in operation.path else []),
+            *([_deadline()] if DeadlineError in operation.errors else []),
+            _request_id(),
+        ],
+        "responses": {
+            "200": {**answered, "headers": _header_links(messages.REQUEST_ID_HEADER)},
+            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses},
+        },
+    }
+    if operation.open:
+        described["security"] = []
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {JSON_MEDIA_TYPE: {"schema": operation.body}},
+        }
+    return described
+
+
+def _deadline() -> dict[str, Any]:
+    most = f"at most {messages.MAX_DEADLINE:.0f}"
+    text = f"Seconds from its arrival that the request may wait in the queue: above 0, {most}."
+    return _header(messages.DEADLINE_HEADER, schemas.text(messages.DECIMAL_PATTERN), text)
+
+
+def _request_id() -> dict[str, Any]:
+    text = "Up to 64 ASCII letters and digits that name the request in the log; the server makes one for any other."
+    return _header(messages.REQUEST_ID_HEADER, TEXT, text)
+
+
+def _header(name: str, schema: Schema, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": text, "schema": schema}
+
+
+# -- problems --------------------------------------------------------------------------------------------
+
+
+def _by_status() -> dict[int, list[type[HapiError]]]:
+    """The error tree, by the status that carries each kind."""
+    found: dict[int, list[type[HapiError]]] = {}
+    for kind in by_slug().values():
+        found.setdefault(METHOD_STATUS if kind is HttpError else kind.status, []).append(kind)
+    return dict(sorted(found.items()))
+
+
+def _problem(status: int, kinds: Iterable[type[HapiError]]) -> Schema:
+    known = {
+        "type": {"enum": [URN + kind.slug for kind in kinds]},
+        "title": TEXT,
+        "status": {"const": status},
+        "detail": TEXT,
+        "retry_after": SECONDS,
+        "expected_wait": SECONDS,
+    }
+    return record(known, ("retry_after", "expected_wait"), closed=True)
+
+
+def _problem_response(status: int) -> dict[str, Any]:
+    kinds = _by_status()[status]
+    names = {401: ("WWW-Authenticate",), METHOD_STATUS: ("Allow",)}.get(status, ("Retry-After",))
+    return {
+        "description": "; ".join(kind.title for kind in kinds),
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/Problem{status}"}}},
+        "headers": _header_links(messages.REQUEST_ID_HEADER, *names),
+    }
+
+
+def _headers() -> dict[str, Any]:
+    return {
+        messages.REQUEST_ID_HEADER: {"schema": TEXT, "description": "The id that the server's log has."},
+        "Retry-After": {
+            "schema": COUNT,
+            "description": "Seconds after which to ask again, where they are known.",
+        },
+        "WWW-Authenticate": {"schema": {"const": "Bearer"}},
+        "Allow": {"schema": TEXT, "description": "The methods that the path takes."},
+    }
+
+
+def _header_links(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+def _json(schema: Schema) -> tuple[str, Schema]:
+    return JSON_MEDIA_TYPE, schema
+
+
+def _state(word: str) -> Schema:
+    return record({"status": {"const": word}})
+
+
+def _version() -> Schema:
+    return record({"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT})
+
+
+def _dataset_list() -> Schema:
+    return record({"datasets": listed(record({"name": NAME, "version": DIGEST, "count": COUNT}))})
+
+
+def _model_list() -> Schema:
+    return record({"models": listed(of_class(ModelSummary, {"name": NAME}))})
+
+
+def _model() -> Schema:
+    tensor = of_class(TensorEntry, {"digest": DIGEST}, leave_out=("name",))
+    known = {
+        "name": NAME,
+        "push": NAME,
+        "layers": listed(of_class(LayerEntry)),
+        "tensors": {"type": "object", "additionalProperties": tensor},
+        "digests": listed(DIGEST, 1),
+    }
+    described = of_class(ModelManifest, known)
+    beside = {"format": COUNT, "architecture": TEXT, "digest": DIGEST, "bytes": COUNT, "checksum": TEXT}
+    return _with(described, beside)
+
+
+def _with(schema: Schema, properties: Mapping[str, Schema]) -> Schema:
+    return {
+        **schema,
+        "properties": {**schema["properties"], **properties},
+        "required": [*schema["required"], *properties],
+    }
+
+
+def _status() -> Schema:
+    return record(
+        {
+            "hapi": TEXT,
+            "wire": {"const": WIRE_VERSION},
+            "server": TEXT,
+            "state": {"enum": ["serving", "draining"]},
+            "time": SECONDS,
+            "uptime": SECONDS,
+            "settings": of_class(ServerSettings, leave_out=SECRET),
+            "devices": listed(of_class(DeviceStatus)),
+            "host_memory": record(
+                {"budget_bytes": of_type(int | None), "reserved": _counts(*HOST_KINDS), "waiting": COUNT}
+            ),
+            "queue": _counts("running", "slots", "queued", "max_queued"),
+            "stuck": TEXT,
+            "lost_threads": _counts("now", "ever", "most"),
+            "scrub": _with(_counts("rate", "bytes", "damaged", "findings"), {"last_complete": SECONDS}),
+            "tenants": listed(_tenant()),
+            "tenants_in_all": COUNT,
+            "running": listed(_running()),
+            "running_in_all": COUNT,
+            "errors": listed(of_class(Failure)),
+        }
+    )
+
+
+def _tenant() -> Schema:
+    counts = _counts("queued", "running", "served", "sent_bytes")
+    return _with(
+        counts,
+        {
+            "name": TEXT,
+            "weight": SECONDS,
+            "shed": _counts(*REASONS),
+            "cost_seconds": SECONDS,
+            "expected_wait": SECONDS,
+        },
+    )
+
+
+def _running() -> Schema:
+    words = dict.fromkeys(("id", "tenant", "model", "dataset", "split_name", "device"), TEXT)
+    kind = {"kind": {"enum": ["extract", "samples", "tensors"]}}
+    seconds = dict.fromkeys(("waited", "seconds"), SECONDS)
+    stages = {"stages": listed(TEXT)}
+    return _with(_counts("split", "cos_batch", "done", "total"), {**words, **kind, **seconds, **stages})
+
+
+def _counts(*names: str) -> Schema:
+    return record(dict.fromkeys(names, COUNT))

@@ -1,0 +1,333 @@
+"""An answer's frames on their way to the client.
+
+A worker thread makes the frames and hands them to the connection's socket itself: the event loop in between held a
+stream at 60 to 75% of a plain socket (a hop to it and back for each frame, a timer for each piece, asyncio's transport
+that copies what a send leaves over), the thread at 88% in the same run. The loop keeps the connection: it notices that
+the client went away and then shuts the socket under the thread. TLS goes through the loop's transport, frame by frame.
+
+A reader that takes too little loses its slot (:mod:`hapi.server.http.slow_reader`): the connection is reset, so
+that neither the stream's buffers nor the kernel's are kept for it. Requests are idempotent: an honest one asks for
+the rest again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from hapi.errors import SHORT_OF, HapiError, StoreUnavailableError
+from hapi.process.threads import Threads, Work
+from hapi.server.http.disclosure import Disclosure
+from hapi.server.http.problems import as_hapi_error
+from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
+from hapi.server.service import Frame, FrameStream
+from hapi.waiting import Interest
+from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
+from hapi.wire.messages import REQUEST_ID_HEADER
+
+log = logging.getLogger("hapi.server")
+
+T = TypeVar("T")
+
+REQUEST_ID = web.RequestKey("id", str)
+STATUS = web.RequestKey("status", int)
+"""What a request ended as when that is not its response's status."""
+PROBLEM = web.RequestKey("problem", HapiError)
+"""The error that ended it, if one did."""
+GONE = 499
+"""Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
+ERROR_SECONDS = 5.0
+"""Longest time for the frame that tells of an error in the middle of an answer."""
+_BYTES_ACKED = 120
+"""Offset of ``tcpi_bytes_acked`` in Linux's ``struct tcp_info`` (since 4.1)."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""``struct linger``: closing drops what waits to be sent, instead of keeping it for a reader that was given up."""
+
+
+class Answer:
+    """Sends the stream of one request."""
+
+    def __init__(
+        self,
+        workers: Threads,
+        send_timeout: float,
+        pace: SlowReaderGuard,
+        count: Callable[[float], None],
+        disclosure: Disclosure,
+    ) -> None:
+        """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
+        self._workers = workers
+        self._send_timeout = send_timeout
+        self._pace = pace
+        self._count = count
+        self._disclosure = disclosure
+        self.unsent = 0
+        """Bytes of the answer that have not left."""
+        self.dropped: DroppedReaderError | None = None
+        """Why its reader lost its slot, if it did."""
+        self._socket: socket.socket | None = None
+        self._acked_before: int | None = None
+        """What the connection's reader had acknowledged before this answer; None where the system does not tell."""
+        self._handed = 0
+        """Bytes of the answer that went into the socket."""
+
+    async def send(self, request: web.Request, stream: FrameStream, interest: Interest) -> web.StreamResponse:
+        """Send all frames. The first is awaited before the status line."""
+        self.unsent = stream.content_length
+        working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
+        headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
+        response = web.StreamResponse(headers=headers)
+        response.content_length = stream.content_length
+        try:
+            frame: Frame | None = await outcome(working)
+            async with asyncio.timeout(self._send_timeout):
+                await response.prepare(request)
+                await response.write(b"")  # the headers alone: what goes with them would take the slow way
+                self._socket = await _duplicate(request)
+            if self._socket is None:
+                await self._through_transport(request, response, stream, frame, interest)
+            else:
+                sending = (stream, self._socket, frame, interest)
+                working = self._workers.submit_in(interest, self._through_socket, *sending)
+                await outcome(working)
+            request[STATUS] = response.status
+            await response.write_eof()
+            return response
+        except Exception as error:
+            if not response.prepared:
+                raise
+            if isinstance(error, DroppedReaderError):
+                self.dropped = error
+            gone = isinstance(error, ConnectionError | TimeoutError)
+            request[STATUS] = GONE if gone else as_hapi_error(error).status
+            return await self._fail_midway(request, response, error)
+        finally:
+            interest.set()
+            if not working.done():  # the client is gone: what waits for it must wake up
+                self._shut()
+            await over(working)  # a generator that is at work cannot be closed
+            if not self.unsent:
+                request[STATUS] = response.status  # the client had all of it and was free to leave
+            try:
+                await self._close(stream, working, interest)
+            finally:
+                if self._socket is not None:
+                    self._socket.close()
+
+    async def _close(self, stream: FrameStream, last: Work[Any], interest: Interest) -> None:
+        """Close the stream, whose ``last`` work is over; a lost thread does it itself when it comes back."""
+        if not last.done():
+            last.add_done_callback(lambda _: stream.close())
+            return
+        closing = self._workers.submit_in(interest, stream.close)
+        await over(closing)
+        closing.outcome()
+
+    def _through_socket(
+        self, stream: FrameStream, sock: socket.socket, frame: Frame | None, interest: Interest
+    ) -> None:
+        """In a worker thread: every frame as it is made."""
+        self._acked_before = _acked(sock)
+        while frame is not None:
+            with interest.rest(), stream.clock.stage("send"):
+                for piece in joined(frame):
+                    self._send_all(sock, piece)
+                    self._sent(len(piece))
+            frame = next(stream.frames, None)
+
+    def _send_all(self, sock: socket.socket, piece: Buffer) -> None:
+        """Send ``piece`` wholly over a non-blocking socket, as long as its reader keeps pace."""
+        view = memoryview(piece).cast("B")
+        writable: select.poll | None = None
+        while view:
+            try:
+                sent = sock.send(view)
+            except BlockingIOError:
+                if writable is None:
+                    writable = select.poll()
+                    writable.register(sock, select.POLLOUT)
+                since = time.monotonic()
+                writable.poll(self._pace.interval * 1000)
+                self._look(sock, since)
+            else:
+                self._handed += sent
+                view = view[sent:]
+
+    async def _through_transport(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        stream: FrameStream,
+        frame: Frame | None,
+        interest: Interest,
+    ) -> None:
+        sock = request.transport and request.transport.get_extra_info("socket")
+        self._acked_before = _acked(sock)
+        while frame is not None:
+            following = self._workers.submit_in(interest, next, stream.frames, None)
+            try:
+                with interest.rest():
+                    for piece in joined(frame):
+                        await self._write(sock, response, piece)
+                        self._sent(len(piece))
+                frame = await outcome(following)
+            finally:
+                await over(following)
+
+    async def _write(self, sock: Any, response: web.StreamResponse, piece: Buffer) -> None:
+        """Write ``piece`` to the loop's transport, as long as the reader keeps pace."""
+        writing = asyncio.ensure_future(response.write(piece))
+        self._handed += len(piece)
+        try:
+            while not writing.done():
+                since = time.monotonic()
+                await asyncio.wait([writing], timeout=self._pace.interval)
+                self._look(sock, since)
+            await writing
+        finally:
+            writing.cancel()
+
+    def _look(self, sock: Any, since: float) -> None:
+        """The reader let the server wait from ``since`` until now."""
+        now = time.monotonic()
+        if self._pace.waited(since, now):
+            acked = _acked(sock)
+            if acked is None or self._acked_before is None:
+                self._pace.look(now, self._handed)
+            else:
+                self._pace.look(now, acked - self._acked_before)
+
+    def _sent(self, count: int) -> None:
+        self.unsent -= count
+        self._count(count)
+
+    def _shut(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    async def _fail_midway(
+        self, request: web.Request, response: web.StreamResponse, error: Exception
+    ) -> web.StreamResponse:
+        """After the status line only an error frame can tell; then the connection is of no more use."""
+        if isinstance(error, ConnectionError | TimeoutError):
+            abort(request)  # closing would wait for the reader that has just been given up
+        else:
+            problem = request[PROBLEM] = as_hapi_error(error)
+            if type(problem) is HapiError:
+                log.exception("unexpected error in a stream", extra={"request_id": request[REQUEST_ID]})
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(ERROR_SECONDS):
+                    await self._send_last(response, error_frame(self._disclosure.of(problem)))
+        response.force_close()
+        if request.transport is not None:
+            request.transport.close()
+        return response
+
+    async def _send_last(self, response: web.StreamResponse, frame: Buffer) -> None:
+        if self._socket is None:
+            await response.write(frame)
+        else:
+            await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+
+
+def _acked(sock: Any) -> int | None:
+    """Bytes that the other side has acknowledged on a TCP connection so far; None where the system does not tell."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+    except (OSError, AttributeError):  # closed meanwhile; or not Linux
+        return None
+    if len(info) < _BYTES_ACKED + 8:
+        return None
+    (count,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
+    return int(count)
+
+
+async def _duplicate(request: web.Request) -> socket.socket | None:
+    """A duplicate of a plain connection's socket once the transport has nothing left to send.
+
+    None where frames go through the transport: over TLS, and when there is no descriptor.
+    """
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    own = transport.get_extra_info("socket")
+    if own is None or transport.get_extra_info("sslcontext") is not None or not hasattr(select, "poll"):
+        return None
+    while transport.get_write_buffer_size() and not transport.is_closing():
+        await asyncio.sleep(0.001)
+    if transport.is_closing():
+        raise ConnectionResetError("the client is gone")
+    try:
+        duplicate = socket.socket(fileno=os.dup(own.fileno()))
+    except OSError as error:
+        if error.errno in SHORT_OF:  # the transport needs none
+            return None
+        raise
+    duplicate.setblocking(False)
+    return duplicate
+
+
+async def over(work: Work[Any]) -> None:
+    """Wait until ``work`` is done or its thread is lost, whoever cancels: a connection that is dropped cancels its
+    handler."""
+    ending = asyncio.wrap_future(work.over)
+    while not ending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([ending])
+
+
+async def outcome(work: Work[T]) -> T:
+    """The result of work in a thread, as :meth:`Work.outcome` has it. A waiter that is cancelled leaves at once."""
+    await asyncio.shield(asyncio.wrap_future(work.over))
+    return work.outcome()
+
+
+async def finished(
+    work: Work[T], discard: Callable[[T], object], gone: Callable[[], object] = lambda: None
+) -> T:
+    """The result of work in a thread.
+
+    A waiter that is cancelled stays until the thread is free or lost, so that its slot is not given away too early and
+    work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
+    ``gone`` tells the thread at once, so that it need not go on waiting for something itself.
+    """
+
+    def discard_late(done: Future[T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            discard(done.result())
+
+    try:
+        return await outcome(work)
+    except asyncio.CancelledError:
+        gone()
+        if not work.cancel():
+            await over(work)
+            work.add_done_callback(discard_late)
+        raise
+    except StoreUnavailableError:
+        if not work.done():  # lost
+            work.add_done_callback(discard_late)
+        raise
+
+
+def abort(request: web.Request) -> None:
+    """Drop the connection with all that waits to be sent."""
+    if request.transport is not None:
+        sock = request.transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        request.transport.abort()

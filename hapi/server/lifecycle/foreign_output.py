@@ -1,0 +1,98 @@
+"""What libraries written in C print on standard error, as lines of the log.
+
+libjpeg, OpenMP or a driver write to descriptor 2 whatever they like, in the middle of the log's lines of JSON. So the
+log has a descriptor of its own, and descriptor 2 is a pipe whose lines are logged: cut to a length, so many a minute.
+The processes that decode inherit it. Nobody waits for the pipe: what does not fit is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO, cast
+
+from hapi.process.output import OutputStream
+from hapi.text import printable
+
+log = logging.getLogger("hapi.server")
+
+LINES_A_MINUTE = 60
+"""More are counted, not shown: whoever sends damaged images must not fill the log."""
+LONGEST_LINE = 400
+"""Characters."""
+_STDERR = 2
+
+
+@contextlib.contextmanager
+def foreign_output_logged() -> Iterator[None]:
+    """Inside the block Python's standard error stays what it was; what others write to descriptor 2 is logged."""
+    stream = sys.stderr
+    try:
+        own = stream.fileno() == _STDERR
+    except (AttributeError, OSError, ValueError):  # none, or not a file
+        own = False
+    if not own:
+        yield
+        return
+    stream.flush()
+    kept = os.dup(_STDERR)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    os.dup2(writing, _STDERR)
+    os.close(writing)
+    sys.stderr = cast(TextIO, OutputStream(kept, "stderr"))
+    faulthandler.enable(kept)  # the last words of a crash would be lost in the pipe
+    reader = threading.Thread(target=_log_lines, args=(reading,), name="hapi-stderr", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+        os.dup2(kept, _STDERR)
+        reader.join(0.5)  # until the last process that inherited the pipe has ended, or not
+        sys.stderr.flush()
+        sys.stderr = stream
+
+
+def _log_lines(reading: int) -> None:
+    shown = Allowance(LINES_A_MINUTE, 60.0)
+    rest = b""
+    while data := os.read(reading, 1 << 14):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        for raw in lines:
+            line = printable(raw.decode("utf-8", "replace").strip(), LONGEST_LINE)
+            if line and shown.take(time.monotonic()):
+                extra = {"text": line, **({"left_out": shown.left_out} if shown.left_out else {})}
+                shown.left_out = 0
+                log.info("library output", extra=extra)
+    os.close(reading)
+
+
+class Allowance:
+    """So many in each period."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._since = -seconds
+        self._taken = 0
+        self.left_out = 0
+        """Refused since the caller last set it to 0."""
+
+    def take(self, now: float) -> bool:
+        """Whether there is one more in the period of ``now`` (seconds)."""
+        if now - self._since >= self._seconds:
+            self._since, self._taken = now, 0
+        if self._taken >= self._most:
+            self.left_out += 1
+            return False
+        self._taken += 1
+        return True

@@ -1,0 +1,224 @@
+"""Start a server process, say when it listens, and end it in order: SIGTERM drains, a second one stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from hapi.allocator import give_back_freed_memory
+from hapi.errors import UsageError
+from hapi.process.threads import Threads
+from hapi.server.http.app import Application
+from hapi.server.http.listening import listen as listen_at
+from hapi.server.http.overview import shown
+from hapi.server.http.same_origin import is_loopback
+from hapi.server.http.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants
+from hapi.server.lifecycle import audit
+from hapi.server.lifecycle.descriptors import descriptor_limit, raise_descriptor_limit
+from hapi.server.lifecycle.ending import END_SECONDS, end_within
+from hapi.server.lifecycle.foreign_output import foreign_output_logged
+from hapi.server.lifecycle.log_limits import LimitedHandler, tell_left_out
+from hapi.server.service import Service
+from hapi.server.settings import ServerSettings
+from hapi.store.base import open_store
+
+log = logging.getLogger("hapi.server")
+
+HEALTH_SECONDS = 1.0
+"""How often the server looks whether any of its devices works."""
+IDLE_SECONDS = 10.0
+"""Without a request, after which memory that was kept for the next ones goes back to the system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenSettings:
+    """Where and how a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free port."""
+    tenants: Tenants = field(default_factory=Tenants)
+    """Who may ask."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    exit_with_stdin: bool = False
+    """Stop when standard input closes, that is, when the process that started this one is gone."""
+
+
+def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
+    """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
+
+    It is 1 when the server stops because no device of it works any more.
+
+    Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
+    """
+    with foreign_output_logged():
+        return _run(settings, listen, log_level)
+
+
+def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> int:
+    logging.basicConfig(level=log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
+    check_exposure(listen)
+    raise_descriptor_limit()
+    tls = _tls(listen)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    store = open_store(settings.store)
+    # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
+    Threads(1, "hapi-ping").submit(store.ping).result()
+    service = Service(settings, store)
+    application = Application(service, listen.tenants)
+    try:
+        return asyncio.run(
+            _serve(application, listen, tls, lambda code: end_within(END_SECONDS, code, service.children))
+        )
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending, with the exit code that it has
+        application.close()
+        service.close()
+
+
+def check_exposure(listen: ListenSettings) -> None:
+    """Refuse to listen beyond loopback when everybody may ask, or guess the token; warn where others may read it."""
+    loopback = is_loopback(f"[{listen.host}]" if ":" in listen.host else listen.host)
+    shortest = listen.tenants.shortest
+    if not loopback and listen.tenants.open:
+        raise UsageError(
+            f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN, --token-file or "
+            "--tenants), or listen on 127.0.0.1"
+        )
+    if not loopback and shortest is not None and shortest < LEAST_TOKEN:
+        raise UsageError(
+            f"--host {listen.host} is reachable from other machines, and the token of HAPI_TOKEN or --token-file can "
+            f"be guessed: it has {shortest} characters; give at least {LEAST_TOKEN}, better {GOOD_TOKEN} random ones"
+        )
+    if not loopback and shortest is not None and shortest < GOOD_TOKEN:
+        log.warning("the token is short: %d random characters or more are better", GOOD_TOKEN)
+    if not loopback and not listen.tls_cert:
+        log.warning(
+            "tokens and data cross the network readable by others: give --tls-cert and --tls-key, "
+            "or let a proxy on this machine speak TLS"
+        )
+    if bool(listen.tls_cert) != bool(listen.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together: give both")
+
+
+def _tls(listen: ListenSettings) -> ssl.SSLContext | None:
+    if not listen.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # With a password a key that wants one fails at once, instead of asking on the terminal.
+        context.load_cert_chain(listen.tls_cert, listen.tls_key, password="")
+    except (OSError, ssl.SSLError) as error:
+        # OpenSSL's word for a file without a certificate or key in it says nothing.
+        why = "no PEM certificate and key without a password" if "PEM lib" in str(error) else error
+        raise UsageError(f"--tls-cert {listen.tls_cert} / --tls-key {listen.tls_key}: {why}") from None
+    return context
+
+
+async def _serve(
+    application: Application,
+    listen: ListenSettings,
+    tls: ssl.SSLContext | None,
+    ending: Callable[[int], object] = lambda code: None,
+) -> int:
+    """Serve until the end; the exit code, of which ``ending`` is told once the drain is over."""
+    stop = asyncio.Event()
+    at_once = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            audit.administered("stop")
+        (at_once if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop)
+    if listen.exit_with_stdin:
+        threading.Thread(target=_watch_stdin, args=(loop, stop, at_once), daemon=True).start()
+    runner = application.runner()
+    await runner.setup()
+    try:
+        await listen_at(runner, application.connections, listen.host, listen.port, tls)
+    except OSError as error:
+        await runner.cleanup()
+        raise UsageError(f"cannot listen on {listen.host}:{listen.port}: {error.strerror or error}") from None
+    host, port = runner.addresses[0][:2]
+    shown = f"[{host}]" if ":" in str(host) else host
+    print(f"listening on {'https' if tls else 'http'}://{shown}:{port}", flush=True)
+    log.info("listening", extra={"host": host, "port": port, "device": application.service.device_names})
+    _tell_start(application, listen, str(host), port)
+    application.scrub.start()
+    code = await _stopped(application, stop)
+    await _drain(application, at_once)
+    ending(code)
+    await runner.cleanup()
+    return code
+
+
+def _tell_start(application: Application, listen: ListenSettings, host: str, port: int) -> None:
+    """Tell the audit how the server was started."""
+    tenants, limits = listen.tenants, application.connections.limits
+    audit.administered(
+        "start",
+        host=host,
+        port=port,
+        tls=bool(listen.tls_cert),
+        tenants=[] if tenants.open else sorted(tenant.name for tenant in tenants.all)[:100],
+        tenants_in_all=0 if tenants.open else len(tenants.all),
+        settings=shown(application.service.settings),
+        descriptors=descriptor_limit(),
+        connections=limits.total,
+        connections_per_address=limits.per_address,
+    )
+
+
+async def _stopped(application: Application, stop: asyncio.Event) -> int:
+    """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
+    idle = 0.0
+    while application.service.workers.usable:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
+            return 0
+        tell_left_out()
+        idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
+        if idle >= IDLE_SECONDS:
+            idle = 0.0
+            await asyncio.wrap_future(application.looks.submit(give_back_freed_memory))
+    log.error("no device works any more")
+    return 1
+
+
+async def _drain(application: Application, at_once: asyncio.Event) -> None:
+    application.draining = True
+    application.scrub.stop()
+    seconds = application.service.settings.drain_seconds
+    running = application.admission.running
+    log.info("draining", extra={"audit": "drain", "running": running, "seconds": seconds})
+    deadline = time.monotonic() + seconds
+    while application.admission.running and time.monotonic() < deadline and not at_once.is_set():
+        await asyncio.sleep(0.05)
+    log.info("stopped", extra={"cut_off": application.admission.running})
+    tell_left_out(at_once=True)
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, at_once: asyncio.Event) -> None:
+    # Not through sys.stdin, whose lock a thread that reads would hold when the interpreter ends, which is fatal.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    for event in (stop, at_once):
+        loop.call_soon_threadsafe(event.set)

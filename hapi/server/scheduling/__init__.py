@@ -1,0 +1,1 @@
+"""Who is next: admission and fair shares."""

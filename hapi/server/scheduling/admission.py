@@ -1,0 +1,220 @@
+"""Who may work now: :class:`FairQueue` on an event loop. A bounded number runs, a bounded number waits in lines by
+tenant, the rest is told when to return."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from hapi.errors import BusyError, DeadlineError
+from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, FairQueue, Tenant, Ticket
+
+FULL, LATE, EXPIRED = "full", "late", "expired"
+"""Why a request was sent away: the queue was full; it would not have been its turn in time; it was not."""
+REASONS = (FULL, LATE, EXPIRED)
+
+
+@dataclass
+class Slot:
+    """What a request holds while it is worked on."""
+
+    waited: float
+    """Seconds."""
+    began: float
+    """``time.monotonic`` seconds."""
+    expected_wait: Callable[[], float]
+    """Asked at the request's end, from any thread: seconds that the tenant's next one has to expect."""
+    cost: float | None = None
+    """What it has cost, see :mod:`hapi.server.scheduling.costs`; set it before the end. None: what its slot's
+    seconds cost."""
+
+
+class Admission:
+    """Lives on the event loop's thread; :meth:`expected_wait`, :meth:`pressed` and the counts may be asked from any.
+
+    ``shed`` is told the tenant and the reason of each request that is sent away.
+    """
+
+    def __init__(
+        self, slots: int, max_queued: int, shed: Callable[[Tenant, str], None] = lambda tenant, reason: None
+    ) -> None:
+        self._slots = slots
+        self._queue = FairQueue(slots, max_queued)
+        self._lock = threading.Lock()
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._shed = shed
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a slot now."""
+        return self._queue.running
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait now."""
+        return self._queue.queued
+
+    def of(self, tenant: Tenant) -> tuple[int, int]:
+        """How many requests of ``tenant`` wait, and how many hold a slot."""
+        with self._lock:
+            return self._queue.of(tenant)
+
+    def expected_wait(self, tenant: Tenant, *, leaving: bool = False) -> float:
+        """Seconds that a request of ``tenant`` would wait that comes now, or when one of its own is over."""
+        with self._lock:
+            return self._queue.expected_wait(tenant, time.monotonic(), leaving=leaving)
+
+    def pressed(self) -> bool:
+        """Whether somebody waits who would begin if a slot were free."""
+        with self._lock:
+            return self._queue.pressed(time.monotonic())
+
+    def sent(self, tenant: Tenant, nbytes: int) -> None:
+        """``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent after all."""
+        with self._lock:
+            self._queue.sent(tenant, nbytes)
+
+    def check_place(self, tenant: Tenant) -> None:
+        """:class:`BusyError` when a request of ``tenant`` would be sent away, whatever it is: before it is read, as
+        that costs more than all the rest of sending it away."""
+        with self._lock:
+            if not self._queue.has_no_place_for(tenant):
+                return
+            error = self._full(tenant, self._queue.usual_cost(tenant), time.monotonic())
+        self._shed(tenant, FULL)
+        raise error
+
+    @asynccontextmanager
+    async def slot(
+        self, tenant: Tenant, cost: float, patience: float, deadline: float | None = None
+    ) -> AsyncIterator[Slot]:
+        """Hold a slot inside the block.
+
+        ``cost``: what the request is expected to cost. :class:`BusyError` when it cannot wait, or no slot came free
+        within ``patience`` seconds; :class:`DeadlineError` when none did within ``deadline`` seconds.
+        """
+        asked = time.monotonic()
+        if deadline is not None and deadline <= 0:
+            raise self._sent_away(
+                tenant, cost, EXPIRED, DeadlineError, "its deadline passed before it was read"
+            )
+        ticket = await self._turn(tenant, cost, patience, deadline)
+        slot = Slot(
+            time.monotonic() - asked, time.monotonic(), lambda: self.expected_wait(tenant, leaving=True)
+        )
+        try:
+            yield slot
+        finally:
+            held = time.monotonic() - slot.began
+            self._finish(ticket, held / self._slots if slot.cost is None else slot.cost)
+
+    async def _turn(self, tenant: Tenant, cost: float, patience: float, deadline: float | None) -> Ticket:
+        """Wait in line; the ticket that runs."""
+        limit = patience if deadline is None else min(patience, deadline)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            ticket = self._queue.enter(tenant, cost)
+        self._turns[ticket] = turn
+        try:
+            self._move_on()
+            self._check_in_time(ticket, limit)
+            async with asyncio.timeout(limit):
+                await turn
+        except TimeoutError:
+            self._give_up(ticket)
+            if deadline is None or patience < deadline:
+                text = f"no slot came free within {patience:g} s"
+                raise self._sent_away(tenant, cost, EXPIRED, BusyError, text) from None
+            text = f"it waited until its deadline of {deadline:g} s"
+            raise self._sent_away(tenant, cost, EXPIRED, DeadlineError, text) from None
+        except BaseException:
+            self._give_up(ticket)
+            raise
+        finally:
+            del self._turns[ticket]
+            if turn.done() and not turn.cancelled():
+                turn.exception()  # looked at, so that asyncio does not complain when its waiter was cancelled
+        return ticket
+
+    def _check_in_time(self, ticket: Ticket, limit: float) -> None:
+        """Whoever would wait in vain hears of it at once, and may ask another server."""
+        with self._lock:
+            now, measured = time.monotonic(), self._queue.rate.completed >= ENOUGH_COMPLETED
+            if ticket.state != "waiting" or not measured:
+                return
+            wait = self._queue.expected_wait(ticket.tenant, now, last=ticket)
+        if wait > limit:
+            self._shed(ticket.tenant, LATE)
+            raise BusyError(
+                f"its turn would come in {wait:.1f} s, it waits at most {limit:g} s; "
+                "come back later, or ask another server",
+                retry_after=min(60.0, max(1.0, wait - limit)),
+                expected_wait=wait,
+            )
+
+    def _move_on(self) -> None:
+        """Begin what may begin, send away what is too much, and look again when time alone changes that."""
+        with self._lock:
+            now = time.monotonic()
+            while (ticket := self._queue.next(now)) is not None:
+                self._tell(ticket, None)
+            while (ticket := self._queue.surplus()) is not None:
+                self._shed(ticket.tenant, FULL)
+                self._tell(ticket, self._full(ticket.tenant, ticket.cost, now))
+            wake = self._queue.wake_at(now)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if wake < math.inf:
+            self._alarm = asyncio.get_running_loop().call_later(wake - now, self._move_on)
+
+    def _tell(self, ticket: Ticket, error: BusyError | None) -> None:
+        turn = self._turns[ticket]
+        if (
+            turn.done()
+        ):  # its client went away in the same moment; its task has not run yet and gives the slot back
+            return
+        if error is None:
+            turn.set_result(None)
+        else:
+            turn.set_exception(error)
+
+    def _full(self, tenant: Tenant, cost: float, now: float) -> BusyError:
+        queue = self._queue
+        pause = queue.retry_after(tenant, cost, now)
+        return BusyError(
+            f"{queue.running} requests run and {queue.queued} wait; come back in {pause:.0f} s",
+            retry_after=pause,
+            expected_wait=queue.expected_wait(tenant, now),
+        )
+
+    def _sent_away(
+        self, tenant: Tenant, cost: float, reason: str, error: type[BusyError | DeadlineError], text: str
+    ) -> BusyError | DeadlineError:
+        """The error of a request that has left the queue."""
+        self._shed(tenant, reason)
+        with self._lock:
+            now = time.monotonic()
+            retry_after = self._queue.retry_after(tenant, cost, now)
+            wait = self._queue.expected_wait(tenant, now)
+        return error(text, retry_after=retry_after, expected_wait=wait)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Leave the line, or give back a slot that came in the same moment."""
+        if ticket.state == "waiting":
+            with self._lock:
+                self._queue.leave(ticket)
+            self._move_on()
+        elif ticket.state == "running":
+            self._finish(ticket, 0.0)
+
+    def _finish(self, ticket: Ticket, cost: float) -> None:
+        with self._lock:
+            self._queue.finish(ticket, cost, time.monotonic())
+        self._move_on()

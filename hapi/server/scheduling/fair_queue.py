@@ -1,0 +1,347 @@
+"""Whose request is next, who is sent away, and how long the others wait. Pure: it is told the time.
+
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at a time, SFQ(D) (Jin, Chase,
+Kaur: SIGMETRICS 2004). A tenant's first waiting request has a start tag: the later of the virtual time at which the
+tenant began to wait and of the finish tag of its last request. The smallest start tag is next and becomes the
+virtual time; the finish tag is the start tag plus cost over weight. So two tenants that both wait get work in
+proportion to their weights, to within one request of each, whatever the speed of the server, and one that asks
+rarely comes next. The cost is an estimate when a request begins, and is corrected when it is over.
+
+A slot comes free when a request is over, and for one that takes milliseconds that is long. So there is one slot more,
+for the next request alone, when its tenant has nothing that runs and is not ahead of its share: the order of the tags
+still, with ``slots + 1`` at a time now and then.
+
+When more wait than may, the newest request of the longest line (by weight) goes, as in longest queue drop (Suter,
+Lakshman, Stiliadis, Choudhury: INFOCOM 1998): whoever fills the queue makes room, and one alone may have all of it.
+
+    enter -> waiting -> next -> running -> finish -> over
+                |
+                +--- leave (client gone, sent away, deadline) -> over
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+LEAST_COST = 0.001
+"""Seconds that every request is taken to cost at least, so that none is free."""
+LONGEST_RETRY = 60.0
+"""Longest time for which a request is sent away, in seconds; the client's own longest wait."""
+FORGETTING = 0.95
+"""What a completed request leaves of the memory of earlier ones: the rate is that of the last 20 or so."""
+ENOUGH_COMPLETED = 8
+"""Completed requests from which on the rate counts as measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """Whom requests are from. Equal tenants are one."""
+
+    name: str
+    weight: float = 1.0
+    """Share of the work beside that of others who also wait; above 0."""
+    in_flight: int | None = None
+    """Most requests that are worked on at a time; more of them wait."""
+    bytes_per_second: int | None = None
+    """Most bytes of answers per second, on average; its next request waits until what was sent is paid off."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request's place."""
+
+    tenant: Tenant
+    cost: float
+    """Estimated seconds of the server's scarcest resource, see :mod:`hapi.server.scheduling.costs`."""
+    number: int
+    """In the order of arrival."""
+    state: Literal["waiting", "running", "over"] = "waiting"
+
+
+@dataclass(eq=False)
+class _Line:
+    """One tenant's queue and account."""
+
+    tenant: Tenant
+    balance: float = 0.0
+    """Bytes that may be sent before the next request has to wait."""
+    paid_until: float | None = None
+    waiting: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
+    work: float = 0.0
+    """Estimated cost of all that waits."""
+    running: int = 0
+    floor: float = 0.0
+    """Virtual time at which the line began to wait."""
+    seldom: bool = False
+    """Whether the tenant had taken less than its share then."""
+    finish: float = 0.0
+    """Finish tag of the last request that began."""
+    held_back: bool = False
+    """By a limit of its own, when a slot was free."""
+    promised: float = -math.inf
+    """Time at which the last of those that were sent away is to come back."""
+
+    @property
+    def tag(self) -> float:
+        """Start tag of the first that waits."""
+        return max(self.floor, self.finish)
+
+    @property
+    def may_have_the_extra_slot(self) -> bool:
+        """Whether the first that waits is a request of a tenant that asks rarely."""
+        return self.seldom and not self.running
+
+    def may_run(self, now: float) -> bool:
+        """Whether the tenant's own limits let it begin another request."""
+        most, rate = self.tenant.in_flight, self.tenant.bytes_per_second
+        if rate is not None:
+            # What was not sent in the last second is lost: a rate, not a savings account.
+            elapsed = 0.0 if self.paid_until is None else max(0.0, now - self.paid_until)
+            self.balance = min(rate, self.balance + rate * elapsed)
+            self.paid_until = now
+        return (most is None or self.running < most) and self.balance > -1  # less than a byte is rounding
+
+
+class ServiceRate:
+    """Seconds of cost that the server does per second while every slot is taken. 1 until it was measured."""
+
+    def __init__(self) -> None:
+        self._cost = self._seconds = 1.0
+        self._since: float | None = None
+        self.completed = 0
+
+    @property
+    def per_second(self) -> float:
+        """The rate of the last requests."""
+        return self._cost / self._seconds
+
+    def full(self, now: float) -> None:
+        """Every slot is taken from now on."""
+        self._since = now
+
+    def done(self, cost: float, now: float) -> None:
+        """A request of ``cost`` ended when every slot was taken; one of them is free now."""
+        elapsed = 0.0 if self._since is None else max(0.0, now - self._since)
+        self._cost = FORGETTING * self._cost + cost
+        self._seconds = max(FORGETTING * self._seconds + elapsed, 1e-9)
+        self._since = None
+        self.completed += 1
+
+
+class FairQueue:
+    """The lines of all tenants before ``slots`` slots. Not thread-safe; ``now`` never runs backwards.
+
+    After every change call :meth:`next` until it gives None, then :meth:`surplus` until it gives None.
+    """
+
+    def __init__(self, slots: int, max_queued: int) -> None:
+        self._slots = slots
+        self._max_queued = max_queued
+        self._lines: dict[Tenant, _Line] = {}
+        self._waiting: dict[Tenant, _Line] = {}
+        """Lines in which somebody waits."""
+        self._virtual = 0.0
+        self._latest = 0.0
+        """Largest finish tag so far."""
+        self._running_cost = 0.0
+        self._entered = 0
+        self.rate = ServiceRate()
+        self.running = 0
+        self.queued = 0
+
+    def enter(self, tenant: Tenant, cost: float) -> Ticket:
+        """Wait at the end of the tenant's line."""
+        line = self._line(tenant)
+        self._entered += 1
+        ticket = Ticket(tenant, max(cost, LEAST_COST), self._entered)
+        if not line.waiting:
+            line.floor = max(line.floor, self._virtual)
+            line.seldom = line.finish < self._virtual
+            self._waiting[tenant] = line
+        line.waiting[ticket] = None
+        line.work += ticket.cost
+        self.queued += 1
+        return ticket
+
+    def next(self, now: float) -> Ticket | None:
+        """The request that begins now, if a slot is free and somebody may have it."""
+        if self.running > self._slots:
+            return None
+        first: tuple[float, int, _Line] | None = None
+        for line in self._waiting.values():
+            if not line.may_run(now):
+                line.held_back = True
+                continue
+            if line.held_back:  # while it had to stay away others went ahead; it does not get that back
+                line.held_back, line.floor = False, max(line.floor, self._virtual)
+            candidate = (line.tag, next(iter(line.waiting)).number, line)
+            if first is None or candidate[:2] < first[:2]:
+                first = candidate
+        if first is None or (self.running == self._slots and not first[2].may_have_the_extra_slot):
+            return None
+        return self._begin(first[2], now)
+
+    def _begin(self, line: _Line, now: float) -> Ticket:
+        ticket, start = next(iter(line.waiting)), line.tag
+        self._remove(line, ticket)
+        line.seldom = False
+        self._virtual = max(self._virtual, start)
+        line.finish = start + ticket.cost / line.tenant.weight
+        self._latest = max(self._latest, line.finish)
+        line.running += 1
+        self.running += 1
+        self._running_cost += ticket.cost
+        ticket.state = "running"
+        if self.running == self._slots:
+            self.rate.full(now)
+        return ticket
+
+    def finish(self, ticket: Ticket, cost: float, now: float) -> None:
+        """A running request is over and has cost ``cost`` in truth."""
+        line, cost = self._lines[ticket.tenant], max(cost, LEAST_COST)
+        full = self.running >= self._slots
+        if full:
+            self.rate.done(cost, now)
+        self.running -= 1
+        if full and self.running >= self._slots:
+            self.rate.full(now)
+        self._running_cost -= ticket.cost
+        line.running -= 1
+        line.finish += (cost - ticket.cost) / line.tenant.weight
+        self._latest = max(self._latest, line.finish)
+        ticket.state = "over"
+        if not self.running and not self.queued:
+            self._virtual = self._latest  # a busy period is over: whoever comes next, all are equal again
+
+    def leave(self, ticket: Ticket) -> None:
+        """A request that waits does not want to any more. It has cost nothing."""
+        self._remove(self._lines[ticket.tenant], ticket)
+        ticket.state = "over"
+
+    def surplus(self) -> Ticket | None:
+        """The request that must go because more wait than may; it has left the queue."""
+        if self.queued <= self._max_queued:
+            return None
+        longest = max(
+            self._waiting.values(),
+            key=lambda line: (len(line.waiting) / line.tenant.weight, next(reversed(line.waiting)).number),
+        )
+        ticket = next(reversed(longest.waiting))
+        self.leave(ticket)
+        return ticket
+
+    def has_no_place_for(self, tenant: Tenant) -> bool:
+        """Whether a request of ``tenant``, whatever it is, would be the surplus if it came now.
+
+        Not of a tenant that has nothing in the queue: its request might begin at once.
+        """
+        line = self._waiting.get(tenant)
+        if line is None or self.queued < self._max_queued:
+            return False
+        length = (len(line.waiting) + 1) / tenant.weight
+        return all(len(other.waiting) / other.tenant.weight <= length for other in self._waiting.values())
+
+    def usual_cost(self, tenant: Tenant) -> float:
+        """Mean estimated cost of the tenant's requests that wait; 0 when none does."""
+        line = self._line(tenant)
+        return line.work / len(line.waiting) if line.waiting else 0.0
+
+    def sent(self, tenant: Tenant, nbytes: int) -> None:
+        """``nbytes`` of an answer are on their way; less than 0: they did not go after all."""
+        if tenant.bytes_per_second is not None:
+            self._line(tenant).balance -= nbytes
+
+    def wake_at(self, now: float) -> float:
+        """When :meth:`next` may have an answer although nothing has changed: a tenant may send again."""
+        if self.running >= self._slots:
+            return math.inf
+        owed = (_seconds_owed(line) for line in self._waiting.values())
+        return min((now + seconds for seconds in owed if seconds), default=math.inf)
+
+    def pressed(self, now: float) -> bool:
+        """Whether somebody waits for nothing but a slot."""
+        return self.running >= self._slots and any(line.may_run(now) for line in self._waiting.values())
+
+    def of(self, tenant: Tenant) -> tuple[int, int]:
+        """How many of the tenant's requests wait, and how many run."""
+        line = self._line(tenant)
+        return len(line.waiting), line.running
+
+    # -- how long --------------------------------------------------------------------------------------
+
+    def expected_wait(
+        self, tenant: Tenant, now: float, *, last: Ticket | None = None, leaving: bool = False
+    ) -> float:
+        """Seconds until a request of the tenant that comes now would begin, if nobody else came.
+
+        Instead of one that comes now: ``last``, the last in its line. ``leaving``: it comes when one of the tenant's
+        requests that run now is over, which is soon.
+        """
+        line = self._line(tenant)
+        own = line.work - (last.cost if last is not None else 0.0)
+        mine = max(line.tag, self._virtual) + own / tenant.weight
+        others = self._work_before(mine, line)
+        half = self._running_cost / max(1, self.running) / 2  # what is left of the one that ends next
+        running, own_running = self.running - leaving, line.running - leaving
+        wait = 0.0
+        rare = line.seldom if own else line.finish < self._virtual
+        if running >= self._slots + (rare and not own_running) or own or others:
+            wait = (own + others + half) / self.rate.per_second
+        most = tenant.in_flight
+        if most is not None and own_running + (own > 0) >= most:
+            wait = max(wait, (own + half) / self.rate.per_second * max(1.0, self._slots / most))
+        line.may_run(now)  # brings the balance up to date
+        return max(wait, _seconds_owed(line))
+
+    def retry_after(self, tenant: Tenant, cost: float, now: float) -> float:
+        """When a request that is sent away should come back, in seconds.
+
+        Each one that is sent away gets the next place of a line that goes on outside the server, at the speed of the
+        tenant's share. So they come back as fast as they can be taken, and not all at the same moment.
+        """
+        line = self._line(tenant)
+        weights = sum(other.tenant.weight for other in self._waiting.values() if other is not line)
+        share = self.rate.per_second * tenant.weight / (weights + tenant.weight)
+        # A place in its own line comes free at the speed of the share; without one, a slot has to.
+        first = _seconds_owed(line) if line.waiting else self.expected_wait(tenant, now)
+        due = max(line.promised, now + first) + max(cost, LEAST_COST) / share
+        line.promised = min(due, now + LONGEST_RETRY)
+        return min(max(due - now, 1.0), LONGEST_RETRY)
+
+    # -- lines -------------------------------------------------------------------------------------------
+
+    def _line(self, tenant: Tenant) -> _Line:
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = _Line(tenant, float(tenant.bytes_per_second or 0))
+        return line
+
+    def _work_before(self, tag: float, own: _Line) -> float:
+        """Estimated cost of what waits in other lines than ``own`` with a start tag below ``tag``, to within one
+        request of each. A plain loop: it is done for each request that is sent away, over all tenants."""
+        total = 0.0
+        for line in self._waiting.values():
+            first = line.floor if line.floor > line.finish else line.finish  # its tag
+            if first > tag or line is own or line.held_back:
+                continue
+            work = line.work
+            before = (tag - first) * line.tenant.weight + work / len(line.waiting)
+            total += before if before < work else work
+        return total
+
+    def _remove(self, line: _Line, ticket: Ticket) -> None:
+        del line.waiting[ticket]
+        self.queued -= 1
+        line.work -= ticket.cost
+        if not line.waiting:
+            line.work = 0.0  # no dust from adding and subtracting
+            line.held_back = False
+            del self._waiting[line.tenant]
+
+
+def _seconds_owed(line: _Line) -> float:
+    rate = line.tenant.bytes_per_second
+    return 0.0 if rate is None or line.balance > -1 else -line.balance / rate

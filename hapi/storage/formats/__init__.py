@@ -1,1 +1,0 @@
-"""Foreign formats that are indexed in place: one module each, and :mod:`hapi.storage.formats.registry`."""

@@ -1,0 +1,1 @@
+"""Object stores at a URL: folders, memory, S3, GCS, Azure."""

@@ -1,0 +1,128 @@
+"""Opening the stores behind obstore: how long to wait for one, how often to ask again, and with what settings."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from obstore import exceptions
+from obstore.store import MemoryStore, from_url
+
+from hapi.errors import UsageError
+from hapi.store.s3 import s3_settings
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+_memory_stores: dict[str, MemoryStore] = {}
+_memory_guard = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorePatience:
+    """How long a store may take before it counts as out of reach. Seconds.
+
+    With the defaults a store that refuses connections is given up within 2 s and a silent one within 30 s;
+    the trainer then asks again for as long as its own ``--patience`` says.
+    """
+
+    connect: float = 5.0
+    read: float = 8.0
+    """Without a single byte."""
+    request: float = 300.0
+    """From a request's beginning to the last byte of its answer, which is 16 MiB at most. Generous: a slow link is no
+    failure, but a store that drips must not hold a reader for ever."""
+    retries: int = 3
+    retry_within: float = 20.0
+    """After this long no further try is made."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> StorePatience:
+        """``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``, ``_RETRY_SECONDS``."""
+        retries = _number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
+        return cls(
+            connect=_number(environment, "HAPI_STORE_CONNECT_TIMEOUT", cls.connect, 0.01, 3600),
+            read=_number(environment, "HAPI_STORE_READ_TIMEOUT", cls.read, 0.01, 3600),
+            request=_number(environment, "HAPI_STORE_REQUEST_TIMEOUT", cls.request, 0.01, 86400),
+            retries=int(retries),
+            # Requests are signed once, and a signature holds five minutes.
+            retry_within=_number(environment, "HAPI_STORE_RETRY_SECONDS", cls.retry_within, 0, 290),
+        )
+
+    def client(self) -> ClientConfig:
+        """What obstore's HTTP client is told."""
+        return {
+            "connect_timeout": timedelta(seconds=self.connect),
+            "read_timeout": timedelta(seconds=self.read),
+            "timeout": timedelta(seconds=max(self.request, self.read)),
+        }
+
+    def retry(self) -> RetryConfig:
+        """What obstore is told about further tries."""
+        return {
+            "max_retries": self.retries,
+            "retry_timeout": timedelta(seconds=self.retry_within),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=2),
+                "base": 2,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An open store, and what messages about it should say."""
+
+    store: Any
+    place: str = ""
+    """The endpoint; empty where the URL says it all."""
+    origin: str = "credentials of this machine"
+    """Where the credentials come from."""
+    region: str = ""
+
+
+def connect(url: str) -> Connection:
+    """Open the store at ``url``; nothing is contacted yet. :class:`UsageError` for what cannot be opened."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "memory":
+        with _memory_guard:
+            return Connection(_memory_stores.setdefault(rest, MemoryStore()))
+    patience = StorePatience.from_environment(os.environ)
+    client, retry = patience.client(), patience.retry()
+    try:
+        if scheme not in ("s3", "s3a"):
+            return Connection(from_url(url, client_options=client, retry_config=retry))
+        if "@" in urlsplit(url).netloc:
+            raise UsageError(
+                "a store's URL has credentials in it, which would be seen in messages and process lists: write "
+                "s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        settings = s3_settings(os.environ)
+        client["allow_http"] = settings.allow_http
+        config: Any = settings.config(urlsplit(url).netloc)
+        store = from_url(url, config=config, client_options=client, retry_config=retry)
+        place = settings.endpoint or f"Amazon's S3 in {settings.region}"
+        return Connection(store, place, settings.origin, settings.region)
+    except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise UsageError(f"store {url[:200]!r} cannot be opened: {text}") from error
+
+
+def _number(environment: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise UsageError(f"{name}={text[:80]}: expected a number from {least:g} to {most:g}")
+    return value

@@ -1,0 +1,49 @@
+"""Findings of a check of what a store holds: damaged objects, and what was read to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+BLOCK_BYTES = 8 << 20
+"""Bytes read at once (more by one sample at most)."""
+
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One finding; ``str()`` is the line that ``hapi verify`` prints."""
+
+    where: str
+    """Key of the object."""
+    problem: str
+    sample: int | None = None
+    start: int | None = None
+    """The damaged sample's bytes in the object: ``start..stop``, stop excluded."""
+    stop: int | None = None
+    extra: bool = False
+    """Nothing is damaged: the object belongs to nothing."""
+
+    def __str__(self) -> str:
+        sample = "" if self.sample is None else f" sample {self.sample}, bytes {self.start}..{self.stop}:"
+        return f"{self.where}:{sample} {self.problem}"
+
+
+@dataclass
+class VerifyReport:
+    """What was read, and what was found."""
+
+    name: str
+    version: str | None = None
+    samples: int = 0
+    size: int = 0
+    """Bytes of shards that were read."""
+    damages: list[Damage] = field(default_factory=list)
+    again: str = ""
+    """What to do about damage."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.damages

@@ -1,0 +1,104 @@
+"""Many small pieces copied from one buffer into another, without a Python step for each of them.
+
+A Python step costs about 0.2 microseconds, as much as copying 2 KB. So pieces of one length are rows of an array, where
+they begin at multiples of it from each other, and else one gather over rows that begin at any byte; pieces of
+different lengths are copied twice by a power of two of bytes, from their start and up to their end, which is two
+gathers and scatters for each power. Longer ones go one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.arrays import Bytes, IntArray
+
+_ROWS_BYTES = 128 << 10
+"""Bytes gathered at a time: they are copied on from the processor's cache."""
+ROWS_LIMIT = 16 << 10
+"""Pieces up to here that are rows of an array are gathered; where longer ones begin is all the same."""
+_EQUAL_LIMIT = 4 << 10
+_MIXED_LIMIT = 1 << 10
+"""Up to here a gather was faster (rows of an array; pieces of one length; the mean of different ones). Measured with
+4096 pieces out of 64 MiB, nanoseconds each, gather beside Python's loop: 512 B 79 and 418, 4 KB 631 and 837, 16 KB
+2107 and 1587; of different lengths 512 B 200 and 414, 1 KB 287 and 427, 2 KB 609 and 533. Rows of an array, 2 MiB at a
+time, beside pieces anywhere and the loop: 64 B 42, 79, 503; 512 B 129, 143, 428; 784 B 179, 251, 514; 4 KB 613, 810,
+973; 16 KB 2088, 2712, 2323; 32 KB 4099, 4956, 3809."""
+
+
+def copy_pieces(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, places: IntArray) -> None:
+    """``out[places[i]:places[i] + lengths[i]] = source[starts[i]:starts[i] + lengths[i]]`` for every i.
+
+    All arrays are [n]; the pieces in ``out`` must not overlap, and all must lie inside of the buffers.
+    """
+    if len(lengths) == 0:
+        return
+    _check(starts, lengths, len(source))
+    _check(places, lengths, len(out))
+    first, total = int(lengths[0]), int(lengths.sum())
+    equal = first <= ROWS_LIMIT and bool((lengths == first).all())
+    if equal and (first == 0 or _take_rows(source, starts, out, places, first)):
+        return
+    if equal and first <= _EQUAL_LIMIT:
+        _copy_rows(source, starts, out, places, first)
+    elif total <= _MIXED_LIMIT * len(lengths):
+        _copy_mixed(source, starts, lengths, out, places)
+    else:
+        view, target = source.data, out.data
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
+            target[place : place + length] = view[start : start + length]
+
+
+def _take_rows(source: Bytes, starts: IntArray, out: Bytes, places: IntArray, length: int) -> bool:
+    """Copy pieces that are rows of one array to places side by side; False where they are not."""
+    if not _side_by_side(places, length):
+        return False
+    origin, begin = int(starts[0]) % length, int(places[0])
+    numbers = (starts - origin) // length
+    if bool((numbers * length + origin != starts).any()):
+        return False
+    rows = source[origin : origin + (len(source) - origin) // length * length].reshape(-1, length)
+    target = out[begin : begin + len(places) * length].reshape(-1, length)
+    np.take(rows, numbers, axis=0, out=target, mode="clip")  # checked before; "raise" would copy twice
+    return True
+
+
+def _side_by_side(places: IntArray, length: int) -> bool:
+    return bool((places == int(places[0]) + np.arange(len(places), dtype=np.int64) * length).all())
+
+
+def _copy_rows(source: Bytes, starts: IntArray, out: Bytes, places: IntArray, length: int) -> None:
+    rows = _windows(source, length)
+    block = max(1, _ROWS_BYTES // length)
+    begin = int(places[0])
+    if _side_by_side(places, length):
+        target = out[begin : begin + len(places) * length].view(rows.dtype)
+        for low in range(0, len(places), block):
+            target[low : low + block] = rows[starts[low : low + block]]
+        return
+    anywhere = _windows(out, length)
+    for low in range(0, len(places), block):
+        anywhere[places[low : low + block]] = rows[starts[low : low + block]]
+
+
+def _copy_mixed(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, places: IntArray) -> None:
+    powers = np.frexp(lengths)[1]  # a length of 2**(p - 1) up to 2**p - 1 has power p; zero has 0
+    for power in np.unique(powers[lengths > 0]).tolist():
+        chosen = np.flatnonzero(powers == power)
+        piece = 1 << (power - 1)
+        last = lengths[chosen] - piece
+        for shift in (np.int64(0), last):
+            _copy_rows(source, starts[chosen] + shift, out, places[chosen] + shift, piece)
+
+
+def _windows(buffer: Bytes, length: int) -> npt.NDArray[Any]:
+    """Element i is ``buffer[i:i + length]`` as one item; a view."""
+    return np.ndarray((len(buffer) - length + 1,), dtype=f"V{length}", buffer=buffer, strides=(1,))
+
+
+def _check(starts: IntArray, lengths: IntArray, size: int) -> None:
+    """Before anything is copied: a negative start would be a window counted from the end."""
+    if int(starts.min()) < 0 or int((starts + lengths).max()) > size or int(lengths.min()) < 0:
+        raise IndexError("a piece lies outside of its buffer")

@@ -1,0 +1,379 @@
+"""A store in a local folder: ``preadv`` straight into the caller's buffer, atomic writes, ``flock`` locks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
+from pathlib import Path
+
+from hapi.atomic import claim, clean_partials, move_to_free, partial_name, sync_folder
+from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError, shortage
+from hapi.paths import user_path
+from hapi.store.base import (
+    DOCUMENT_BYTES,
+    Names,
+    ObjectInfo,
+    ObjectStore,
+    Range,
+    ReadPart,
+    Then,
+    check_document,
+    check_key,
+    check_prefix,
+    nothing,
+)
+from hapi.store.locking.lock_objects import FolderLockObjects
+from hapi.store.locking.locks import LockObjects
+from hapi.store.walk import GONE, files_below
+from hapi.waiting import moved
+
+_AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
+"""Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
+_ABSENT_IN_A_ROW = 4
+"""After so many parts of an object that were not in memory, the others are not looked for there."""
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Linux only."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class LocalStore(ObjectStore):
+    """The folder at ``root``; it is made by the first write."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = user_path(root, "store").absolute()
+        self.url = str(self.root)
+        self._prefix = f"{self.url.rstrip('/')}/"
+
+    def ping(self) -> None:
+        if not stat.S_ISDIR(self._mode(self.root, "")):
+            raise NotFoundError(
+                f"there is no folder {self.root}; check the store's path, or pack a data set into it"
+            )
+
+    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+        try:
+            with os.fdopen(self._open(key), "rb") as file:
+                check_document(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, most)
+                return file.read()
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def _open(self, key: str) -> int:
+        """A descriptor to read ``key`` with; :class:`StoreError` for what is no file.
+
+        Opening or reading a FIFO waits for somebody who writes, and a device may never end.
+        """
+        path, flags = self._prefix + check_key(key), os.O_RDONLY | os.O_CLOEXEC
+        try:
+            # Without O_NONBLOCK the open itself would wait for a FIFO's writer; most files do not know of it.
+            descriptor = os.open(path, flags | os.O_NONBLOCK)
+        except BlockingIOError:  # a file server has a lease on the file, and has been asked for it just now
+            if not stat.S_ISREG(Path(path).stat().st_mode):
+                raise
+            descriptor = os.open(path, flags)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return descriptor
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise StoreError(
+            f"{self.url}/{key}: is {_kind(mode)}, no file, and is not read; put the object back in its place"
+        )
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        """See :meth:`hapi.store.base.ObjectStore.read_many`; files of one name are opened once."""
+        groups: dict[str, list[int]] = {}
+        for number, part in enumerate(parts):
+            groups.setdefault(part.key, []).append(number)
+        starts = [part.start for part in parts]
+        for key, group in sorted(groups.items()):  # in the disk's order, every object opened once
+            group.sort(key=starts.__getitem__)
+            try:
+                descriptor = self._open(key)
+                try:
+                    self._read_group(descriptor, parts, group, then)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise self._mapped(error, key) from error
+
+    def _read_group(
+        self, descriptor: int, parts: Sequence[ReadPart], group: Sequence[int], then: Then
+    ) -> None:
+        """Parts of one object. What is in memory comes first; the rest is announced to the kernel before its turn."""
+        absent: list[int] = []
+        since_present = 0
+        for number in group:
+            if since_present < _ABSENT_IN_A_ROW and _read_at_once(descriptor, parts[number]):
+                since_present = 0
+                then(number)
+            else:
+                since_present += 1
+                absent.append(number)
+        for number in _announced(descriptor, parts, absent):
+            self._fill(descriptor, parts[number])
+            moved()
+            then(number)
+
+    def announce(self, ranges: Sequence[Range]) -> None:
+        """Have the kernel fetch these bytes; whatever is wrong with them shows when they are read."""
+        if not hasattr(os, "posix_fadvise"):  # not on macOS
+            return
+        for key, group in groupby(sorted(ranges), key=lambda r: r[0]):
+            with suppress(OSError, StoreError):
+                descriptor = self._open(key)
+                try:
+                    for _, start, stop in group:
+                        os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+                finally:
+                    os.close(descriptor)
+
+    def _fill(self, descriptor: int, part: ReadPart) -> None:
+        out = part.out.cast("B")
+        done = 0
+        while done < len(out):
+            count = os.preadv(descriptor, [out[done:]], part.start + done)
+            if count == 0:
+                raise StoreError(
+                    f"{self.url}/{part.key}: ends at byte {part.start + done}, but {part.start}.."
+                    f"{part.start + len(out)} was asked for; the object is shorter than it should be"
+                )
+            done += count
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write ``data`` beside its place and move it there, so that a reader sees all of it or nothing."""
+        self._write(key, data, _replace)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """See :meth:`hapi.store.base.ObjectStore.put_new`."""
+        return self._write(key, data, move_to_free)
+
+    def _write(
+        self, key: str, data: bytes | bytearray | memoryview, move: Callable[[Path, Path], bool]
+    ) -> bool:
+        """Write ``data`` beside its place and ``move`` it there; whether it is."""
+        path = self.path_of(key)
+        with self.mapping(key):
+            temporary = path.parent / partial_name(path.name)
+            descriptor = self.create(temporary, os.O_WRONLY | os.O_EXCL)
+            try:
+                claim(descriptor)
+                _write_durably(descriptor, memoryview(data).cast("B"))
+                moved = move(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_folder(path.parent)
+        return moved
+
+    def mark(self, key: str) -> str | None:
+        try:
+            state = self.path_of(key).stat()
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise self._mapped(error, key) from error
+        return f"{state.st_ino} {state.st_size} {state.st_mtime_ns}"
+
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        if self.mark(key) != mark or (mark is None and not self.put_new(key, data)):
+            raise ConflictError(
+                f"{self.path_of(key)} was written by another process meanwhile; look what it wrote"
+            )
+        if mark is not None:
+            self.put(key, data)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make ``folder`` and its parents, each entry made durable."""
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for new in reversed(missing):
+            try:
+                new.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise StoreError(f"{new} is no folder; name another store, or remove it") from None
+            sync_folder(new.parent)
+
+    def size(self, key: str) -> int:
+        try:
+            return self.path_of(key).stat().st_size
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def exists(self, key: str) -> bool:
+        return stat.S_ISREG(self._mode(self.path_of(key), key))
+
+    def _mode(self, path: Path, key: str) -> int:
+        """What ``path`` is, as ``stat`` has it; 0 when nothing is there."""
+        try:
+            return path.stat().st_mode
+        except OSError as error:
+            if error.errno in GONE:
+                return 0
+            raise self._mapped(error, key) from error
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Every object below ``prefix`` in order of names, linked folders included; none where there is no folder."""
+        top = str(self.root / check_prefix(prefix)).rstrip("/")
+        below = len(str(self.root).rstrip("/")) + 1
+        try:
+            found = [
+                ObjectInfo(path[below:], state.st_size, changed=str(state.st_mtime_ns))
+                for path, state in files_below(top)
+            ]
+        except OSError as error:
+            raise self._mapped(error, prefix) from error
+        return sorted(found, key=lambda info: info.key)
+
+    def list_keys(self, prefix: str) -> Names:
+        top = self.root / check_prefix(prefix)
+        below = f"{prefix.rstrip('/')}/" if prefix else ""
+        try:
+            with os.scandir(top) as entries:
+                return sorted(
+                    f"{below}{e.name}" for e in entries if e.is_file() and not e.name.startswith(".")
+                )
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise self._mapped(error, prefix) from error
+
+    def list_names(self, prefix: str) -> Names:
+        """Names one level below ``prefix`` that hold objects, in order."""
+        top = self.root / check_prefix(prefix)
+        try:
+            with os.scandir(top) as entries:
+                return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._mapped(error, prefix) from error
+
+    def delete(self, key: str) -> None:
+        path = self.path_of(key)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._mapped(error, key) from error
+        self._prune(path.parent)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove empty folders upwards, as an object store has none."""
+        while folder != self.root and self.root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+    def _lock_objects(self, key: str) -> LockObjects:
+        return FolderLockObjects(self, key)
+
+    def create(self, path: Path, flags: int) -> int:
+        """Open ``path``, made with its folders, which another process may be removing as empty just now."""
+        for _ in range(1000):
+            try:
+                self._make_folder(path.parent)
+                return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue
+        raise StoreError(f"{path.parent} cannot be made: there can be no folders, or something removes it")
+
+    def local_path(self, key: str) -> Path | None:
+        return self.path_of(key)
+
+    def clean_temporary(self, prefix: str) -> None:
+        for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
+            if clean_partials(Path(folder), alone=True):
+                self._prune(Path(folder))
+
+    def path_of(self, key: str) -> Path:
+        """Where the object of this key lies."""
+        return self.root / check_key(key)
+
+    @contextmanager
+    def mapping(self, key: str) -> Iterator[None]:
+        """Have the system's errors in the block be ours, about ``key``."""
+        try:
+            yield
+        except OSError as error:
+            raise self._mapped(error, key) from error
+
+    def _mapped(self, error: OSError, key: str) -> HapiError:
+        where = f"{self.url}/{key}" if key else self.url
+        if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            return NotFoundError(f"there is no object {where}")
+        if error.errno in _FULL:
+            return StoreError(
+                f"{where}: cannot be written, {error.strerror}; make room and run the same again"
+            )
+        if (short := shortage(error)) is not None:
+            return short
+        return StoreError(f"{where}: {error.strerror or error}")
+
+
+def _kind(mode: int) -> str:
+    """A word for what is no regular file."""
+    kinds = (
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((word for is_kind, word in kinds if is_kind(mode)), "something else")
+
+
+def _read_at_once(descriptor: int, part: ReadPart) -> bool:
+    """Whether the part's bytes were in memory, and have been read: announcing them would cost a tenth of reading."""
+    if _NO_WAIT is None:
+        return False
+    try:
+        return os.preadv(descriptor, [part.out], part.start, _NO_WAIT) == part.out.nbytes
+    except OSError:  # not in memory, or this file system cannot tell
+        return False
+
+
+def _announced(descriptor: int, parts: Sequence[ReadPart], numbers: Sequence[int]) -> Iterator[int]:
+    """``numbers`` of parts in their order; those that come next are already being fetched by the kernel.
+
+    One thread that announces its reads is faster than eight that wait for theirs, and costs less (cold page cache,
+    reads/s: 4 KB 51,000 against 32,000, 128 KB 7,000 against 5,200, 256 KB 3,500 against 2,400).
+    """
+    waiting: deque[int] = deque()
+    held = 0
+    if not hasattr(os, "posix_fadvise"):  # not on macOS
+        yield from numbers
+        return
+    for number in numbers:
+        part = parts[number]
+        if len(numbers) > 1:
+            os.posix_fadvise(descriptor, part.start, part.out.nbytes, os.POSIX_FADV_WILLNEED)
+        waiting.append(number)
+        held += part.out.nbytes
+        while len(waiting) > _AHEAD_PARTS or held > _AHEAD_BYTES:
+            held -= parts[waiting[0]].out.nbytes
+            yield waiting.popleft()
+    yield from waiting
+
+
+def _replace(temporary: Path, path: Path) -> bool:
+    temporary.replace(path)
+    return True
+
+
+def _write_durably(descriptor: int, data: memoryview) -> None:
+    """Write and sync all of ``data``, and close."""
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(descriptor, data[done:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""One writer at a time: leases on names in a store."""

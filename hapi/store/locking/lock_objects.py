@@ -1,0 +1,135 @@
+"""How stores keep the objects of a lock (``locks.py``): any store that can create, and a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from hapi.atomic import claim, move_to_free, partial_name
+from hapi.errors import NotFoundError
+from hapi.store.locking.locks import LockObjects, LockOwner, Seen, beat_key, is_lock_object
+
+if TYPE_CHECKING:
+    from hapi.store.base import ObjectStore
+    from hapi.store.local import LocalStore
+
+_MAX_BYTES = 64 << 10
+"""Of a lock's object at most."""
+_BEAT_DIGITS = 20
+
+
+class StoreLockObjects(LockObjects):
+    """Objects of a store without locks of its own. Each owner counts its signs of life in an object of its own."""
+
+    forces_the_living = True
+
+    def __init__(self, store: ObjectStore, lock: str) -> None:
+        self._store = store
+        self._lock = lock
+        self.where = f"{store.url}/{lock.rpartition('/')[0]}"
+
+    def create(self, key: str, document: bytes) -> bool:
+        return self._store.put_new(key, document)
+
+    def read(self, key: str) -> Seen | None:
+        document = self._get(key)
+        if document is None:
+            return None
+        beat = self._get(beat_key(self._lock, LockOwner.from_bytes(document).id))
+        return Seen(document, beat or b"")
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key, _MAX_BYTES)
+        except NotFoundError:
+            return None
+
+    def renew(self, key: str, owner: str, beat: int) -> None:
+        self._store.put(beat_key(self._lock, owner), str(beat).encode())
+
+    def lives(self, key: str, owner: LockOwner) -> bool | None:
+        return owner.lives()
+
+    def names(self) -> list[str]:
+        found = self._store.list_keys(self._lock.rpartition("/")[0])
+        return [key for key in found if is_lock_object(key, self._lock)]
+
+    def remove(self, key: str) -> None:
+        self._store.delete(key)
+
+
+class FolderLockObjects(LockObjects):
+    """Files of a folder, held with ``flock`` besides: the kernel frees it when its process dies.
+
+    That counts on the machine where the owner runs. On a network file system another machine may not see it, and
+    goes by the signs of life, which are the last digits of the owner's file.
+    """
+
+    forces_the_living = False
+
+    def __init__(self, store: LocalStore, lock: str) -> None:
+        self._store = store
+        self._lock = lock
+        self._held: dict[str, tuple[int, int]] = {}
+        """Open file and length of the document of each object of ours."""
+        self.where = str(store.path_of(lock).parent)
+
+    def create(self, key: str, document: bytes) -> bool:
+        path = self._store.path_of(key)
+        with self._store.mapping(key):
+            partial = path.parent / partial_name(path.name)
+            descriptor = self._store.create(partial, os.O_RDWR | os.O_EXCL)
+            try:
+                claim(descriptor)
+                os.pwrite(descriptor, document + b"\n" + b"0" * _BEAT_DIGITS, 0)
+                os.fsync(descriptor)
+                there = move_to_free(partial, path)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            finally:
+                partial.unlink(missing_ok=True)
+            if there:
+                self._held[key] = (descriptor, len(document) + 1)
+            else:
+                os.close(descriptor)
+            return there
+
+    def read(self, key: str) -> Seen | None:
+        try:
+            document, _, beat = self._store.get(key, _MAX_BYTES).partition(b"\n")
+        except NotFoundError:
+            return None
+        return Seen(document, beat)
+
+    def renew(self, key: str, owner: str, beat: int) -> None:
+        descriptor, length = self._held[key]
+        with self._store.mapping(key):  # in place: it needs no room on a disk that is full
+            os.pwrite(descriptor, f"{beat:0{_BEAT_DIGITS}}".encode(), length)
+            os.fsync(descriptor)
+
+    def lives(self, key: str, owner: LockOwner) -> bool | None:
+        try:
+            descriptor = os.open(self._store.path_of(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return owner.lives()
+        try:
+            # A shared one: those who only ask are not in each other's way.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return owner.lives()
+        finally:
+            os.close(descriptor)
+        return False if owner.process is not None and owner.process.shares_kernel() else owner.lives()
+
+    def names(self) -> list[str]:
+        found = self._store.list_keys(self._lock.rpartition("/")[0])
+        return [key for key in found if is_lock_object(key, self._lock)]
+
+    def remove(self, key: str) -> None:
+        self._store.delete(key)
+        if key in self._held:
+            os.close(self._held.pop(key)[0])

@@ -1,0 +1,324 @@
+"""Stores behind obstore: memory, S3, GCS and Azure.
+
+Sharp edges of obstore that are dealt with here: ranges past the end that are silently shortened, buffers that
+must be bytes, and stores that hang in a forked child. ``connect.py`` has its timeouts, ``store_errors.py`` its errors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import obstore
+from obstore import exceptions
+
+from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError
+from hapi.process.threads import Lost, Threads
+from hapi.store.base import (
+    DOCUMENT_BYTES,
+    Names,
+    ObjectInfo,
+    ObjectStore,
+    ReadPart,
+    Then,
+    check_document,
+    check_key,
+    check_prefix,
+    nothing,
+)
+from hapi.store.connect import connect
+from hapi.store.error_mapping import FOREIGN, is_other_range, store_error
+from hapi.store.locking.lock_objects import StoreLockObjects
+from hapi.store.locking.locks import LockObjects
+from hapi.store.remote_listing import Listing
+from hapi.waiting import moved
+
+COALESCE_GAP = 256 << 10
+"""Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
+PIECE_BYTES = 16 << 20
+"""Most bytes of one request; larger ranges are split and fetched in parallel."""
+PARALLEL_REQUESTS = 8
+MOST_LOST = 8 * PARALLEL_REQUESTS
+"""Threads of requests that hang and of which the caller was given up."""
+RECEIVED_BYTES = 256 << 10
+"""Of an answer, taken over at a time: the whole of 8 MB at once took a quarter more CPU, and Python's lock while it was
+copied."""
+RANGE_TRIES = 3
+"""Times that a range is asked for when fewer bytes come."""
+_MARKS = ("e_tag", "version")
+"""What a store calls one state of an object; each store compares what it has."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part, or a piece of one that is too large for one request."""
+
+    key: str
+    start: int
+    out: memoryview
+    number: int
+    """Of the part."""
+    last: bool
+    """Of its pieces."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.out)
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """One request: bytes ``start..stop`` of ``key``, from which ``parts`` are cut."""
+
+    key: str
+    start: int
+    stop: int
+    parts: list[_Piece]
+
+
+class RemoteStore(ObjectStore):
+    """A store at a URL of obstore's. ``memory://NAME`` is one store per name and process."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") if not url.endswith("://") else url
+        self._connection = connect(self.url)
+        self._store = self._connection.store
+        self._process = os.getpid()
+        self._workers = Threads(PARALLEL_REQUESTS, "hapi-store", Lost(MOST_LOST))
+        weakref.finalize(self, self._workers.close)
+
+    def pools(self) -> Sequence[Threads]:
+        return (self._workers,)
+
+    def ping(self) -> None:
+        with self._mapped(""):
+            next(Listing(self._store, "datasets", self.url).pages(), None)
+
+    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+        whole = bytearray()
+        with self._mapped(key):
+            answer = obstore.get(self._store, check_key(key))
+            check_document(f"{self.url}/{key}", int(answer.meta["size"]), most)
+            for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
+                whole += memoryview(data)
+                check_document(f"{self.url}/{key}", len(whole), most)
+        return bytes(whole)
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        fetches = _coalesced(parts)
+        if len(fetches) == 1:
+            self._fetch(fetches[0])
+            self._tell(fetches[0], then)
+        else:
+            running: list[Future[None]] = []
+            try:
+                for fetch in fetches:
+                    running.append(self._workers.submit(self._fetch, fetch))
+                for fetch, done in zip(fetches, running, strict=True):
+                    done.result()
+                    self._tell(fetch, then)
+            finally:
+                # After a failure the caller's memory is given back: nobody may write there any more.
+                _until_ended([fetching for fetching in running if not fetching.cancel()])
+        for number, part in enumerate(parts):
+            if not part.out.nbytes:
+                then(number)
+
+    def _tell(self, fetch: _Fetch, then: Then) -> None:
+        """A part is there with the last of its pieces: they are fetched in their order, and waited for in it."""
+        for piece in fetch.parts:
+            if piece.last:
+                then(piece.number)
+
+    def _fetch(self, fetch: _Fetch) -> None:
+        """One request. When other bytes come than were asked for, somebody on the way may be at fault: again."""
+        got = 0
+        with self._mapped(fetch.key):
+            for tries_left in reversed(range(RANGE_TRIES)):
+                try:
+                    got = self._receive(fetch)
+                except exceptions.BaseError as error:
+                    if tries_left and is_other_range(error):
+                        continue
+                    raise
+                if got == fetch.stop - fetch.start:
+                    return
+        raise StoreError(
+            f"{self.url}/{fetch.key}: {got} bytes came for the range {fetch.start}..{fetch.stop}; "
+            "the object is shorter than it should be"
+        )
+
+    def _receive(self, fetch: _Fetch) -> int:
+        """Bytes that came for a fetch: each stretch is put where it belongs while the processor has it in its cache."""
+        answer = obstore.get(self._store, check_key(fetch.key), options={"range": (fetch.start, fetch.stop)})
+        at, first, parts = fetch.start, 0, fetch.parts
+        for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
+            moved()
+            stretch = memoryview(data).cast("B")
+            stop = at + len(stretch)
+            if stop > fetch.stop:
+                raise StoreError(
+                    f"{self.url}/{fetch.key}: more bytes came than the range {fetch.start}..{fetch.stop} has; "
+                    "the store, or something on the way, is broken"
+                )
+            while first < len(parts) and parts[first].stop <= at:
+                first += 1
+            number = first
+            while number < len(parts) and (piece := parts[number]).start < stop:
+                low, high = max(at, piece.start), min(stop, piece.stop)
+                if low < high:
+                    piece.out[low - piece.start : high - piece.start] = stretch[low - at : high - at]
+                number += 1
+            at = stop
+        return at - fetch.start
+
+    def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        with self._mapped(key):
+            obstore.put(self._store, check_key(key), memoryview(data).cast("B"))
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """See :meth:`hapi.store.base.ObjectStore.put_new`.
+
+        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
+        """
+        with self._mapped(key):
+            try:
+                obstore.put(self._store, check_key(key), data, mode="create", use_multipart=False)
+            except exceptions.AlreadyExistsError:
+                return self._is(key, data)
+        return True
+
+    def mark(self, key: str) -> str | None:
+        try:
+            with self._mapped(key):
+                meta = obstore.head(self._store, check_key(key))
+        except NotFoundError:
+            return None
+        return json.dumps({name: meta.get(name) for name in _MARKS if meta.get(name)})
+
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        done = self.put_new(key, data) if mark is None else self._put_unchanged(key, data, mark)
+        if not done:
+            raise ConflictError(
+                f"{self.url}/{key} was written by another process meanwhile; look what it wrote"
+            )
+
+    def _put_unchanged(self, key: str, data: bytes, mark: str) -> bool:
+        try:
+            with self._mapped(key):
+                obstore.put(self._store, check_key(key), data, mode=json.loads(mark), use_multipart=False)
+            return True
+        except HapiError as error:
+            if isinstance(error.__cause__, exceptions.PreconditionError | FileNotFoundError):
+                return self._is(key, data)
+        # OpenStack Swift, for one, cannot do it in one step.
+        if self.mark(key) != mark:
+            return self._is(key, data)
+        self.put(key, data)
+        return True
+
+    def _is(self, key: str, data: bytes) -> bool:
+        try:
+            return self.get(key) == data
+        except NotFoundError:
+            return False
+
+    def size(self, key: str) -> int:
+        with self._mapped(key):
+            return int(obstore.head(self._store, check_key(key))["size"])
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.size(key)
+        except NotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        found = []
+        with self._mapped(prefix):
+            for page in Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").pages():
+                found += [
+                    ObjectInfo(
+                        str(meta["path"]),
+                        int(meta["size"]),
+                        changed=str(meta.get("e_tag") or meta["last_modified"]),
+                    )
+                    for meta in page
+                ]
+        return sorted(found, key=lambda info: info.key)
+
+    def list_keys(self, prefix: str) -> Names:
+        with self._mapped(prefix):
+            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[1]
+
+    def list_names(self, prefix: str) -> Names:
+        with self._mapped(prefix):
+            return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[0]
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._mapped(key):
+                obstore.delete(self._store, check_key(key))
+        except NotFoundError:
+            return
+
+    def _lock_objects(self, key: str) -> LockObjects:
+        return StoreLockObjects(self, key)
+
+    @contextmanager
+    def _mapped(self, key: str) -> Iterator[None]:
+        """Obstore's errors as ours; and a clear word instead of a hang in a forked child."""
+        if os.getpid() != self._process:
+            raise StoreError(f"{self.url}: this store was opened before a fork; open it in the new process")
+        try:
+            yield
+        except HapiError:
+            raise
+        except FOREIGN as error:
+            raise store_error(error, self.url, key, self._connection) from error
+
+
+def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
+    """Requests that cover ``parts``: near ranges joined, large ones split."""
+    fetches: list[_Fetch] = []
+    for part in sorted(_split(parts), key=lambda p: (p.key, p.start)):
+        stop = part.stop
+        last = fetches[-1] if fetches else None
+        if (
+            last is not None
+            and last.key == part.key
+            and part.start - last.stop <= COALESCE_GAP
+            and max(stop, last.stop) - last.start <= PIECE_BYTES
+        ):
+            last.parts.append(part)
+            fetches[-1] = _Fetch(last.key, last.start, max(stop, last.stop), last.parts)
+        else:
+            fetches.append(_Fetch(part.key, part.start, stop, [part]))
+    return fetches
+
+
+def _split(parts: Sequence[ReadPart]) -> Iterator[_Piece]:
+    for number, part in enumerate(parts):
+        out = part.out.cast("B")
+        for first in range(0, len(out), PIECE_BYTES):
+            piece = out[first : first + PIECE_BYTES]
+            yield _Piece(part.key, part.start + first, piece, number, first + PIECE_BYTES >= len(out))
+
+
+def _until_ended(running: Sequence[Future[None]]) -> None:
+    """Wait, also when Ctrl-C is pressed meanwhile: that is heard afterwards, and the store's time limits bound it."""
+    interrupted: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait(running)
+            break
+        except KeyboardInterrupt as interrupt:
+            interrupted = interrupt
+    if interrupted is not None:
+        raise interrupted

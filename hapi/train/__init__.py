@@ -1,0 +1,1 @@
+"""The trainer of hapi-train: steps, checkpoints, reports."""

@@ -1,0 +1,233 @@
+"""Checkpoints: the trained layers, the optimiser and the place in the sequence, written whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import nn
+
+from hapi.atomic import replacing
+from hapi.client.prepare import JobContext
+from hapi.client.settings import TrainSettings
+from hapi.errors import ConflictError, HapiError, UsageError
+from hapi.store.base import open_store
+from hapi.train.checkpoint_files import existing, make_way
+from hapi.train.report import Measured, Totals
+
+FORMAT = 5
+log = logging.getLogger("hapi.client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where training stands: the next batch to train, and what the running epoch has summed up."""
+
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    correct: int = 0
+    samples: int = 0
+    measured: Measured = field(default_factory=Measured)
+    """What was measured of the epoch so far."""
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """Strict: ValueError on anything that :func:`save` would not have written."""
+        fields = dict(document)
+        progress = cls(**{**fields, "measured": Measured.from_document(fields.get("measured", {}))})
+        counts = (progress.epoch, progress.batch, progress.correct, progress.samples)
+        if not all(type(v) is int and v >= 0 for v in counts) or type(progress.loss_sum) not in (int, float):
+            raise ValueError("its progress is not made of counts")
+        return progress
+
+
+def identity_of(settings: TrainSettings, prepared: JobContext) -> dict[str, Any]:
+    """What must be equal for a resumed run to be the same training; the split may differ."""
+    s, transform = settings, prepared.transforms[0]
+    return {
+        "seed": s.seed,
+        "model": s.model,
+        "weights": prepared.weights,
+        "dataset": prepared.description.reference.version,
+        "training samples": len(prepared.training_ids),
+        "freeze": prepared.freeze,
+        "bs": s.bs,
+        "drop_last": s.drop_last,
+        **prepared.order.identity(),
+        "optimizer": s.optimizer,
+        "lr": s.lr,
+        "momentum": s.momentum,
+        "weight_decay": s.weight_decay,
+        "transform": None if transform is None else transform.to_json(),
+        "frozen layers": prepared.front_digest,
+    }
+
+
+@contextmanager
+def claimed(path: str) -> Iterator[None]:
+    """No other job writes ``path`` while the block runs; :class:`ConflictError` when one does already."""
+    target = Path(path).absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The lock stays in the folder only while the job runs, and a killed job's counts for nothing.
+        lock = open_store(str(target.parent)).lock(f"{target.name}.lock")
+        lock.__enter__()
+    except ConflictError:
+        raise ConflictError(
+            f"--checkpoint {path}: another hapi-train is writing it; wait for it, or give another file"
+        ) from None
+    except (OSError, HapiError) as error:
+        raise UsageError(f"--checkpoint {path}: cannot be written there: {error}") from None
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def save(
+    path: str,
+    *,
+    trained: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    identity: dict[str, Any],
+    epochs: list[dict[str, Any]],
+    plan: dict[str, Any] | None,
+    totals: Totals,
+    keep: int = 1,
+) -> None:
+    """Write a checkpoint atomically: a crash leaves the previous one. :class:`HapiError` when it cannot be written.
+
+    Of earlier checkpoints ``keep - 1`` are left, see :mod:`hapi.train.checkpoint_files`.
+    """
+    document = {
+        "format": FORMAT,
+        "trained": trained.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": asdict(progress),
+        "identity": identity,
+        "epochs": epochs,
+        "plan": plan,
+        "totals": asdict(totals),
+    }
+    try:
+        with replacing(path) as file:
+            torch.save(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+            make_way(Path(path), keep)
+    except (OSError, RuntimeError) as error:
+        # torch's own writer may hide the system's error under one about its archive.
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = getattr(cause, "strerror", None) or str(error).splitlines()[0]
+        raise HapiError(f"--checkpoint {path}: cannot be written: {reason}") from None
+
+
+class Found(NamedTuple):
+    """What a checkpoint says beside the state of the trained layers and the optimiser, which it has restored."""
+
+    path: Path
+    progress: Progress
+    epochs: list[dict[str, Any]]
+    """Reports of the finished epochs."""
+    totals: Totals
+    is_newest: bool
+    """False when newer files could not be read."""
+
+
+def load_newest(
+    path: str,
+    *,
+    trained: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    restore_plan: Callable[[Any, Progress], None],
+) -> Found | None:
+    """Restore the newest checkpoint at ``path`` that can be read, see :func:`load`; None when there is none at all.
+
+    A damaged one is told in a warning when an older one (``--keep``) can take its place.
+    """
+    try:
+        files = existing(path)
+    except OSError as error:
+        raise UsageError(f"--resume: {path} cannot be looked for: {error.strerror or error}") from None
+    first: UsageError | None = None
+    for file in files:
+        try:
+            found = load(
+                str(file),
+                trained=trained,
+                optimizer=optimizer,
+                identity=identity,
+                restore_plan=restore_plan,
+            )
+        except UsageError as error:
+            first = first or error
+            continue
+        if first is not None:
+            place = f"epoch {found.progress.epoch}, batch {found.progress.batch}"
+            log.warning("%s; training goes on from the older %s: %s", first, file, place)
+        return found._replace(is_newest=first is None)
+    if first is not None:
+        raise first
+    return None
+
+
+def load(
+    path: str,
+    *,
+    trained: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    identity: dict[str, Any],
+    restore_plan: Callable[[Any, Progress], None],
+) -> Found:
+    """Restore ``trained`` and ``optimizer`` from the file at ``path``.
+
+    ``restore_plan`` gets what :func:`save` got as ``plan``, and may refuse it with a ValueError.
+
+    :class:`ConflictError` when it belongs to another job (model, data, seed, batch size, ...), since going on
+    would not be the same training; :class:`UsageError` when it cannot be read.
+    """
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
+        found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
+        progress = Progress.from_document(document["progress"])
+        totals = Totals.from_document(document["totals"])
+    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+        raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
+    different = [k for k in identity if found.get(k) != identity[k]]
+    if different:
+        key = different[0]
+        raise ConflictError(
+            f"--resume: {path} is of another job: its {key} is {found.get(key)!r}, this one's {identity[key]!r}; "
+            "give the same settings, or another --checkpoint"
+        )
+    try:
+        trained.load_state_dict(document["trained"])
+        optimizer.load_state_dict(document["optimizer"])
+    except (
+        Exception
+    ) as error:  # the right identity and the wrong content: a damaged file, or another torchvision
+        raise UsageError(f"--resume: {path} does not fit the trained layers ({_short(error)})") from None
+    try:
+        restore_plan(document["plan"], progress)
+    except (ValueError, KeyError, TypeError, HapiError) as error:
+        raise UsageError(
+            f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
+        ) from None
+    return Found(Path(path), progress, epochs, totals, is_newest=True)
+
+
+def _short(error: Exception) -> str:
+    """The first sentence of what torch says at length: the next is its advice to run what is pickled there."""
+    text = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
+    return text if len(text) <= 200 else text[:197] + "..."

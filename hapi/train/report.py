@@ -1,0 +1,135 @@
+"""The JSON report of a run, and the table a person reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, TypeVar
+
+from hapi.client.loading.epoch_stats import PassReport
+from hapi.paths import write_whole
+
+_Key = TypeVar("_Key", int, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of an epoch or of a part of it: parts of before and after a resume can be added."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    """Sums: seconds, bytes, samples, requests."""
+    splits: dict[int, int] = field(default_factory=dict)
+    """Batches by split."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """The servers' seconds by stage."""
+    cos_batch: int = 0
+    """Samples of the largest COS batch."""
+
+    @classmethod
+    def of(cls, report: PassReport) -> Self:
+        """What ``report`` counts."""
+        traffic = report.traffic
+        return cls(
+            counters={
+                "seconds": round(report.seconds, 4),
+                "bytes_received": traffic.bytes_received,
+                "cached_samples": traffic.cached_samples,
+                "cached_bytes": traffic.cached_bytes,
+                "server_seconds": round(traffic.server_seconds(), 4),
+                "network_seconds": round(traffic.network.seconds, 4),
+                "client_seconds": round(report.client.seconds, 4),
+                "stall_seconds": round(report.stall_seconds, 4),
+                "requests": traffic.requests,
+            },
+            splits=dict(report.splits),
+            stages={k: round(v, 4) for k, v in traffic.stages().items()},
+            cos_batch=traffic.cos_batch,
+        )
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """What a checkpoint holds; ValueError or TypeError for anything that :func:`asdict` would not have made."""
+        measured = cls(**document)
+        counts = [*measured.splits, *measured.splits.values(), measured.cos_batch]
+        numbers = [*measured.counters.values(), *measured.stages.values()]
+        if not all(type(v) is int and v >= 0 for v in counts) or not all(
+            type(v) in (int, float) for v in numbers
+        ):
+            raise ValueError("what it measured is not made of numbers")
+        return measured
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(
+            counters=_added(self.counters, other.counters),
+            splits={k: int(v) for k, v in _added(self.splits, other.splits).items()},
+            stages=_added(self.stages, other.stages),
+            cos_batch=max(self.cos_batch, other.cos_batch),
+        )
+
+
+def _added(first: Mapping[_Key, float], second: Mapping[_Key, float]) -> dict[_Key, float]:
+    """The sums by key; of the second's keys first, in their order."""
+    return {key: round(first.get(key, 0) + second.get(key, 0), 4) for key in {**second, **first}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a whole training took, over all the processes that went on with it."""
+
+    seconds: float = 0.0
+    retries: int = 0
+    peak_memory_bytes: int = 0
+    """The largest of any of the processes."""
+    resumes: int = 0
+
+    @classmethod
+    def from_document(cls, document: Any) -> Self:
+        """What a checkpoint holds; ValueError or TypeError for anything else."""
+        totals = cls(**document)
+        if not all(type(v) in (int, float) and v >= 0 for v in asdict(totals).values()):
+            raise ValueError("its totals are not made of numbers")
+        return totals
+
+    def and_then(self, seconds: float, retries: int, peak_memory_bytes: int) -> Totals:
+        """With what one process more took."""
+        return Totals(
+            seconds=round(self.seconds + seconds, 4),
+            retries=self.retries + retries,
+            peak_memory_bytes=max(self.peak_memory_bytes, peak_memory_bytes),
+            resumes=self.resumes,
+        )
+
+
+def epoch_entry(
+    epoch: int, split: int, measured: Measured, *, loss: float, accuracy: float, samples: int
+) -> dict[str, Any]:
+    """One element of ``epochs[]``. ``measured`` counts the whole epoch, also what earlier processes did of it."""
+    return {
+        "epoch": epoch,
+        "split": split,
+        "samples": samples,
+        "loss": loss,
+        "accuracy": accuracy,
+        **measured.counters,
+        "splits": [[split, batches] for split, batches in sorted(measured.splits.items())],
+        "cos_batch": measured.cos_batch,
+        "server_stage_seconds": dict(sorted(measured.stages.items())),
+    }
+
+
+def write_report(path: str, document: dict[str, Any]) -> None:
+    """Write ``document`` as JSON, whole or not at all; :class:`UsageError` when that fails.
+
+    A number that is none (a validation loss beyond all numbers) is written as null, which every reader takes.
+    """
+    write_whole(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "--report")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,377 @@
+"""The training loop of ``hapi-train``: the session's features through the trained layers, step by step."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+import hapi
+from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.session import Session
+from hapi.client.settings import TrainSettings
+from hapi.errors import DeviceMemoryError, DivergedError, HapiError, UnprocessableError, UsageError
+from hapi.models.graph.tracing import TRACE_LOCK
+from hapi.process.memory_errors import is_out_of_memory
+from hapi.profiler.profile import Profile
+from hapi.train import checkpoint
+from hapi.train.checkpoint import Progress, identity_of
+from hapi.train.divergence import Finite
+from hapi.train.interrupts import Interrupts
+from hapi.train.keeping import Keeper
+from hapi.train.report import Measured, Totals, epoch_entry
+
+log = logging.getLogger("hapi.client")
+
+
+class TrainingCallback(Protocol):
+    """Who is told how training goes; the command line draws a progress bar from it."""
+
+    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
+        """``batches`` steps are to come in all, ``done`` of them lie behind (after a resume)."""
+
+    def step_done(self, report: PassReport) -> None:
+        """One step more."""
+
+    def epoch_done(self, entry: Mapping[str, Any]) -> None:
+        """``entry`` is the epoch's element of the report."""
+
+
+def step_seed(seed: int, epoch: int, batch: int) -> int:
+    """The seed of torch's generator before step ``batch`` of ``epoch``: it does not depend on what ran before,
+    so that dropout is the same after a resume and for every split."""
+    return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
+
+
+def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser that the settings name, over ``module``'s parameters."""
+    parameters, s = [p for p in module.parameters() if p.requires_grad], settings
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),
+        "adam": lambda: torch.optim.Adam(parameters, lr=s.lr, weight_decay=s.weight_decay),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
+        "rmsprop": lambda: torch.optim.RMSprop(
+            parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+        ),
+    }
+    return makers[s.optimizer]()
+
+
+class Trainer:
+    """Trains a session's layers for the settings' epochs; see :meth:`run`."""
+
+    def __init__(self, session: Session, watcher: TrainingCallback) -> None:
+        self.session = session
+        self.settings = session.settings
+        self.watcher = watcher
+        self.trained = session.trained
+        self.optimizer = make_optimizer(self.settings, self.trained)
+        self.progress = Progress()
+        self.epochs: list[dict[str, Any]] = []
+        """The report's entries, those of before a resume included."""
+        self.trained_epochs = 0
+        """Epochs that this process ended."""
+        self.ended: dict[str, Any] = {"how": "running"}
+        """How the training ended, for the report."""
+        path, settings = self.settings.checkpoint, self.settings
+        self.keeper = Keeper(self._save if path else None, settings.checkpoint_every, settings.patience)
+        self._finite = Finite(self.trained, self.optimizer, settings.lr)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=session.device)
+        self._pass = PassReport()
+        """Counters of the training pass that is under way."""
+        self._before = Measured()
+        """Of the epoch, from before this process resumed it."""
+        self._earlier = Totals()
+        """Of the processes before this one."""
+        self._keep = settings.keep
+        """Checkpoints that are left when the next one is written."""
+        self._estimated: float | None = None
+        """The plan's seconds for the running epoch."""
+        self._timeline: dict[str, Any] | None = None
+        self._kept: Profile | None = None
+        """What is in the settings' file for the profile."""
+        self._torn = False
+        """Inside a step: weights, optimiser and progress do not belong together."""
+        self._started = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the report.
+
+        On KeyboardInterrupt (also SIGTERM) and on errors, the checkpoint is written as of the last whole step before
+        they are raised on. A training that diverged (:class:`DivergedError`) keeps the last checkpoint of before.
+        """
+        path = self.settings.checkpoint
+        with checkpoint.claimed(path) if path else nullcontext(), Interrupts() as interrupts:
+            if path and self.settings.resume:
+                self._resume(path)
+            try:
+                while self.progress.epoch < self.settings.epochs:
+                    self._epoch(interrupts)
+            except (KeyboardInterrupt, Exception) as error:
+                self._end(error)
+                raise
+            self._note_end("finished")
+            self.keeper.last(self._place)
+        return self.report()
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Epoch and batch of the next step."""
+        return self.progress.epoch, self.progress.batch
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether this training can be resumed."""
+        return self.keeper.saved is not None
+
+    def _end(self, error: BaseException) -> None:
+        """Keep what is worth it of a training that ends before its time; HapiError when that cannot be."""
+        how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._note_end("diverged" if isinstance(error, DivergedError) else how, str(error))
+        if self._torn or isinstance(error, DivergedError) or self._place == (self.keeper.saved or (0, 0)):
+            return
+        try:
+            self.keeper.last(self._place)
+        except DivergedError as found:
+            log.warning("%s; the last steps are not kept", found)
+            self._note_end("diverged", str(found))
+        except HapiError as failed:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            log.warning("%s", failed)
+
+    def _note_end(self, how: str, detail: str = "") -> None:
+        epoch, batch = self._place
+        self.ended = {"how": how, "epoch": epoch, "batch": batch, "detail": detail}
+
+    def _epoch(self, interrupts: Interrupts) -> None:
+        epoch, first = self.progress.epoch, self.progress.batch
+        planned = self.session.batch_ids(epoch)
+        self.watcher.epoch_started(epoch, len(planned), first)
+        self.trained.train()
+        stream = self.session.epoch(epoch, first)
+        begun = False
+        try:
+            for features, labels in stream:
+                self._pass = self.session.last
+                self._finite.check_loss()  # of the step before, which the session has waited for
+                if not begun:  # what the epoch's beginning changed of the split is known by now
+                    self._estimated, begun = self._estimate(first), True
+                with interrupts.deferred():
+                    self._torn = True
+                    self._step(features, labels)
+                    self._torn = False
+                    del features, labels
+                self.watcher.step_done(self._pass)
+                self._keep_profile()
+                self.keeper.step(self._place)
+            self._finite.check_state(*self._place)
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+        # When it is interrupted, the checkpoint stands between it and the last step.
+        validation = self._validate()
+        with interrupts.deferred():
+            self._finish_epoch(epoch, validation)
+            self._keep_profile()
+
+    def _estimate(self, first: int) -> float | None:
+        """The plan's seconds for the epoch that begins; None without a plan, and for a part of an epoch."""
+        planning = self.session.planning
+        if planning is None or first:
+            return None
+        epoch = self.progress.epoch
+        return planning.estimated_seconds(epoch, sum(map(len, self.session.batch_ids(epoch))))
+
+    def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
+        progress = self.progress
+        span = self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch)
+        # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
+        with TRACE_LOCK, span:
+            torch.manual_seed(step_seed(self.settings.seed, progress.epoch, progress.batch))
+            try:
+                logits = self.trained(features)
+                loss = nn.functional.cross_entropy(logits, labels)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.optimizer.step()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise DeviceMemoryError(
+                    f"the trained layers with a batch of {self.settings.bs} do not fit {self.session.device}; "
+                    "choose a smaller --bs or a later --freeze"
+                ) from None
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise UnprocessableError(
+                    f"batch {progress.batch} has {len(labels)} sample(s), too few for BatchNorm in the trained "
+                    "layers; give --drop-last or another --bs"
+                ) from None
+        self._finite.note(progress.epoch, progress.batch, loss)
+        self._loss_sum += loss.detach().double() * len(labels)
+        self._correct += (logits.detach().argmax(1) == labels).sum()
+        self.progress = replace(progress, batch=progress.batch + 1, samples=progress.samples + len(labels))
+
+    def _keep_profile(self) -> None:
+        """Write the profile that was measured where the settings say, when it is made and when it changes."""
+        path, planning = self.settings.save_profile, self.session.planning
+        measured = None if planning is None else planning.profile
+        if path is None or measured is None or measured is self._kept:
+            return
+        try:
+            measured.save(path)
+        except UsageError as error:  # that it can be written was tried before training began
+            log.warning("--save-profile %s; training goes on", error)
+        self._kept = measured
+
+    def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
+        samples = self.progress.samples
+        measured = self._before + Measured.of(self._pass)
+        entry = epoch_entry(
+            epoch,
+            self.session.split,
+            measured,
+            loss=self._loss_sum.item() / samples,
+            accuracy=self._correct.item() / samples,
+            samples=samples,
+        )
+        # Of an epoch that ran at one split, as the plan had it; what a profiling epoch takes nobody can know before.
+        planned = self._estimated if len(measured.splits) == 1 else None
+        entry["estimated_seconds"] = None if planned is None else round(planned, 4)
+        self._timeline = self._pass.timeline.to_json() or self._timeline
+        entry.update(validation)
+        self.epochs.append(entry)
+        self.trained_epochs += 1
+        self._loss_sum.zero_()
+        self._correct.zero_()
+        self._pass, self._before = PassReport(), Measured()
+        self.progress = Progress(epoch=epoch + 1)
+        self.keeper.epoch(self._place)
+        self.watcher.epoch_done(entry)
+
+    def _validate(self) -> dict[str, Any]:
+        """Loss and accuracy over the validation samples, in eval mode; nothing without them."""
+        if not len(self.session.prepared.validation_ids):
+            return {}
+        loss_sum, correct, samples = 0.0, 0, 0
+        self.trained.eval()
+        with torch.no_grad():
+            for features, labels in self.session.validation():
+                logits = self.trained(features)
+                loss_sum += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+                correct += int((logits.argmax(1) == labels).sum())
+                samples += len(labels)
+        self.trained.train()
+        return {
+            "validation_loss": loss_sum / samples,
+            "validation_accuracy": correct / samples,
+            "validation_seconds": round(self.session.last.seconds, 4),
+        }
+
+    # -- checkpoint --------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
+        self._finite.check_state(*self._place)
+        progress = replace(
+            self.progress,
+            loss_sum=self._loss_sum.item(),
+            correct=int(self._correct.item()),
+            measured=self._before + Measured.of(self._pass),
+        )
+        checkpoint.save(
+            str(self.settings.checkpoint),
+            trained=self.trained,
+            optimizer=self.optimizer,
+            progress=progress,
+            identity=identity_of(self.settings, self.session.prepared),
+            epochs=self.epochs,
+            plan=None if self.session.planning is None else self.session.planning.state(),
+            totals=self._totals(),
+            keep=self._keep,
+        )
+        self._keep = self.settings.keep
+
+    def _resume(self, path: str) -> None:
+        found = checkpoint.load_newest(
+            path,
+            trained=self.trained,
+            optimizer=self.optimizer,
+            identity=identity_of(self.settings, self.session.prepared),
+            restore_plan=self._restore_plan,
+        )
+        if found is not None:
+            self.progress, self.epochs = found.progress, found.epochs
+            self._before = found.progress.measured
+            self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
+            self.keeper.saved = self._place
+            self._loss_sum.fill_(self.progress.loss_sum)
+            self._correct.fill_(self.progress.correct)
+            if not found.is_newest:  # the next one takes the damaged one's place, and no whole one's
+                self._keep = 1
+
+    def _restore_plan(self, state: Any, progress: Progress) -> None:
+        planning = self.session.planning
+        if planning is not None and planning.profile is None:  # one that was given wins
+            planning.restore(state, progress.epoch, progress.batch)
+
+    # -- report ------------------------------------------------------------------------------------------
+
+    def _totals(self) -> Totals:
+        seconds, session = time.monotonic() - self._started, self.session
+        return self._earlier.and_then(seconds, session.retries, session.budget.process_highest() or 0)
+
+    def report(self) -> dict[str, Any]:
+        """The run's report, JSON-able."""
+        session, prepared = self.session, self.session.prepared
+        settings = asdict(self.settings)
+        planning = session.planning
+        plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": self._memory()}}
+        recheck = {} if session.recheck is None else {"recheck": session.recheck.to_json()}
+        timeline = {} if self._timeline is None else {"timeline": self._timeline}
+        return {
+            "hapi": hapi.__version__,
+            "model": self.settings.model,
+            "weights": prepared.weights,
+            "layers": len(prepared.model.layers),
+            "freeze": prepared.freeze,
+            "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",
+            "split": session.split,
+            "split_name": prepared.job(session.split).split_name,
+            "strategy": prepared.strategy,
+            "dataset": prepared.description.reference.to_json(),
+            "classes": list(prepared.description.classes),
+            "batch_size": self.settings.bs,
+            **prepared.order.identity(),
+            "request_size": self.settings.request_size,
+            **asdict(self._totals()),
+            "servers": prepared.urls,
+            "device": str(session.device),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
+            "epochs": self.epochs,
+            "ended": self.ended,
+            "troubles": list(self.keeper.troubles),
+            **plan,
+            **recheck,
+            **timeline,
+        }
+
+    def _memory(self) -> dict[str, int | None]:
+        """The client's peak as the plan has it, of the splits that batches ran at, and as it was."""
+        planning = self.session.planning
+        predicted = None
+        if planning is not None and planning.plan is not None:
+            ran = {split for epoch in self.epochs for split, _ in epoch["splits"]} or {planning.split}
+            predicted = max(planning.plan.candidates[split].estimate.memory.peak for split in ran)
+        return {"predicted": predicted, "observed": self.session.budget.highest()}

@@ -1,0 +1,518 @@
+"""The sample cache: what was put comes back whole or not at all, whoever else is there and whatever breaks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hapi.cache import catalog as cache_catalogue
+from hapi.cache import folder as cache_folder
+from hapi.cache import samples as sample_cache
+from hapi.cache.folder import CacheFolder
+from hapi.cache.samples import SampleCache
+from hapi.errors import BadRequestError, UsageError
+from hapi.wire.references import DatasetReference
+from hapi.wire.samples import Samples, offsets_of
+
+COUNT = 400
+PHOTOS = DatasetReference(name="photos", version="0123456789abcdef")
+OTHER = DatasetReference(name="photos", version="f" * 16)
+BUDGET = 1 << 20
+
+
+def content(sample: int) -> bytes:
+    return (f"{sample}:".encode() * (1 + sample % 90))[: 1 + sample % 300]
+
+
+def samples_of(ids: Sequence[int]) -> Samples:
+    whole = [content(i) for i in ids]
+    return Samples(
+        ids=np.array(ids, dtype=np.int64),
+        data=np.frombuffer(b"".join(whole), np.uint8).copy(),
+        offsets=offsets_of(np.array([len(c) for c in whole], dtype=np.int64)),
+        labels=np.array(ids, dtype=np.int64) % 7 - 3,
+    )
+
+
+def cache_at(path: Path, reference: DatasetReference = PHOTOS, budget: int = BUDGET) -> SampleCache:
+    return SampleCache(CacheFolder.open(path, budget), reference, COUNT)
+
+
+def found(cache: SampleCache, ids: Collection[int]) -> set[int]:
+    """Which of ``ids`` the cache has; all that it gives is checked."""
+    wanted, seen = np.array(list(ids), dtype=np.int64), []
+    for rows, samples in cache.parts(wanted):
+        assert samples.ids.tolist() == wanted[rows].tolist()
+        assert samples.labels.tolist() == (samples.ids % 7 - 3).tolist()
+        for place, sample in enumerate(samples.ids.tolist()):
+            assert samples.sample(place).tobytes() == content(sample)
+        seen += rows.tolist()
+    assert seen == sorted(set(seen))
+    return set(wanted[seen].tolist())
+
+
+def files(path: Path, prefix: str = "segment-") -> list[Path]:
+    return sorted(path.glob(f"*@*/{prefix}*"))
+
+
+def size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.glob("*@*/*"))
+
+
+def crash(cache: SampleCache) -> None:
+    """Its process dies: the kernel closes its files and frees its locks."""
+    cache._catalogue.close()
+    os.close(cache._users)
+    cache._closed = cache._stopped = True
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_catalogue, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(sample_cache, "_FULL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[SampleCache]:
+    with cache_at(tmp_path / "cache") as opened:
+        yield opened
+
+
+def test_what_was_put_comes_back(cache: SampleCache) -> None:
+    cache.put(samples_of(range(100)))
+    assert found(cache, [5, 300, 99, 0]) == {5, 99, 0}
+    cache.put(samples_of([110, 99, 149]))
+    assert found(cache, range(COUNT)) == {*range(100), 110, 149}
+    assert cache.samples == 102 and cache.share(np.arange(204)) == 0.5 and cache.share(np.arange(0)) == 0.0
+
+
+def test_others_see_it_when_it_is_flushed_and_later_jobs_too(cache: SampleCache, tmp_path: Path) -> None:
+    with cache_at(tmp_path / "cache") as second:
+        cache.put(samples_of(range(30)))
+        assert found(second, range(COUNT)) == set()
+        cache.flush()
+        assert found(second, range(COUNT)) == set(range(30))
+        second.put(samples_of(range(40)))
+    assert found(cache, range(COUNT)) == set(range(40))
+    cache.close()
+    with cache_at(tmp_path / "cache") as third:
+        assert found(third, range(COUNT)) == set(range(40))
+    assert len(files(tmp_path / "cache")) == 2 and not files(tmp_path / "cache", "open-")
+
+
+def test_a_sample_is_kept_once(cache: SampleCache, tmp_path: Path) -> None:
+    cache.put(samples_of([3, 3, 4, 3]))
+    cache.flush()
+    before = size(tmp_path / "cache")
+    cache.put(samples_of([4, 3]))
+    cache.flush()
+    assert size(tmp_path / "cache") == before and cache.samples == 2
+
+
+def test_parts_are_bounded(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.put(samples_of(range(200)))
+    monkeypatch.setattr(sample_cache, "_PART_BYTES", 500)
+    parts = list(cache.parts(np.arange(200)))
+    assert len(parts) > 20
+    assert all(len(s.data) <= 500 for _, s in parts)
+    monkeypatch.setattr(sample_cache, "_PART_BYTES", 1)
+    assert found(cache, range(200)) == set(range(200))
+
+
+def test_versions_and_data_sets_are_kept_apart(cache: SampleCache, tmp_path: Path) -> None:
+    cache.put(samples_of(range(10)))
+    cache.flush()
+    with cache_at(tmp_path / "cache", OTHER) as other:
+        assert found(other, range(COUNT)) == set()
+        # Not even when its files come into the wrong folder.
+        (stray,) = files(tmp_path / "cache")
+        (other.path / stray.name).write_bytes(stray.read_bytes())
+        assert found(other, range(COUNT)) == set()
+        assert files(tmp_path / "cache") == [stray]
+
+
+# -- budget ------------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_is_kept_and_used(tmp_path: Path) -> None:
+    budget = 20_000
+    with (
+        cache_at(tmp_path / "cache", budget=budget) as first,
+        cache_at(tmp_path / "cache", budget=budget) as second,
+    ):
+        for start in range(0, COUNT, 10):
+            (first, second)[start // 10 % 2].put(samples_of(range(start, start + 10)))
+            assert size(tmp_path / "cache") <= budget
+        first.flush()
+        second.flush()
+        here = found(first, range(COUNT))
+        assert here == found(second, range(COUNT))
+        content_bytes = sum(len(content(i)) + 40 for i in here)
+        assert 0.8 * budget < content_bytes < budget
+        # Nothing that is there goes for anything that comes.
+        first.put(samples_of(range(COUNT)))
+        assert found(first, here) == here
+
+
+def test_room_is_made_of_what_nobody_uses_the_oldest_first(tmp_path: Path) -> None:
+    path, budget = tmp_path / "cache", 20_000
+    references = [DatasetReference(name="old", version=str(n) * 16) for n in range(3)]
+    for age, reference in zip((30, 10, 20), references, strict=True):
+        with cache_at(path, reference, budget) as cache:
+            cache.put(samples_of(range(25)))
+        then = time.time() - age
+        os.utime(cache.path / "users", (then, then))
+    with cache_at(path, references[0], budget) as used, cache_at(path, budget=budget) as new:
+        at = 0
+        while (path / f"old@{'2' * 16}").exists():
+            new.put(samples_of(range(at, at + 5)))
+            at += 5
+        assert (path / f"old@{'1' * 16}").exists()
+        new.put(samples_of(range(at, COUNT)))
+        assert not (path / f"old@{'1' * 16}").exists()
+        assert found(used, range(COUNT)) == set(range(25))
+        assert size(path) <= budget
+    assert {v.name for v in CacheFolder.open(path, budget).versions()} == {
+        f"old@{'0' * 16}",
+        f"photos@{PHOTOS.version}",
+    }
+
+
+def test_samples_larger_than_a_segment_and_than_the_budget(tmp_path: Path) -> None:
+    large = Samples(
+        ids=np.array([1, 2, 3]),
+        data=np.arange(121_000, dtype=np.uint64).view(np.uint8)[:121_000],
+        offsets=np.array([0, 20_000, 120_000, 121_000]),
+        labels=np.array([0, 1, 2]),
+    )
+    with cache_at(tmp_path / "cache", budget=64_000) as cache:  # segments of 4,000
+        cache.put(large)
+        ((rows, samples),) = cache.parts(np.array([3, 2, 1]))
+        assert rows.tolist() == [0, 2] and samples.labels.tolist() == [2, 0]
+        assert samples.sample(1).tobytes() == large.sample(0).tobytes()
+
+
+@pytest.mark.parametrize("budget", [1, 50, 700])
+def test_hardly_any_budget(tmp_path: Path, budget: int) -> None:
+    with cache_at(tmp_path / "cache", budget=budget) as cache:
+        for sample in range(60):
+            cache.put(samples_of([sample]))
+        assert size(tmp_path / "cache") <= budget
+        assert found(cache, range(COUNT)) <= set(range(60))
+
+
+# -- damage ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["data", "head", "footer", "trailer", "short", "empty", "zeros"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_damage_is_a_miss_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: str, when: str
+) -> None:
+    path = tmp_path / "cache"
+    with cache_at(path, budget=1 << 14) as cache:  # segments of 1,024
+        cache.put(samples_of(range(40)))
+    victim = max(files(path), key=lambda file: file.stat().st_size)
+    opened = cache_at(path)
+    before = opened.samples
+    if when == "before":
+        opened.close()
+    data = bytearray(victim.read_bytes())
+    places = {"data": 30, "head": 17, "footer": -30, "trailer": -1}
+    if at in places:
+        data[places[at]] ^= 1
+    elif at == "zeros":
+        data = bytearray(len(data))
+    else:
+        del data[len(data) // 2 if at == "short" else 0 :]
+    victim.write_bytes(data)
+    if when == "before":
+        opened = cache_at(path)
+    with opened as cache, caplog.at_level(logging.WARNING, "hapi.cache"):
+        left = found(cache, range(40))
+        noticed = when == "before" or at not in ("footer", "trailer")
+        if noticed:
+            assert left < set(range(40)) and not victim.exists()
+            assert len(caplog.records) == 1 and "damaged" in caplog.text
+        cache.put(samples_of(range(40)))
+        assert found(cache, range(40)) == set(range(40)) and cache.samples == before
+    with cache_at(path) as again:  # which reads the footers anew
+        assert (found(again, range(40)) == set(range(40))) == noticed and not victim.exists()
+
+
+def test_damage_in_its_own_open_segment(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(samples_of(range(20)))
+    (own,) = cache.path.glob("open-*")
+    with own.open("r+b") as file:
+        file.write(b"x" * 200)
+    assert found(cache, range(20)) == set()
+    cache.put(samples_of(range(20)))
+    cache.put(samples_of(range(20)))
+    cache.flush()
+    assert found(cache, range(20)) == set(range(20)) and len(list(cache.path.glob("*-*"))) == 1
+
+
+def test_the_folder_goes_away(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.put(samples_of(range(20)))
+    cache.flush()
+    for path in sorted(cache.folder.path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert found(cache, range(30)) <= set(range(20))
+    cache.put(samples_of(range(20, 30)))
+    cache.flush()
+    cache.put(samples_of(range(20, 30)))
+    assert len(caplog.records) == 1 and "nothing more is kept" in caplog.text
+
+
+def test_a_full_disk_ends_keeping_and_nothing_else(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.put(samples_of(range(20)))
+    room, write = [300], os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, start: int) -> int:
+        if room[0] <= 0:
+            raise OSError(28, "No space left on device")
+        room[0] -= 100
+        return write(descriptor, bytes(data)[:100], start)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    cache.put(samples_of(range(20, 40)))
+    room[0] = 1 << 20
+    cache.put(samples_of(range(40, 60)))
+    assert len(caplog.records) == 1 and "No space left on device" in caplog.text
+    # What had been written before is sealed, since there was room for that.
+    assert found(cache, range(60)) == set()
+    monkeypatch.setattr(os, "pwrite", write)
+    cache.close()
+    assert not list(cache.path.glob("open-*"))
+
+
+def test_segments_that_were_written_do_not_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cache of any size needs no more files than its bound, whoever wrote it; the one that grows comes on top."""
+    monkeypatch.setattr(sample_cache, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(cache_catalogue, "_MOST_OPEN", 3)
+    with cache_at(tmp_path / "cache") as cache:
+        before = len(list(Path("/dev/fd").iterdir()))
+        for first in range(0, COUNT, 10):
+            cache.put(samples_of(range(first, first + 10)))
+            assert found(cache, range(first + 10)) == set(range(first + 10))
+            assert len(list(Path("/dev/fd").iterdir())) <= before + 3 + 1
+        cache.flush()
+        assert len(files(tmp_path / "cache")) > 20 and not caplog.records
+        assert len(list(Path("/dev/fd").iterdir())) <= before + 3
+        assert found(cache, range(COUNT)) == set(range(COUNT))
+    assert len(list(Path("/dev/fd").iterdir())) < before
+
+
+def test_a_segment_is_read_while_it_is_written_and_sealed(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader's file is his own: it stays open when the writer's is closed in the middle of his read."""
+    cache._catalogue._most_open = 0
+    cache.put(samples_of(range(20)))
+    read = os.preadv
+
+    def preadv(*arguments: Any) -> int:
+        cache.flush()
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert found(cache, range(20)) == set(range(20))
+
+
+# -- wrong folders -----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(
+        UsageError, match=r"--sample-cache .*full: has other things in it; give a new or empty"
+    ):
+        CacheFolder.open(tmp_path / "full", BUDGET, "--sample-cache")
+    with pytest.raises(UsageError, match=r"cannot be used: (Not a directory|File exists)"):
+        CacheFolder.open(tmp_path / "full" / "thesis.tex", BUDGET)
+    with pytest.raises(UsageError, match="cannot be used"):
+        CacheFolder.open("/proc/cache", BUDGET)
+    with pytest.raises(UsageError, match="cannot be used"):
+        CacheFolder.open("a\0b", BUDGET)
+    CacheFolder.open(tmp_path / "new" / "cache", BUDGET)
+    (tmp_path / "new" / "cache" / cache_folder.MARKER).write_text("9\n")
+    with pytest.raises(UsageError, match="is of another version of Hapi"):
+        CacheFolder.open(tmp_path / "new" / "cache", BUDGET)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    CacheFolder.open(tmp_path / "cache", BUDGET)
+    (tmp_path / "cache" / "lock").chmod(0o400)
+    (tmp_path / "cache").chmod(0o500)
+    with pytest.raises(UsageError, match="cannot be used: Permission denied"):
+        CacheFolder.open(tmp_path / "cache", BUDGET)
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    folder = CacheFolder.open(tmp_path / "cache", BUDGET)
+    for name, version in (("../x", "0" * 16), ("x", "../../etc"), ("x", "")):
+        with pytest.raises(BadRequestError):
+            SampleCache(folder, DatasetReference(name=name, version=version), COUNT)
+
+
+def test_a_lock_that_is_not_given_back_keeps_nobody(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_folder, "LOCK_SECONDS", 0.05)
+    cache.put(samples_of(range(5)))
+    cache.flush()
+    with cache.folder.locked():
+        cache.put(samples_of(range(10)))
+        assert found(cache, range(10)) == set(range(5))
+    cache.put(samples_of(range(10)))
+    assert found(cache, range(10)) == set(range(10))
+    with cache.folder.locked():
+        cache.flush()  # cannot be sealed, so it goes
+    assert found(cache, range(10)) == set(range(5))
+
+
+# -- several at a time -------------------------------------------------------------------------------------------
+
+
+def test_threads_that_put_and_get(tmp_path: Path) -> None:
+    with cache_at(tmp_path / "cache", budget=200_000) as cache:
+        failures: list[BaseException] = []
+
+        def work(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            try:
+                for _ in range(30):
+                    ids = random.choice(COUNT, 20, replace=False).tolist()
+                    here = found(cache, ids)
+                    cache.put(samples_of(ids))
+                    assert found(cache, ids) >= here
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert found(cache, range(COUNT)) == set(range(COUNT))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 1), st.lists(st.integers(0, 60), min_size=1, max_size=12)),
+        st.tuples(st.just("get"), st.integers(0, 1), st.lists(st.integers(0, 60), max_size=12)),
+        st.tuples(st.sampled_from(["flush", "crash", "close"]), st.integers(0, 1), st.just([])),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60)
+@given(STEPS, st.sampled_from([3_000, 9_000, 1 << 20]))
+def test_any_steps_of_two_processes(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, list[int]]], budget: int
+) -> None:
+    """What was ever put may be there. What was flushed must be, and what a process has put as long as it lives."""
+    path = tmp_path_factory.mktemp("model") / "cache"
+    caches = [cache_at(path, budget=budget) for _ in range(2)]
+    ever: set[int] = set()
+    sealed: set[int] = set()
+    own: list[set[int]] = [set(), set()]
+    for step, who, ids in steps:
+        cache = caches[who]
+        if step == "put":
+            here = found(cache, range(61))
+            cache.put(samples_of(ids))
+            ever |= set(ids)
+            own[who] |= found(cache, range(61)) - here
+            assert found(cache, range(61)) - here <= set(ids)
+            if budget == 1 << 20:
+                assert found(cache, ids) == set(ids)
+        elif step == "get":
+            assert (sealed | own[who]) & set(ids) <= found(cache, ids) <= ever
+        else:
+            if step == "crash":
+                crash(cache)
+            else:
+                cache.flush() if step == "flush" else cache.close()
+                sealed |= own[who]
+            own[who] = set()
+            if step != "flush":
+                caches[who] = cache_at(path, budget=budget)
+        assert size(path) <= budget
+        assert found(caches[who], range(61)) >= sealed
+    for cache in caches:
+        cache.close()
+    with cache_at(path, budget=budget) as last:
+        assert found(last, range(61)) >= sealed
+
+
+_WRITER = """
+import sys
+import test_sample_cache as t
+cache = t.cache_at(t.Path(sys.argv[1]), budget=int(sys.argv[2]))
+print("ready", flush=True)
+import numpy as np
+random = np.random.default_rng(int(sys.argv[3]))
+while True:
+    ids = random.choice(t.COUNT, 8, replace=False).tolist()
+    t.found(cache, ids)
+    cache.put(t.samples_of(ids))
+    if random.random() < 0.2:
+        cache.flush()
+"""
+
+
+@pytest.mark.slow
+def test_processes_killed_while_they_write(tmp_path: Path) -> None:
+    """Whatever moment the kill comes at, what is there then is right, within the budget, and nothing is left over."""
+    path, budget = tmp_path / "cache", 60_000
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[1]), str(Path(__file__).parent), *sys.path]
+        ),
+    }
+    for turn in range(6):
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", _WRITER, str(path), str(budget), str(2 * turn + n)],
+                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for n in range(2)
+        ]  # fmt: skip
+        for writer in writers:
+            assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+        time.sleep(0.02 * (1 + turn))
+        for writer in writers:
+            writer.kill()
+            _, errors = writer.communicate()
+            assert errors == "" and writer.returncode == -9
+        assert size(path) <= budget
+        with cache_at(path, budget=budget) as cache:
+            before = found(cache, range(COUNT))
+            cache.put(samples_of(range(COUNT)))
+            cache.flush()
+            assert found(cache, range(COUNT)) >= before
+            assert not files(path, "open-")
+            assert size(path) <= budget
+    assert len(before) > COUNT // 4

@@ -1,0 +1,100 @@
+"""``hapi verify`` of pushed models: each defect is one line, and sound ones have none."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from hapi.cli.main import main
+from hapi.errors import NotFoundError
+from hapi.models.graph.layers import LayeredModel, layered
+from hapi.models.zoo.build import ModelSpec
+from hapi.repository.repository import open_model, push
+from hapi.repository.verify import verify_model
+from hapi.store.base import ObjectStore, open_store
+
+SPEC = ModelSpec(architecture="squeezenet1_1", weights="random:1", input_shape=(8,))
+
+
+def small() -> LayeredModel:
+    return layered(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), (8,))
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pushed")
+    push(open_store(str(folder)), "net", small(), SPEC)
+    return folder
+
+
+@pytest.fixture
+def store(pushed: Path, tmp_path: Path) -> ObjectStore:
+    return open_store(str(shutil.copytree(pushed, tmp_path / "store")))
+
+
+def findings(store: ObjectStore) -> list[str]:
+    return [str(damage) for damage in verify_model(store, "net").damages]
+
+
+def test_a_sound_model(store: ObjectStore) -> None:
+    told: list[tuple[int, int]] = []
+    report = verify_model(store, "net", on_progress=lambda tensors, size: told.append((tensors, size)))
+    manifest = open_model(store, "net").manifest
+    assert (
+        report.sound
+        and report.samples == 4
+        and report.size == manifest.nbytes == sum(size for _, size in told)
+    )
+    assert report.version == manifest.digest
+    with pytest.raises(NotFoundError, match="has no model 'other'"):
+        verify_model(store, "other")
+
+
+def test_every_tensor_of_which_a_bit_is_flipped(store: ObjectStore) -> None:
+    manifest = open_model(store, "net").manifest
+    whole = store.get(manifest.weights_key)
+    for name, entry in manifest.tensors.items():
+        data = bytearray(whole)
+        data[entry.stop - 1] ^= 4
+        store.put(manifest.weights_key, data)
+        (line,) = findings(store)
+        place = f"tensor {name!r}, bytes {entry.start}..{entry.stop}"
+        assert line == f"{manifest.weights_key}: {place}: fails its digest"
+
+
+def test_weights_that_are_cut_or_gone_and_what_belongs_to_nothing(store: ObjectStore) -> None:
+    manifest = open_model(store, "net").manifest
+    store.put("models/net/push-other/weights.safetensors", b"123")
+    store.put("models/net/push.lock.beat-1", b"1")
+    assert findings(store) == [
+        "models/net/push-other/weights.safetensors: belongs to nothing (3 bytes); it can be removed"
+    ]
+    store.delete("models/net/push-other/weights.safetensors")
+    whole = store.get(manifest.weights_key)
+    store.put(manifest.weights_key, whole[:-1])
+    assert findings(store) == [f"{manifest.weights_key}: has {len(whole) - 1} bytes instead of {len(whole)}"]
+    store.delete(manifest.weights_key)
+    assert findings(store) == [f"{manifest.weights_key}: missing, with all tensors"]
+    store.put("models/net/model.json", b"{")
+    (line,) = findings(store)
+    assert line.startswith("models/net/model.json: ") and "push" in line
+
+
+def test_the_command(store: ObjectStore, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in ((), ("--model",), ("--quiet",)):
+        assert main(["verify", f"{store.url}/net", *flags]) == 0
+        assert "net: 4 tensors, 0.0 MB read" in (out := capsys.readouterr().out) and out.endswith(": sound\n")
+    manifest = open_model(store, "net").manifest
+    data = bytearray(store.get(manifest.weights_key))
+    data[-1] ^= 1
+    store.put(manifest.weights_key, data)
+    assert main(["verify", f"{store.url}/net"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and "fails its digest" in lines[0]
+    assert lines[1].endswith("DAMAGED, 1 findings; push the model again with --replace")
+    assert main(["verify", f"memory://{uuid.uuid4().hex}/net", "--model"]) == 1
+    assert "has no model 'net'" in capsys.readouterr().err

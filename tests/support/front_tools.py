@@ -1,0 +1,82 @@
+"""What the tests of shared weights need: fronts of invented tensors, and stores that count or fail."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from hapi.errors import StoreError
+from hapi.models.graph.digest import content_key
+from hapi.models.graph.layers import LayeredModel
+from hapi.server.device.model_cache import FrozenPrefix, ModelCache
+from hapi.store.base import ReadPart, Then, nothing
+from hapi.store.local import LocalStore
+
+Sizes = dict[str, int]
+
+
+def made_front(
+    cache: ModelCache, sizes: Sizes, load: Callable[[str], None] = lambda key: None
+) -> FrozenPrefix:
+    """A front that needs these tensors (key to bytes), loaded through the cache's pool."""
+
+    def bring(missing: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for key in missing:
+            load(key)
+            yield key, torch.zeros(sizes[key], dtype=torch.uint8)
+
+    cache.pool().take(sizes, bring)
+    return FrozenPrefix(nn.Identity(), (1,), torch.float32, tuple(sizes.items()))  # type: ignore[arg-type]
+
+
+def use(cache: ModelCache, key: str, sizes: Sizes) -> FrozenPrefix:
+    """Ask for a front and give it back."""
+    with cache.front(key, lambda: made_front(cache, sizes)) as found:
+        return found
+
+
+def contents(model: LayeredModel, split: int) -> Sizes:
+    """Distinct tensors of layers 1..split of a model that is loaded: key of content to bytes."""
+    named = [(n, model.tensors.get(n)) for n in model.tensor_names(0, split)]
+    named += [(n, model.traced.constants[n]) for n in model.constant_names(0, split)]
+    return {content_key(model.digest_of(n), t): t.nbytes for n, t in named}
+
+
+def tuned(model: LayeredModel, after: int) -> LayeredModel:
+    """The model after another job trained all layers past ``after``."""
+    twin = model.over(copy.deepcopy(model.module))
+    generator = torch.Generator().manual_seed(after)
+    kept = set(twin.tensor_names(0, after))
+    with torch.no_grad():
+        for name in twin.tensor_names(after, len(twin)):
+            tensor = twin.tensors.get(name)
+            if name not in kept and tensor.is_floating_point():
+                tensor.add_(torch.rand(tensor.shape, generator=generator))
+    return twin
+
+
+class CountingStore(LocalStore):
+    """A folder that notes what is read from weights: (key, start, stop). It fails while ``fail`` says so."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ranges: list[tuple[str, int, int]] = []
+        self.fail: Callable[[], bool] = lambda: False
+        self._counting = threading.Lock()
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        for part in parts:
+            if part.key.endswith(".safetensors") and part.key.startswith("models/"):
+                with self._counting:
+                    self.ranges.append((part.key, part.start, part.start + part.out.nbytes))
+                if self.fail():
+                    raise StoreError("injected")
+        super().read_many(parts, then)
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(stop - start for _, start, stop in self.ranges)

@@ -1,0 +1,202 @@
+"""Real processes for the integration tests: servers on free loopback ports, trainers, and their reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from support.forked import ROOT as ROOT
+from support.forked import ForkedProcess, environment
+
+
+class ServerProcess:
+    """A ``hapi-server``; ``port`` 0 takes a free one, another restarts on the same.
+
+    ``fresh``: a new interpreter, where what it holds in memory or how it begins is the point. ``open_files``: how many
+    it may have, then always in a new interpreter (``ulimit -n``, the soft and the hard limit).
+    """
+
+    def __init__(
+        self,
+        store: Path | str,
+        *arguments: str,
+        port: int = 0,
+        log: Path | None = None,
+        fresh: bool = False,
+        open_files: int | None = None,
+        **env: str,
+    ) -> None:
+        self.store, self.arguments, self.env, self.log, self.fresh = store, arguments, env, log, fresh
+        self.open_files = open_files
+        command = [
+            "hapi.cli.server",
+            "--store",
+            str(store),
+            "--port",
+            str(port),
+            "--threads",
+            "1",
+            *arguments,
+        ]
+        self._stderr = (log or Path(os.devnull)).open("ab")
+        self.process: Any = (
+            subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+                env=environment(**env), preexec_fn=open_files and partial(_limit_open_files, open_files),
+            )
+            if fresh or open_files
+            else ForkedProcess(command, env=environment(**env), stdout=subprocess.PIPE, stderr=self._stderr)
+        )  # fmt: skip
+        lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=lambda: lines.put(self.process.stdout.readline()), daemon=True).start()
+        try:
+            line = lines.get(timeout=180)
+        except queue.Empty:
+            self.kill()
+            raise AssertionError("the server did not say that it listens") from None
+        if not line.startswith("listening on "):
+            self.kill()
+            raise AssertionError(f"the server said {line!r}" + (log.read_text() if log else ""))
+        self.url = line.removeprefix("listening on ").strip()
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def stop(self, seconds: float = 30.0) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(seconds)
+        self._close()
+        return code
+
+    def restarted(self) -> ServerProcess:
+        """A new process on the same port."""
+        return ServerProcess(
+            self.store,
+            *self.arguments,
+            port=self.port,
+            log=self.log,
+            fresh=self.fresh,
+            open_files=self.open_files,
+            **self.env,
+        )
+
+    def _close(self) -> None:
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._stderr.close()
+
+
+def _limit_open_files(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+@contextlib.contextmanager
+def server(store: Path | str, *arguments: str, **options: Any) -> Iterator[ServerProcess]:
+    """A server that is ended whatever happens."""
+    running = ServerProcess(store, *arguments, **options)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.kill()
+
+
+def hapi(
+    *arguments: str, code: int | None = 0, seconds: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``hapi ...`` and check its exit code."""
+    return _forked(["hapi.cli.main", *arguments], code, seconds, env)
+
+
+def train(
+    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``hapi-train ...`` and check its exit code."""
+    return _forked(["hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
+
+
+def new_train(
+    *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """As :func:`train`, in a new interpreter: where what it holds in memory is the point."""
+    return run([sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
+
+
+def start_train(*arguments: str, **env: str) -> ForkedProcess:
+    """Start ``hapi-train ...`` and leave it running; its errors come with its output."""
+    return ForkedProcess(
+        ["hapi.cli.train", "--threads", "1", *arguments],
+        env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def start_new_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    """As :func:`start_train`, in a new interpreter: where how it begins is the point."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**env),
+    )  # fmt: skip
+
+
+def _forked(
+    command: Sequence[str], code: int | None, seconds: float, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    process = ForkedProcess(command, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(seconds)
+    finally:
+        process.kill()
+    return _checked(subprocess.CompletedProcess(command, process.wait(), output, errors), code)
+
+
+def run(
+    command: Sequence[str], code: int | None, seconds: float, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run any command in this environment and check its exit code."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=environment(**env), check=False
+    )
+    return _checked(done, code)
+
+
+def _checked(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
+    if code is not None and done.returncode != code:
+        raise AssertionError(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def report_of(path: Path) -> dict[str, Any]:
+    """A report file's document."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def losses(report: dict[str, Any]) -> list[float]:
+    """The loss of each epoch."""
+    return [e["loss"] for e in report["epochs"]]
+
+
+def wait_for(condition: Any, seconds: float = 30.0, what: str = "condition") -> None:
+    """Poll until ``condition()`` is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {seconds} s")
+        time.sleep(0.02)

@@ -1,0 +1,117 @@
+"""Sessions over the real service without a socket, for tests of the session, the trainer and the checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.prepare import resolve_job
+from hapi.client.session import Session
+from hapi.client.settings import TrainSettings
+from hapi.client.transport.http import Handler, LoopbackTransport
+from hapi.data.manifest import Manifest
+from hapi.ingest.pack import pack
+from hapi.ingest.sources.base import SourceOptions, open_source
+from hapi.models.graph.layers import LayeredModel
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.server.http.loopback import loopback_handler
+from hapi.server.service import Service
+from hapi.server.settings import ServerSettings
+from hapi.store.base import open_store
+from hapi.wire.frames import Buffer
+
+COUNT = 46
+SETTINGS: dict[str, Any] = {
+    "model": "resnet18", "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
+    "dataset": "blobs", "lr": 0.01, "split": "freeze",
+}  # fmt: skip
+SIDE = 32
+
+
+def pack_blobs(
+    store: Path, name: str = "blobs", count: int = COUNT, classes: int = 4, side: int = SIDE
+) -> Manifest:
+    """A data set of float32 images that tell their class: sample i is of class i % classes."""
+    folder = store.parent / f"arrays-{store.name}-{name}"
+    folder.mkdir()
+    labels = np.arange(count) % classes
+    images = np.random.default_rng(0).normal(size=(count, 3, side, side)).astype(np.float32)
+    images += labels[:, None, None, None]
+    np.save(folder / "x.npy", images)
+    np.save(folder / "y.npy", labels)
+    source = open_source(str(folder / "x.npy"), SourceOptions(labels=folder / "y.npy"))
+    return pack(source, open_store(str(store)), name)
+
+
+@contextlib.contextmanager
+def service_of(store: Path) -> Iterator[Service]:
+    service = Service(ServerSettings(store=str(store), cos_batch=4, threads=1), open_store(str(store)))
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def remembering(service: Service) -> Handler:
+    """Answers as ``service`` does, and gives the same bytes when it is asked the same again.
+
+    For tests of what is done with features, which are computed once for all of them.
+    """
+    handle = loopback_handler(service)
+    answers: dict[tuple[str, str, bytes], tuple[int, Mapping[str, str], list[bytes]]] = {}
+
+    def remembered(method: str, path: str, body: bytes) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
+        asked = method, path, body
+        if asked not in answers:
+            status, headers, buffers = handle(method, path, body)
+            answers[asked] = status, headers, [bytes(buffer) for buffer in buffers]
+        status, headers, kept = answers[asked]
+        return status, headers, iter(kept)
+
+    return remembered
+
+
+def open_session(service: Service | Handler, **changes: Any) -> Session:
+    """Of this service, or of what answers for it."""
+    settings = TrainSettings(**{**SETTINGS, **changes})
+    transport = LoopbackTransport(loopback_handler(service) if isinstance(service, Service) else service)
+    with mock.patch("hapi.client.models.build", built):
+        return Session(settings, resolve_job(settings, transports=[transport]))
+
+
+_built_once = lru_cache(maxsize=2)(build)
+
+
+def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
+    """Traced and initialised once, then copied: most of the time of a session's start."""
+    kept = _built_once(spec, allow_import=allow_import)
+    return kept.over(copy.deepcopy(kept.module))
+
+
+class Silent:
+    """A watcher that only remembers; ``on_step`` is called after each step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.entries: list[Mapping[str, Any]] = []
+
+    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
+        self.started = (epoch, batches, done)
+
+    def step_done(self, report: PassReport) -> None:
+        self.steps += 1
+        self.on_step(self.steps)
+
+    def on_step(self, steps: int) -> None:
+        """For a test to replace."""
+
+    def epoch_done(self, entry: Mapping[str, Any]) -> None:
+        self.entries.append(entry)

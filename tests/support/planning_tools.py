@@ -1,0 +1,146 @@
+"""A world whose costs are known: a meter that shows what batches would cost if a profile were the truth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hapi.client.loading.link_stats import Forward
+from hapi.client.planning.controller import SplitController
+from hapi.client.planning.meter import Counts, Snapshot
+from hapi.profiler.fit import Sizes, Tier
+from hapi.profiler.profile import Job, LinkProfile, Profile
+from support.profiler_tools import crafted, free_server, free_tier
+
+MB = 1_000_000
+OUTPUTS = (600_000, 300_000, 100_000, 20_000, 4_000)
+"""Bytes of a sample after each layer: the deeper, the less to send."""
+JOB = Job(bs=10, samples=100, epochs=3, request_size=5, micro_batch=4)
+
+
+def truth(bits: float = 100e6, there: float = 0.004, here: float = 0.004, **changes: Any) -> Profile:
+    """Four frozen layers of ``there`` and ``here`` seconds a sample, samples of 40 kB, a trained layer."""
+    tier = {"codec_seconds_per_byte": 1e-10, "decode_seconds": 0.001, "overhead_seconds": 1e-4}
+    base = crafted(
+        OUTPUTS,
+        [there] * 5,
+        [here] * 5,
+        server=free_server(concurrency=4),
+        server_tier=free_tier("cpu", **tier),
+        client_tier=free_tier("cpu", **tier),
+        link=LinkProfile(bits_per_second=bits, variation=0.0, request_seconds=0.0),
+        step_seconds=0.001,
+    )
+    samples = replace(base.samples, stored_bytes=40_000, uint8_bytes=150_000, tensor_bytes=600_000)
+    return replace(base, samples=samples, **changes)
+
+
+def sizes_in(profile: Profile) -> Sizes:
+    """What is known of the job before it runs."""
+    return Sizes(
+        model=profile.model,
+        freeze=profile.freeze,
+        last_split=profile.last_split,
+        layers=tuple(replace(x, server_seconds=0.0, client_seconds=0.0) for x in profile.layers),
+        samples=profile.samples,
+        client=Tier(device=profile.client_tier.device),
+    )
+
+
+class World:
+    """Stands in for a :class:`hapi.client.planning.meter.Meter`; :meth:`batch` is a batch that was done."""
+
+    def __init__(self, true: Profile) -> None:
+        self.true = true
+        self.noise: Callable[[], float] = lambda: 1.0
+        """Factor of each cost."""
+        self.slower = 1.0
+        """Times as long as in truth that the client takes for its layers."""
+        self.pages = 0
+        """New pages that the client touches for a batch."""
+        self.server_slower, self.server_pages = 1.0, 0
+        """As much of the server for each request, which alone shows it in what it reports of single requests."""
+        self.servers: dict[int, Tier] = {}
+        self.share = 1.0
+        """What other jobs leave of the server."""
+        self.count = 1
+        """Servers that share the work."""
+        self._forwards: list[Forward] = []
+        self._counts: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
+
+    def snapshot(self) -> Snapshot:
+        return {split: dict(counts) for split, counts in self._counts.items()}
+
+    def take_forwards(self) -> list[Forward]:
+        taken, self._forwards = self._forwards, []
+        return taken
+
+    def batch(self, split: int, samples: int = 10, timed: bool = False) -> list[tuple[int, float]]:
+        """Count a batch; what the link showed meanwhile."""
+        true, c = self.true, self._counts[split]
+        server, client, nbytes = true.server_tier, true.client_tier, samples * true.sent_bytes(split)
+        there = [self.server_slower * x.server_seconds * samples for x in true.layers[:split]]
+        here = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
+        costs = {
+            "cpu:decode": samples * server.decode_seconds if split else 0.0,
+            "cpu:send": nbytes * server.codec_seconds_per_byte,
+            "cpu:read": samples * server.overhead_seconds,
+            "cpu:forward": sum(there),
+            "decode": 0.0 if split else samples * client.decode_seconds,
+            "receive": nbytes * client.codec_seconds_per_byte,
+            "step": self.slower * samples * true.step_seconds,
+            "timed" if timed else "rest": sum(here),
+        }
+        costs = {name: value * self.noise() for name, value in costs.items()}
+        work = sum(value for name, value in costs.items() if name.startswith("cpu:"))
+        costs |= {
+            **{name.replace("cpu:", "wall:"): v for name, v in costs.items() if name.startswith("cpu:")},
+            "work": work, "process": work, "clock": 1.0, "others": 1.0 - self.share,
+            "requests": 2, "samples": samples, "bytes": nbytes, "batches": 1, "handed_out": samples,
+            "rested": 0 if timed or split == true.last_split else samples,
+            "rest_pages": self.pages, "timed_pages": self.pages, "step_pages": self.pages,
+            "client_timed": samples if timed else 0,
+        }  # fmt: skip
+        if split:
+            each, half = costs["cpu:forward"] / 2, tuple(seconds / 2 for seconds in there)
+            layers = half if timed else ()
+            forward = Forward(split, samples // 2, each, each, self.server_pages, layers)
+            self._forwards += [forward, forward]
+        main = costs["step"] + costs.get("rest", 0.0) + costs.get("timed", 0.0)
+        costs["main_cpu"] = main
+        costs["process_cpu"] = main + costs["receive"] + costs["decode"] + samples * client.overhead_seconds
+        if timed:
+            costs |= {f"client_layer:{i}": value for i, value in enumerate(here)}
+        for name, value in costs.items():
+            c[name] += value
+        c["cos_batch"] = 5
+        self.servers[split] = Tier(device=server.device, running=true.server.concurrency, count=self.count)
+        return [(nbytes, nbytes * 8 / (true.link.bits_per_second * self.noise()))]
+
+
+def planning_in(world: World, strategy: str = "auto", job: Job = JOB, **options: Any) -> SplitController:
+    return SplitController(strategy, sizes_in(world.true), job, world, **options)  # type: ignore[arg-type]
+
+
+def run_epoch(
+    planning: SplitController,
+    world: World,
+    epoch: int = 0,
+    batches: int = 10,
+    *,
+    first: int = 0,
+    ahead: int = 1,
+    before: Callable[[int], None] = lambda batch: None,
+) -> list[int]:
+    """An epoch whose window opens ``ahead`` batches before they are done; the splits of its batches."""
+    planning.begin_pass(epoch, batches - first)
+    opened: list[tuple[int, bool]] = []
+    for batch in range(first, batches):
+        before(batch)
+        while len(opened) < min(batches - first, batch - first + 1 + ahead):
+            opened.append(planning.open(epoch, first + len(opened)))
+        split, timed = opened[batch - first]
+        planning.batch_done(epoch, batch, split, world.batch(split, timed=timed))
+    return [split for split, _ in opened]
