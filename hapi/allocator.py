@@ -2,7 +2,7 @@
 
 A forward pass on a CPU makes and frees a tensor an operation. glibc gives large blocks back to the system as soon as
 they are free, and threads' heaps at 64 MiB; the next tensor is new memory again, of which the kernel clears every page
-when it is first touched. ``docs/decisions.md`` ("freed memory is kept") has what that costs.
+when it is first touched. ``docs/decisions/0004-keep-freed-memory.md`` has the costs.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class ServerSettings:
     """Longest silence of a reader, in seconds, before its request is dropped."""
     slow_reader_rate: int = 1024
     """Bytes per second that a reader must take while others wait for a slot or for its device's memory; 0: any. Ten
-    requests that share 1 Mbit/s get 12,500 each (docs/decisions.md says what the slowest of them got)."""
+    requests that share 1 Mbit/s get 12,500 each (docs/decisions/0022-slow-readers.md has the slowest)."""
     slow_reader_seconds: float = 30.0
     """Seconds over which that is measured."""
     model_cache_bytes: int = 4 << 30
@@ -62,7 +62,7 @@ class ServerSettings:
     decode_threads: int = 1
     """Threads that decode the samples of one COS batch, or of a process's part of it."""
     decode_processes: int = 0
-    """Processes that decode; they pay for small samples only (docs/decisions.md has the measurement)."""
+    """Processes that decode; they pay for small samples only (docs/decisions/0027-decoding.md)."""
     allow_models: tuple[str, ...] = ()
     """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
     drain_seconds: float = 30.0

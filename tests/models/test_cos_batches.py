@@ -8,7 +8,7 @@ import torch
 from hapi.models.zoo.build import ModelSpec, build
 
 BOUND = 1e-5
-"""Of the largest feature (docs/decisions.md); the largest difference that was seen is 3e-6."""
+"""Share of the largest feature (docs/decisions/0009-same-numbers.md); the largest difference seen is 3e-6."""
 SAMPLES = 33
 
 

@@ -22,7 +22,8 @@ OBSERVATIONS = 4
 memory, and what else disturbs a pass makes it slower, not faster."""
 LOWEST = 16
 """Smallest size that is tried by itself. Powers of two from 16 on gave the same bits for all seven families on a CPU,
-with one thread and with two; smaller and odd ones take other kernels there (docs/decisions.md)."""
+with one thread and with two; smaller and odd ones take other kernels there
+(docs/decisions/0009-same-numbers.md)."""
 BEYOND = 1.05
 """Times the best so far from which on a look goes no further in its direction. More than ``FLAT``: curves have
 bumps."""
