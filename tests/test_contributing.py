@@ -1,0 +1,103 @@
+"""What the documents say about places and lengths is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import hapi
+
+ROOT = Path(hapi.__file__).parents[1]
+DOCS = ROOT / "docs"
+MOST_WORDS = 15_000
+"""Words of all pages in docs/, the measurements left out: longer pages are not read."""
+MOST_WORDS_OF_A_DECISION = 150
+LONGEST_README = 250
+
+
+def answers() -> dict[str, list[str]]:
+    """Question to the folders that docs/contributing.md answers it with."""
+    text = (DOCS / "contributing.md").read_text(encoding="utf-8")
+    section = text.split("## A newcomer's ten questions")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+\?) \| ([^|]+) \|$", section, re.MULTILINE)
+    return {question: re.findall(r"`([^`]+)`", answer) for question, answer in rows}
+
+
+def decisions() -> list[Path]:
+    """Pages of docs/decisions, the index left out."""
+    return sorted((DOCS / "decisions").glob("[0-9]*.md"))
+
+
+def test_ten_questions_are_answered() -> None:
+    assert len(answers()) == 10
+    assert all(answers().values()), "answer each question by a folder's name in backticks"
+
+
+@pytest.mark.parametrize("question", answers())
+def test_the_folders_of_the_answers_exist(question: str) -> None:
+    missing = [name for name in answers()[question] if not (ROOT / name).is_dir()]
+    assert not missing, f"docs/contributing.md, '{question}': no folder {missing}; say where it is now"
+
+
+def test_the_index_of_decisions_has_every_page_and_its_title() -> None:
+    index = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    listed = {name: title for title, name in re.findall(r"^- \[(.+)\]\(([^)]+)\)$", index, re.MULTILINE)}
+    titles = {
+        page.name: page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for page in decisions()
+    }
+    assert listed == titles, "docs/decisions/README.md: a line '- [title](file)' for each page, and no other"
+
+
+@pytest.mark.parametrize("page", decisions(), ids=lambda page: page.stem)
+def test_a_decision_is_short_and_whole(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= MOST_WORDS_OF_A_DECISION, (
+        f"{page.name}: at most {MOST_WORDS_OF_A_DECISION} words"
+    )
+    for part in ("Context", "Decision", "Consequence", "Evidence"):
+        assert f"**{part}.** " in text, f"{page.name}: no {part.lower()}"
+
+
+def test_the_pages_stay_short() -> None:
+    pages = [*DOCS.glob("*.md"), *(DOCS / "decisions").glob("*.md")]
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    assert words < MOST_WORDS, (
+        f"docs/ has {words} words: shorten a page, or delete a decision that no longer shapes anything"
+    )
+    lines = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+    assert lines < LONGEST_README, f"README.md has {lines} lines; details belong in docs/"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted(DOCS.rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        found = page if not name else page.parent / name
+        if not found.exists() or (anchor and anchor not in _anchors(found)):
+            broken.append(target)
+    assert not broken, f"{page.relative_to(ROOT)}: links lead nowhere: {broken}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors that a page's headings get."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_wire_table_has_the_version_of_the_code() -> None:
+    from hapi.wire.frames import WIRE_VERSION
+
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    assert re.findall(r"version u8 = (\d+)", text) == [str(WIRE_VERSION)], (
+        "docs/protocol.md: the table of frames"
+    )
