@@ -94,6 +94,22 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem
+)
+def test_places_that_the_documents_name_exist(page: Path) -> None:
+    named = re.findall(r"`((?:hapi|tests|benchmarks|scripts)/[\w./-]+)", page.read_text(encoding="utf-8"))
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing, f"{page.relative_to(ROOT)}: {missing} are not there; say where they are now"
+
+
+def test_every_room_stands_in_the_architecture() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rooms = [folder.name for folder in (ROOT / "hapi").iterdir() if (folder / "__init__.py").exists()]
+    missing = [room for room in rooms if f"| `{room}` |" not in text]
+    assert not missing, f"docs/architecture.md: the table of rooms lacks {missing}"
+
+
 def test_the_wire_table_has_the_version_of_the_code() -> None:
     from hapi.wire.frames import WIRE_VERSION
 
