@@ -12,13 +12,12 @@ import sys
 import torch
 from torch import nn
 
-from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+import hapi
 
 
 def main(store: str) -> None:
-    settings = TrainSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
-    with Session.open(settings) as session:
+    settings = hapi.TrainSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
+    with hapi.Session.open(settings) as session:
         print(f"frozen up to layer {session.prepared.freeze}, the server runs {session.split} layers")
         model = session.trained  # the layers after the freeze: an nn.Module like any other
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

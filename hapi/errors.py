@@ -3,6 +3,13 @@
 Foreign errors (sockets, the object store, torch) are mapped to these at the border of the room that
 meets them. A message names what was wrong, where, and what to do about it, on one line of printable text
 (:func:`hapi.text.printable`), so that names from a store or a server cannot steer a terminal.
+
+>>> import hapi
+>>> try:
+...     hapi.open_dataset("store/flowers")
+... except hapi.errors.NotFoundError as error:
+...     print("not there")
+not there
 """
 
 from __future__ import annotations
@@ -27,6 +34,13 @@ class HapiError(Exception):
 
     ``status`` is the HTTP status that carries it on the wire, ``slug`` its stable name there,
     ``retryable`` whether the same request may succeed later or on another server.
+
+    >>> import hapi
+    >>> try:
+    ...     hapi.pack("no-such-folder", "store/flowers")
+    ... except hapi.HapiError as error:
+    ...     print(type(error).__name__, error.retryable)
+    UsageError False
     """
 
     status: ClassVar[int] = 500

@@ -29,10 +29,15 @@ FLOORS = (
     "ingest|profiler",
     "server|client|figures|offload",
     "train|cluster",
+    "api",
     "cli",
+    "face",
 )
 """From left to right: a room may import what is to its left, and itself."""
 FLOOR_OF = {room: index for index, floor in enumerate(FLOORS) for room in floor.split("|")}
+
+FACE = ("__init__.py", "__main__.py")
+"""Names what the rooms offer, and imports it when it is used; ``hapi.__version__`` may be used from every floor."""
 
 HEAVY = ("torch", "torchvision", "aiohttp")
 LIGHT_ROOMS = ("ground", "process", "codecs", "wire", "config")
@@ -62,7 +67,9 @@ def modules() -> list[Path]:
 
 
 def room_of(module: Path) -> str:
-    """The folder of a module; modules directly in the package are the ground floor."""
+    """The folder of a module; modules directly in the package are the ground floor, but for its face."""
+    if str(module) in FACE:
+        return "face"
     return module.parts[0] if len(module.parts) > 1 else "ground"
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hapi.api.datasets import index
 from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
 from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
+from hapi.data.manifest import Manifest
 from hapi.errors import UsageError
 from hapi.ingest.formats.registry import FORMATS
 from hapi.ingest.formats.shard import Fields
-from hapi.ingest.in_place.discover import Folder, find_folder, left_out_note
-from hapi.ingest.in_place.indexer import Indexed, IndexOptions, index_folder
+from hapi.ingest.in_place.discover import find_folder, left_out_note
+from hapi.ingest.in_place.indexer import IndexOptions
+from hapi.ingest.skipped import Skipped
 from hapi.store.base import split_address
 
 
@@ -68,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     note = left_out_note(folder)
     if note is not None:
         _tell(note)
+    skipped = Skipped()
     with TransferBar(f"indexing {name}", args.quiet, by_bytes=True) as bar:
 
         def start(samples: int, size: int) -> None:
@@ -75,22 +79,21 @@ def run(args: argparse.Namespace) -> int:
                 _tell(f"going on after {samples} samples ({size / 1e6:.1f} MB)")
             bar.start(sum(info.size for info in folder.shards), size)
 
-        indexed = index_folder(
-            store, name, folder, options,
+        manifest = index(
+            folder, args.address, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
             keep_old=args.keep_old,
-            on_start=start, on_progress=bar.advance,
+            on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
-    _print(args.address, folder, indexed)
+    for line in skipped.told():
+        _tell(line)
+    _print(args.address, manifest)
     if args.replace:
         tell_replaced("hapi index", store, name)
     return 0
 
 
-def _print(address: str, folder: Folder, indexed: Indexed) -> None:
-    manifest = indexed.manifest
-    for line in indexed.skipped.told():
-        _tell(line)
+def _print(address: str, manifest: Manifest) -> None:
     say(
         f"indexed {manifest.source} as {address}: {manifest.count} samples, {len(manifest.classes)} classes, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "

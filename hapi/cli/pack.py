@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hapi.api.datasets import open_source_for, pack
 from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import Number, count, real
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
-from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
 from hapi.ingest.skipped import Skipped
-from hapi.ingest.sources.base import SourceOptions, open_source
 from hapi.paths import read_bounded
 from hapi.store.base import split_address
 from hapi.wire.references import TransformSpec
@@ -109,15 +108,12 @@ def run(args: argparse.Namespace) -> int:
     """Pack, and say what is there now."""
     url, name = split_address(args.address)
     store = lasting_store(url)
-    objects = store.local_path("datasets")
-    source = open_source(
+    source = open_source_for(
         args.source,
-        SourceOptions(
-            labels=args.labels,
-            classes=class_names(args.classes),
-            download=args.download,
-            store=None if objects is None else objects.parent,
-        ),
+        args.address,
+        labels=args.labels,
+        classes=class_names(args.classes),
+        download=args.download,
     )
     options = PackOptions(
         shard_bytes=args.shard_size,
@@ -141,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             bar.start(total, samples)
 
         manifest = pack(
-            source, store, name, options,
+            source, args.address, options,
             replace=args.replace, restart=args.restart, force_lock=args.force_lock,
             keep_old=args.keep_old,
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from hapi.api.models import push
 from hapi.cli.shared.common import say
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.writing import lasting_store
 from hapi.factories import is_factory, search_here
-from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec, build
-from hapi.repository.repository import push
+from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec
 from hapi.store.base import split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
@@ -59,14 +59,18 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
     """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
     if is_factory(args.model):
         search_here()
-    blocks = tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
     return ModelSpec(
         architecture=args.model,
         num_classes=num_classes,
         weights=weights,
         input_shape=input_shape_of(args),
-        blocks=blocks,
+        blocks=blocks_of(args),
     )
+
+
+def blocks_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Where ``--blocks`` says that layers end."""
+    return tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
 
 
 def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
@@ -77,15 +81,25 @@ def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
 def run(args: argparse.Namespace) -> int:
     """Build the model and write it into the store; prints what was written."""
     store_url, name = split_address(args.address)
-    own = is_factory(args.model)
-    usual = "random:0" if own else "DEFAULT"
-    spec = spec_of(args, usual if args.weights is None else args.weights, args.num_classes)
     store = lasting_store(store_url)
-    model = build(spec, allow_import=True)
-    pushed = push(store, name, model, spec, replace_existing=args.replace, force_lock=args.force_lock)
-    size = f"{pushed.manifest.nbytes / 1e6:.1f} MB"
-    classes = f", {pushed.manifest.classes} classes" if pushed.manifest.classes else ""
-    say(f"pushed {spec.architecture} as {name!r} into {store.url}: {len(model)} layers, {size}{classes}")
+    own = is_factory(args.model)
+    if own:
+        search_here()
+    pushed = push(
+        args.model,
+        args.address,
+        weights=args.weights,
+        num_classes=args.num_classes,
+        input_size=args.input_size,
+        blocks=blocks_of(args),
+        replace=args.replace,
+        force_lock=args.force_lock,
+    )
+    manifest = pushed.manifest
+    size = f"{manifest.nbytes / 1e6:.1f} MB"
+    classes = f", {manifest.classes} classes" if manifest.classes else ""
+    layers = f"{len(manifest.layers)} layers"
+    say(f"pushed {manifest.spec.architecture} as {name!r} into {store.url}: {layers}, {size}{classes}")
     allowed = f" --allow-model {args.model}" if own else ""
     say(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
     return 0

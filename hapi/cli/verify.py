@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from hapi.api.datasets import is_model, verify
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
-from hapi.data.verify import verify_dataset
-from hapi.store.base import ObjectStore, open_store, split_address
-from hapi.store.damage import VerifyReport
+from hapi.store.base import open_store, split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """One line for each damage, then a summary; exit code 1 when there is any."""
     url, name = split_address(args.address)
-    store = open_store(url)
-    model = args.model or _only_a_model(store, name)
+    model = args.model or is_model(open_store(url), name)
     with TransferBar(f"verifying {name}", args.quiet, by_bytes=model) as bar:
-        report = _model(store, name, bar) if model else _dataset(store, name, bar)
+        report = verify(
+            args.address,
+            model=model,
+            on_start=bar.start,
+            on_damage=lambda damage: bar.print(str(damage)),
+            on_progress=bar.advance,
+        )
         seconds = bar.seconds
     rate = report.size / max(seconds, 1e-9) / 1e6
     verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.again}"
@@ -38,29 +42,3 @@ def run(args: argparse.Namespace) -> int:
         f"({rate:.0f} MB/s), {state} {report.version or 'unknown'}: {verdict}"
     )
     return EXIT_OK if report.sound else EXIT_FAILED
-
-
-def _only_a_model(store: ObjectStore, name: str) -> bool:
-    return name not in store.list_names("datasets") and name in store.list_names("models")
-
-
-def _dataset(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
-    return verify_dataset(
-        store,
-        name,
-        on_start=lambda manifest: bar.start(manifest.count),
-        on_damage=lambda damage: bar.print(str(damage)),
-        on_progress=bar.advance,
-    )
-
-
-def _model(store: ObjectStore, name: str, bar: TransferBar) -> VerifyReport:
-    from hapi.repository.verify import verify_model  # brings torch
-
-    return verify_model(
-        store,
-        name,
-        on_start=lambda manifest: bar.start(manifest.nbytes),
-        on_damage=lambda damage: bar.print(str(damage)),
-        on_progress=bar.advance,
-    )

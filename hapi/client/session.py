@@ -53,6 +53,16 @@ class Session:
 
     Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe.
 
+        settings = hapi.TrainSettings(model="resnet50", dataset="flowers", server=("http://store:8099",))
+        with hapi.Session.open(settings) as session:
+            optimizer = torch.optim.AdamW(session.trained.parameters(), lr=1e-4)
+            for epoch in range(3):
+                for features, labels in session.epoch(epoch):
+                    loss = torch.nn.functional.cross_entropy(session.trained(features), labels)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
     On a GPU it turns TF32 off in this process, see :func:`hapi.models.devices.exact_arithmetic`, and waits for the
     GPU between two batches.
     """

@@ -17,7 +17,13 @@ OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """One training run."""
+    """One training run. The fields are the flags of ``hapi-train``; they are checked when a session opens.
+
+    >>> import hapi
+    >>> settings = hapi.TrainSettings(model="resnet50", dataset="flowers", server=("http://store:8099",), bs=256)
+    >>> settings.split
+    'auto'
+    """
 
     model: str = setting(
         "architecture (resnet50, transformer, any torchvision name, timm:NAME, package.module:factory) "

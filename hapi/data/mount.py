@@ -1,10 +1,11 @@
-"""A data set as DLFS offers it (section III-A): ``mount``, ``open/read/close`` of a sample, ``sequence``,
-``next_batch``.
+"""A dataset as DLFS offers it (section III-A): ``open/read/close`` of a sample, ``sequence``, ``next_batch``.
 
-    with mount("STORE/photos") as photos:
+    with open_dataset("STORE/photos") as photos:
         photos.sequence(seed=1, epoch=0)
-        while len(batch := photos.bread(256)):
-            ...  # batch.data, batch.offsets, batch.labels: good until the next bread
+        while len(batch := photos.next_batch(256)):
+            ...  # batch.data, batch.offsets, batch.labels: good until the next call
+
+DLFS's own names for opening and reading stay as aliases: ``mount`` and ``bread``.
 
 ``next_batch`` reads ahead: its order is known, so stretches of it are read by threads of its own into buffers that are
 used again, at most ``read_ahead_bytes`` of them. A batch is a view of such a buffer.
@@ -16,6 +17,7 @@ and for other processes, also later ones (:mod:`hapi.cache.samples`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,8 @@ import numpy.typing as npt
 from hapi.arrays import IntArray
 from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.cache.samples import SampleCache
-from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.dataset import Dataset
+from hapi.data.dataset import open_dataset as open_version
 from hapi.data.epoch_order import FULL, Shuffle
 from hapi.data.reading.reader import AccessHint, chunk_cache
 from hapi.data.sample_directory import Located
@@ -36,6 +39,8 @@ from hapi.errors import UsageError
 from hapi.store.base import open_store, split_address
 from hapi.wire.samples import Samples, offsets_of
 
+BATCH_SIZE = 256
+"""Samples of a batch when a reader is iterated over."""
 READ_AHEAD_BYTES = 32 << 20
 """Default bound of the buffers of stretches that are read, are being read or are handed out."""
 _STRETCHES = 4
@@ -96,15 +101,37 @@ class _Stretch:
 
 
 class DatasetReader:
-    """One version of a data set, mounted. One sequence at a time; one thread; :func:`mount` makes it."""
+    """Reads one version of a dataset, in shuffled batches or sample by sample. One sequence at a time; one thread.
+
+    :func:`open_dataset` makes it.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> _ = hapi.pack("dots.npz", "store/dots")
+    >>> with hapi.open_dataset("store/dots", batch_size=4) as dots:
+    ...     ids = dots.sequence(seed=0, epoch=0)
+    ...     for batch in dots:
+    ...         print(len(batch.ids), batch.data.nbytes)
+    4 768
+    2 384
+
+    Attributes:
+        count: samples of the dataset.
+        dataset: its manifest, labels and shards.
+        batch_size: samples of a batch when it is iterated over.
+    """
 
     def __init__(
         self,
         dataset: Dataset,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         sample_cache: SampleCache | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
         """``sample_cache``, of this very version, is closed with it."""
+        if isinstance(batch_size, bool) or batch_size < 1:
+            raise UsageError(f"batch_size: expected a number of samples of at least 1, got {batch_size!r}")
+        self.batch_size = batch_size
         self.dataset = dataset
         self.sample_cache = sample_cache
         self.count = dataset.count
@@ -115,6 +142,8 @@ class DatasetReader:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._near: AccessHint | None = None
+        self._begun = False
+        """Whether there is a sequence."""
         self._position = self._planned = 0
         self._reach = self._stretch_bytes
         """Bytes of the stretch that is planned next."""
@@ -177,6 +206,7 @@ class DatasetReader:
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
         self._near = near
+        self._begun = True
         return found
 
     def next_batch(self, count: int) -> Samples:
@@ -186,7 +216,7 @@ class DatasetReader:
         then still the next ones.
         """
         if isinstance(count, bool) or count < 1:
-            raise UsageError(f"bread: expected a number of samples of at least 1, got {count!r}")
+            raise UsageError(f"next_batch: expected a number of samples of at least 1, got {count!r}")
         stop = min(self._position + count, len(self._order))
         while self._stretches and self._stretches[0].stop <= self._position:
             self._buffers.append(self._stretches.popleft().buffer)
@@ -204,6 +234,20 @@ class DatasetReader:
         batch = _part(samples, self._position - stretch.first, stop - stretch.first)
         self._position = stop
         return batch
+
+    bread = next_batch
+    """DLFS's name for it."""
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Batches of :attr:`batch_size` samples up to the end of the sequence; each is good until the next.
+
+        Raises:
+            UsageError: no sequence was begun.
+        """
+        if not self._begun:
+            raise UsageError("there is no sequence to iterate over: call sequence(seed, epoch) first")
+        while len((batch := self.next_batch(self.batch_size)).ids):
+            yield batch
 
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
@@ -269,25 +313,50 @@ def _part(samples: Samples, low: int, high: int) -> Samples:
     )
 
 
-def mount(
+def open_dataset(
     address: str,
     version: str | None = None,
     *,
+    batch_size: int = BATCH_SIZE,
     cache_bytes: int | None = None,
     read_ahead_bytes: int = READ_AHEAD_BYTES,
     sample_cache: str | Path | None = None,
     sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
 ) -> DatasetReader:
-    """The data set at ``address`` ("STORE/NAME"), to be closed after use; errors as for :func:`open_dataset`.
+    """A reader of the dataset at ``address``, to be closed after use or used as a context manager.
 
-    At most ``cache_bytes`` of chunks of small samples are kept (None: 64 MiB, of a remote store 360 MiB), and
-    ``read_ahead_bytes`` (or three batches, when they are larger) of what the sequence will give. The folder
-    ``sample_cache`` has at most ``sample_cache_bytes``, of all data sets and processes; :class:`UsageError` when it
-    cannot be used.
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> _ = hapi.pack("dots.npz", "store/dots")
+    >>> with hapi.open_dataset("store/dots") as dots:
+    ...     ids = dots.sequence(seed=0, epoch=0, shuffle="chunks")
+    ...     while len(batch := dots.next_batch(4)):
+    ...         print(len(batch.labels), batch.sample(0).shape)
+    4 (192,)
+    2 (192,)
+
+    Args:
+        address: STORE/NAME, such as ``store/flowers`` or ``s3://bucket/flowers``.
+        version: the version that it must have, also a replaced one that is still kept; None: the current one.
+        batch_size: samples of a batch when the reader is iterated over.
+        cache_bytes: bound of chunks of small samples that are kept; None: 64 MiB, of a remote store 360 MiB.
+        read_ahead_bytes: bound of what is read ahead of the sequence; three batches, if those are larger.
+        sample_cache: a folder on a local disk in which stored samples are kept for later epochs and processes.
+        sample_cache_bytes: bound of that folder, for all datasets and processes.
+
+    Raises:
+        NotFoundError: there is no such dataset; the message names those that are there.
+        ConflictError: it is there in another version only.
+        DataError: its manifest or index is damaged.
+        UsageError: the address or the sample cache cannot be used.
     """
     folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
     url, name = split_address(address)
     store = open_store(url)
-    dataset = open_dataset(store, name, version, chunk_cache(store, cache_bytes))
+    dataset = open_version(store, name, version, chunk_cache(store, cache_bytes))
     kept = None if folder is None else SampleCache(folder, dataset.reference, dataset.count)
-    return DatasetReader(dataset, read_ahead_bytes, kept)
+    return DatasetReader(dataset, read_ahead_bytes, kept, batch_size)
+
+
+mount = open_dataset
+"""DLFS's name for it."""

@@ -23,7 +23,13 @@ Part = Literal["all", "train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How to pack. All of it is part of a packing's fingerprint, but ``workers`` and ``skip_bad``."""
+    """How to pack. All of it is part of a packing's fingerprint, but ``workers`` and ``skip_bad``.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> hapi.pack("dots.npz", "store/few", hapi.PackOptions(limit=3, shard_bytes=1 << 20)).count
+    3
+    """
 
     shard_bytes: int = DEFAULT_SHARD_BYTES
     transform: TransformSpec | None = None

@@ -123,7 +123,13 @@ class SampleProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Everything measured about one model, frozen at one layer, on one pair of machines."""
+    """Everything measured about one model, frozen at one layer, on one pair of machines.
+
+    ``hapi plan MODEL --save-profile FILE`` and ``hapi-train --save-profile FILE`` write one.
+
+        profile = hapi.Profile.load("profile.json")
+        print(profile.model, profile.freeze, [layer.output_bytes for layer in profile.layers])
+    """
 
     version: int = PROFILE_VERSION
     model: str
@@ -229,7 +235,12 @@ def _reported(report: Mapping[str, Any], path: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a person chose for one training run. The defaults are those of the trainer's settings."""
+    """A training run as far as its price depends on it. The defaults are those of the trainer's settings.
+
+    >>> import hapi
+    >>> hapi.Job(bs=256, samples=50_000, epochs=10).request_size
+    128
+    """
 
     bs: int = 128
     """Training batch, in samples."""

@@ -134,7 +134,11 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan(strategy: str, profile: Profile, job: Job) -> Plan:
-    """What ``strategy`` chooses, beside every candidate.
+    """The split that ``strategy`` chooses, with the estimate of every candidate, as ``hapi plan`` prints them.
+
+        profile = hapi.Profile.load("profile.json")  # hapi plan resnet50 --save-profile profile.json
+        found = hapi.plan("auto", profile, hapi.Job(bs=256, samples=50_000))
+        print(found.split, [candidate.estimate.epoch_seconds for candidate in found.candidates])
 
     Raises :class:`UsageError` for an unknown strategy, and :class:`DeviceMemoryError` when a strategy that minds
     the memory finds nothing that fits.

@@ -12,7 +12,12 @@ MAX_COS_BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of one server process."""
+    """Settings of one server process; those of ``hapi-server``.
+
+    >>> import hapi
+    >>> hapi.ServerSettings(store="s3://bucket/hapi", device="cuda:0,cuda:1").batching
+    'auto'
+    """
 
     store: str
     """URL or folder of the object store."""

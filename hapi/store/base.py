@@ -212,6 +212,12 @@ class ObjectStore(ABC):
 def open_store(url: str) -> ObjectStore:
     """The store at ``url``: a folder path, ``file://``, ``memory://NAME``, ``s3://``, ``gs://`` or ``az://``.
 
+    >>> import hapi
+    >>> store = hapi.open_store("store")
+    >>> store.put("notes/first", b"some bytes")
+    >>> store.get("notes/first")
+    b'some bytes'
+
     Nothing is contacted yet; see :meth:`ObjectStore.ping`. S3 settings come from the usual ``AWS_*``
     environment and profiles (``s3.py``), GCS and Azure from theirs, timeouts and retries from ``HAPI_STORE_*``
     (``connect.py``). All ``memory://NAME`` of one name in one process are one store.

@@ -32,7 +32,7 @@ log = logging.getLogger("hapi.client")
 
 
 class TrainingCallback(Protocol):
-    """Who is told how training goes; the command line draws a progress bar from it."""
+    """Follows a training; the command line draws a progress bar from it."""
 
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
         """``batches`` steps are to come in all, ``done`` of them lie behind (after a resume)."""
@@ -42,6 +42,19 @@ class TrainingCallback(Protocol):
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
         """``entry`` is the epoch's element of the report."""
+
+
+class _NoCallback:
+    """Follows nothing."""
+
+    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
+        """Nothing is shown."""
+
+    def step_done(self, report: PassReport) -> None:
+        """Nothing is shown."""
+
+    def epoch_done(self, entry: Mapping[str, Any]) -> None:
+        """Nothing is shown."""
 
 
 def step_seed(seed: int, epoch: int, batch: int) -> int:
@@ -65,12 +78,21 @@ def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Op
 
 
 class Trainer:
-    """Trains a session's layers for the settings' epochs; see :meth:`run`."""
+    """Trains a session's layers for the settings' epochs, as ``hapi-train`` does; see :meth:`run`.
 
-    def __init__(self, session: Session, watcher: TrainingCallback) -> None:
+        with hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18", epochs=3)) as session:
+            report = hapi.Trainer(session).run()
+        print(report["epochs"][-1]["accuracy"])
+
+    Args:
+        session: an open session; it stays open.
+        watcher: told epochs and steps; None for nothing.
+    """
+
+    def __init__(self, session: Session, watcher: TrainingCallback | None = None) -> None:
         self.session = session
         self.settings = session.settings
-        self.watcher = watcher
+        self.watcher = watcher or _NoCallback()
         self.trained = session.trained
         self.optimizer = make_optimizer(self.settings, self.trained)
         self.progress = Progress()

@@ -14,6 +14,7 @@ from hapi.data.dataset import open_dataset
 from hapi.data.epoch_order import Shuffle, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.mount import DatasetReader, mount
+from hapi.data.mount import open_dataset as open_reader
 from hapi.errors import DataError, NotFoundError, UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
@@ -180,3 +181,26 @@ def test_a_sample_cache_smaller_than_the_data_set(address: str, tmp_path: Path) 
     (folder / "hapi-sample-cache").unlink()
     with pytest.raises(UsageError, match="has other things in it"):
         mount(address, sample_cache=folder)
+
+
+def test_iteration_gives_the_batches_of_the_sequence(address: str) -> None:
+    with open_reader(address, batch_size=700) as found:
+        for start in (0, 2_000):
+            wanted = found.sequence(1, 0, start=start)[start:]
+            batches = [batch.ids.tolist() for batch in found]
+            assert [len(ids) for ids in batches[:-1]] == [700] * (len(wanted) // 700)
+            assert [sample for ids in batches for sample in ids] == wanted.tolist()
+            assert list(found) == []
+
+
+def test_iteration_needs_a_sequence_and_a_size(address: str) -> None:
+    with open_reader(address) as found, pytest.raises(UsageError, match="call sequence"):
+        next(iter(found))
+    for wrong in (0, True):
+        with pytest.raises(UsageError, match="batch_size"):
+            open_reader(address, batch_size=wrong)
+
+
+def test_names_of_dlfs_are_aliases() -> None:
+    assert mount is open_reader
+    assert DatasetReader.bread is DatasetReader.next_batch

@@ -40,7 +40,16 @@ _LAYOUT = SampleLayout(kind="encoded")
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """How to index."""
+    """How to index.
+
+    >>> import hapi, pathlib, PIL.Image
+    >>> for kind in ("cat", "dog"):
+    ...     pathlib.Path("store/pets", kind).mkdir(parents=True)
+    ...     PIL.Image.new("RGB", (32, 32)).save(f"store/pets/{kind}/1.png")
+    >>> options = hapi.IndexOptions(classes=("bird", "cat", "dog"), decode=True, skip_bad=True)
+    >>> hapi.index("pets", "store/pets-indexed", options).classes
+    ('bird', 'cat', 'dog')
+    """
 
     fields: Fields = field(default_factory=Fields)
     labels: Path | None = None

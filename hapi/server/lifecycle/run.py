@@ -43,7 +43,12 @@ IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class ListenSettings:
-    """Where and how a server listens."""
+    """Where and how a server listens.
+
+    >>> import hapi
+    >>> hapi.ListenSettings(port=8099).host
+    '127.0.0.1'
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -59,7 +64,9 @@ class ListenSettings:
 def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
     """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
 
-    It is 1 when the server stops because no device of it works any more.
+    It is 1 when the server stops because no device of it works any more. Call it from the main thread of a process.
+
+        hapi.run_server(hapi.ServerSettings(store="store"), hapi.ListenSettings(port=8099))
 
     Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
     """

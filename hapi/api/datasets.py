@@ -1,0 +1,240 @@
+"""Datasets by their address: made from files, indexed where they lie, checked, listed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace as with_changes
+from pathlib import Path
+
+from hapi.data.listing import DatasetSummary
+from hapi.data.listing import list_datasets as datasets_of
+from hapi.data.manifest import Manifest
+from hapi.data.replaced import KEEP_OLD_SECONDS
+from hapi.data.verify import verify_dataset
+from hapi.errors import UsageError
+from hapi.ingest.in_place.discover import Folder, find_folder
+from hapi.ingest.in_place.indexer import IndexOptions, index_folder
+from hapi.ingest.pack import Progress, Start
+from hapi.ingest.pack import pack as pack_source
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.skipped import Skipped
+from hapi.ingest.sources.base import Source, SourceOptions, open_source
+from hapi.store.base import ObjectStore, open_store, split_address
+from hapi.store.damage import Damage, VerifyReport
+from hapi.wire.references import TransformSpec
+
+
+def open_source_for(
+    source: str | os.PathLike[str],
+    address: str,
+    *,
+    labels: str | os.PathLike[str] | None = None,
+    classes: Sequence[str] | None = None,
+    download: bool = False,
+) -> Source:
+    """The source that :func:`pack` reads for the dataset at ``address``; the store is no part of it."""
+    objects = open_store(split_address(address)[0]).local_path("datasets")
+    text = os.fspath(source)
+    if text.startswith("~"):
+        text = os.path.expanduser(text)  # noqa: PTH111  a source need not be a path
+    options = SourceOptions(
+        labels=None if labels is None else Path(labels),
+        classes=None if classes is None else tuple(classes),
+        download=download,
+        store=None if objects is None else objects.parent,
+    )
+    return open_source(text, options)
+
+
+def pack(
+    source: str | os.PathLike[str] | Source,
+    address: str,
+    options: PackOptions | None = None,
+    *,
+    image_size: int | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    classes: Sequence[str] | None = None,
+    download: bool = False,
+    replace: bool = False,
+    restart: bool = False,
+    force_lock: bool = False,
+    keep_old: float = KEEP_OLD_SECONDS,
+    on_start: Start = lambda total, samples, size: None,
+    on_progress: Progress = lambda samples, size: None,
+    on_skipped: Callable[[Skipped], None] = lambda skipped: None,
+) -> Manifest:
+    """Make a dataset in a store from files, as ``hapi pack`` does. An unfinished packing of the same goes on.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> packed = hapi.pack("dots.npz", "store/dots")
+    >>> packed.count, packed.classes
+    (6, ('0', '1', '2'))
+
+    Args:
+        source: a folder of images with one folder for each class, a .npy, .npz or .safetensors file,
+            ``torchvision:NAME``, ``sklearn:digits`` or ``sklearn:photos``; or an open :class:`Source`.
+        address: STORE/NAME, such as ``store/flowers`` or ``s3://bucket/flowers``.
+        options: what is packed and how.
+        image_size: side in pixels of the square input of a model, instead of ``options.transform``.
+        labels: a file with the labels of an array without them.
+        classes: the names of all classes in the order of their labels.
+        download: let torchvision fetch what is missing.
+        replace: replace the dataset of this name; readers see the old one until the new one is whole.
+        restart: throw an unfinished packing away.
+        force_lock: take the lock of another writer that is known to be dead.
+        keep_old: seconds for which a replaced version stays readable.
+        on_start: told all samples, and samples and bytes that an earlier run completed.
+        on_progress: told samples and bytes since its last call.
+        on_skipped: told the samples that were left out, with ``options.skip_bad``.
+
+    Raises:
+        ConflictError: the name is taken, is being packed, or is half packed from something else.
+        DataError: a bad sample, unless ``options.skip_bad``.
+        UsageError: the source, the address or an option cannot be used.
+    """
+    if not isinstance(source, Source):
+        source = open_source_for(source, address, labels=labels, classes=classes, download=download)
+    elif labels is not None or classes is not None or download:
+        raise UsageError("labels, classes and download are for a source by name; this one is open already")
+    options = options or PackOptions()
+    if image_size is not None:
+        options = with_changes(options, transform=_sized(image_size, source.transform, options.transform))
+    url, name = split_address(address)
+    return pack_source(
+        source, open_store(url), name, options,
+        replace=replace, restart=restart, force_lock=force_lock, keep_old=keep_old,
+        on_start=on_start, on_progress=on_progress, on_skipped=on_skipped,
+    )  # fmt: skip
+
+
+def _sized(side: int, own: TransformSpec | None, given: TransformSpec | None) -> TransformSpec:
+    if given is not None:
+        raise UsageError("image_size and a transform: give one of them")
+    sized = TransformSpec.for_image_size(side)
+    return with_changes(own or TransformSpec(), resize=sized.resize, crop=sized.crop)
+
+
+def index(
+    folder: str | Folder,
+    address: str,
+    options: IndexOptions | None = None,
+    *,
+    format: str | None = None,
+    replace: bool = False,
+    restart: bool = False,
+    force_lock: bool = False,
+    keep_old: float = KEEP_OLD_SECONDS,
+    on_start: Callable[[int, int], None] = lambda samples, size: None,
+    on_progress: Progress = lambda samples, size: None,
+    on_skipped: Callable[[Skipped], None] = lambda skipped: None,
+) -> Manifest:
+    """Make a dataset of shards or images that lie in the store already, without a copy, as ``hapi index`` does.
+
+    >>> import hapi, pathlib, PIL.Image
+    >>> for kind in ("cat", "dog"):
+    ...     pathlib.Path("store/pets", kind).mkdir(parents=True)
+    ...     PIL.Image.new("RGB", (32, 32)).save(f"store/pets/{kind}/1.png")
+    >>> indexed = hapi.index("pets", "store/pets-indexed")
+    >>> indexed.count, indexed.classes
+    (2, ('cat', 'dog'))
+
+    Args:
+        folder: key prefix inside the store, also with a pattern (``wds/train-*``); ``.`` for the whole store.
+        address: STORE/NAME, such as ``s3://bucket/flowers``.
+        options: fields, labels, classes and the transform.
+        format: ``webdataset``, ``mds``, ``tfrecord`` or ``objects``; None: by the objects' names.
+        replace: replace the dataset of this name.
+        restart: throw an unfinished indexing away.
+        force_lock: take the lock of another writer that is known to be dead.
+        keep_old: seconds for which a replaced version stays readable.
+        on_start: told samples and bytes that an earlier run completed.
+        on_progress: told samples and bytes since its last call.
+        on_skipped: told the samples that were left out, with ``options.skip_bad``.
+
+    Raises:
+        ConflictError: the name is taken, or is being written.
+        DataError: a bad sample, unless ``options.skip_bad``.
+        NotFoundError: nothing lies in the folder.
+        UsageError: the folder is of no known format, or of several.
+    """
+    url, name = split_address(address)
+    store = open_store(url)
+    found = find_folder(store, folder, format) if isinstance(folder, str) else folder
+    indexed = index_folder(
+        store, name, found, options or IndexOptions(),
+        replace=replace, restart=restart, force_lock=force_lock, keep_old=keep_old,
+        on_start=on_start, on_progress=on_progress,
+    )  # fmt: skip
+    on_skipped(indexed.skipped)
+    return indexed.manifest
+
+
+def verify(
+    address: str,
+    *,
+    model: bool | None = None,
+    on_start: Callable[[int], None] = lambda total: None,
+    on_damage: Callable[[Damage], None] = lambda damage: None,
+    on_progress: Progress = lambda samples, size: None,
+) -> VerifyReport:
+    """Read a whole dataset or pushed model, and check every checksum, as ``hapi verify`` does.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> _ = hapi.pack("dots.npz", "store/dots")
+    >>> report = hapi.verify("store/dots")
+    >>> report.sound, report.samples
+    (True, 6)
+
+    Args:
+        address: STORE/NAME.
+        model: True for the model of this name, False for the dataset, None for the dataset if there is one.
+        on_start: told the samples to come, or the bytes of a model.
+        on_damage: told each finding; the report has them all.
+        on_progress: told samples (of a model: tensors) and bytes since its last call.
+
+    Raises:
+        NotFoundError: there is neither a dataset nor a model of this name.
+        StoreError: the store itself fails.
+    """
+    url, name = split_address(address)
+    store = open_store(url)
+    if is_model(store, name) if model is None else model:
+        from hapi.repository.verify import verify_model  # brings torch
+
+        return verify_model(
+            store,
+            name,
+            on_start=lambda manifest: on_start(manifest.nbytes),
+            on_damage=on_damage,
+            on_progress=on_progress,
+        )
+    return verify_dataset(
+        store,
+        name,
+        on_start=lambda manifest: on_start(manifest.count),
+        on_damage=on_damage,
+        on_progress=on_progress,
+    )
+
+
+def is_model(store: ObjectStore, name: str) -> bool:
+    """Whether ``name`` is a pushed model in ``store``, and no dataset."""
+    return name not in store.list_names("datasets") and name in store.list_names("models")
+
+
+def list_datasets(store: str) -> list[DatasetSummary]:
+    """The datasets of the store at a URL or in a folder, sorted by name, with unfinished and damaged ones.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> _ = hapi.pack("dots.npz", "store/dots")
+    >>> [(found.name, found.state, found.count) for found in hapi.list_datasets("store")]
+    [('dots', 'whole', 6)]
+
+    Raises:
+        NotFoundError: there is no such store.
+    """
+    return datasets_of(open_store(store))

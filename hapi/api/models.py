@@ -1,0 +1,95 @@
+"""Pushed models by their address: put into a store, opened, listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hapi.factories import is_factory
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository import repository
+from hapi.repository.repository import ModelSummary
+from hapi.repository.stored import StoredModel
+from hapi.store.base import open_store, split_address
+
+
+def push(
+    model: str,
+    address: str,
+    *,
+    weights: str | None = None,
+    num_classes: int | None = None,
+    input_size: int = 224,
+    blocks: Sequence[str] = (),
+    replace: bool = False,
+    force_lock: bool = False,
+) -> StoredModel:
+    """Build a model and put its weights into a store, layer by layer, as ``hapi push`` does.
+
+    >>> import hapi
+    >>> pushed = hapi.push("squeezenet1_1", "store/squeeze", weights="random:0", num_classes=4, input_size=64)
+    >>> pushed.manifest.classes
+    4
+
+    Train with it: ``TrainSettings(model="store:squeeze", ...)``.
+
+    Args:
+        model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``.
+        address: STORE/NAME, such as ``store/resnet50`` or ``s3://bucket/resnet50``.
+        weights: ``random:SEED``, a name of the library's weights, or a local .safetensors or .pth file. None:
+            the library's own (``DEFAULT``), and ``random:0`` for a factory.
+        num_classes: classes of the head; None leaves it as it is.
+        input_size: side of the square RGB input, in pixels.
+        blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
+        replace: replace the model of this name.
+        force_lock: take the lock of another writer that is known to be dead.
+
+    Raises:
+        ConflictError: the name is taken, or is being pushed.
+        ModelError: the model cannot be built, traced or loaded as asked.
+    """
+    usual = "random:0" if is_factory(model) else "DEFAULT"
+    spec = ModelSpec(
+        architecture=model,
+        num_classes=num_classes,
+        weights=usual if weights is None else weights,
+        input_shape=(3, input_size, input_size),
+        blocks=tuple(blocks),
+    )
+    url, name = split_address(address)
+    store = open_store(url)
+    built = build(spec, allow_import=True)
+    return repository.push(store, name, built, spec, replace_existing=replace, force_lock=force_lock)
+
+
+def open_model(address: str, digest: str | None = None) -> StoredModel:
+    """The pushed model at STORE/NAME: its layers, and their tensors read by range.
+
+    >>> import hapi
+    >>> _ = hapi.push("squeezenet1_1", "store/squeeze", weights="random:0", num_classes=4, input_size=64)
+    >>> model = hapi.open_model("store/squeeze")
+    >>> model.manifest.layers[0].name
+    'features.0'
+    >>> [(name, tuple(tensor.shape)) for name, tensor in model.read(["features.0.bias"])]
+    [('features.0.bias', (64,))]
+
+    Args:
+        address: STORE/NAME.
+        digest: the digest that the model must have; None for any.
+
+    Raises:
+        NotFoundError: there is no such model; the message names those that are there.
+        ConflictError: the model has another digest, as it was replaced.
+    """
+    url, name = split_address(address)
+    return repository.open_model(open_store(url), name, digest)
+
+
+def list_models(store: str) -> list[ModelSummary]:
+    """The pushed models of the store at a URL or in a folder, with unfinished and damaged ones.
+
+    >>> import hapi
+    >>> _ = hapi.push("squeezenet1_1", "store/squeeze", weights="random:0", num_classes=4, input_size=64)
+    >>> [(found.name, found.architecture, found.problem) for found in hapi.list_models("store")]
+    [('squeeze', 'squeezenet1_1', None)]
+    """
+    return repository.list_models(open_store(store))

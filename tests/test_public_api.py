@@ -1,0 +1,147 @@
+"""The names that ``import hapi`` offers: light, complete, described, and their examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hapi
+
+ROOT = Path(hapi.__file__).parents[1]
+NAMES = [name for name in hapi.__all__ if name != "__version__"]
+HEAVY = {"torch", "torchvision", "aiohttp", "numpy", "obstore", "yaml", "matplotlib"}
+WITHOUT_TORCH = (
+    "HapiError",
+    "Job",
+    "Profile",
+    "ServerSettings",
+    "TrainSettings",
+    "keep_freed_memory",
+    "plan",
+)
+
+
+def new_process(code: str) -> str:
+    """What ``code`` prints in a Python of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def api_page() -> ModuleType:
+    """The script that writes docs/api.md."""
+    spec = importlib.util.spec_from_file_location("api_page", ROOT / "scripts" / "api_page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(name: str) -> list[str]:
+    """The indented examples of a name's docstring."""
+    text = inspect.getdoc(getattr(hapi, name)) or ""
+    found = re.findall(r"(?:^|\n\n)((?: {4}.*(?:\n|$))+)", text.partition("\nArgs:")[0])
+    return [inspect.cleandoc(block) for block in found]
+
+
+def test_there_are_no_more_names_than_a_user_needs() -> None:
+    assert 15 <= len(NAMES) <= 25
+    assert list(hapi.__all__) == sorted(hapi.__all__)
+    assert set(hapi._MODULES) == set(NAMES)
+    assert set(hapi.__all__) <= set(dir(hapi))
+
+
+def test_importing_hapi_imports_nothing_heavy() -> None:
+    loaded = new_process("import hapi, sys; dir(hapi); print(*sys.modules)").split()
+    assert not HEAVY & {name.partition(".")[0] for name in loaded}
+    assert [name for name in loaded if name.startswith("hapi")] == ["hapi"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_plain_names_do_not_bring_torch(name: str) -> None:
+    assert new_process(f"import hapi, sys; hapi.{name}; print('torch' in sys.modules)").strip() == "False"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there_and_a_type_checker_sees_the_same(name: str) -> None:
+    tree = ast.parse(Path(hapi.__file__).read_text(encoding="utf-8"))
+    (typed,) = (
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    places = {
+        alias.name: node.module
+        for node in typed.body if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }  # fmt: skip
+    place = places[name] if places[name] != "hapi" else f"hapi.{name}"
+    assert place == hapi._MODULES[name]
+    module = importlib.import_module(place)
+    assert getattr(hapi, name) is (module if places[name] == "hapi" else getattr(module, name))
+
+
+def test_other_names_are_refused_with_those_that_there_are() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'sesion'; it has: .*Session"):
+        hapi.sesion  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_a_docstring_with_an_example(name: str) -> None:
+    text = inspect.getdoc(getattr(hapi, name)) or ""
+    assert ">>> " in text or any(f"hapi.{name}" in block for block in blocks(name)), (
+        f"hapi.{name}: show how it is used, with '>>>' where it runs without a server"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    test = doctest.DocTestParser().get_doctest(
+        inspect.getdoc(getattr(hapi, name)) or "", {}, f"hapi.{name}", None, 0
+    )
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    lines: list[str] = []
+    runner.run(test, out=lines.append)
+    assert not runner.failures, "".join(lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_that_need_a_server_name_only_what_there_is(name: str) -> None:
+    for block in blocks(name):
+        ast.parse(block)
+        unknown = set(re.findall(r"hapi\.(\w+)", block)) - set(NAMES)
+        assert not unknown, f"hapi.{name}: the example uses hapi.{unknown}"
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    module = api_page()
+    listed = [name for names in module.GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(NAMES), "scripts/api_page.py: put every name below a heading"
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "run: python scripts/api_page.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "examples/custom_loop.py"])
+def test_what_users_read_uses_the_public_names(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)) if page.endswith(".md") else text
+    assert "hapi." in code
+    assert not re.findall(r"^\s*from hapi\b.*", code, re.M), f"{page}: use the names of 'import hapi'"
+    assert set(re.findall(r"\bhapi\.(\w+)", code)) <= set(NAMES)
+
+
+def test_python_m_hapi_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hapi", "--version"], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, f"hapi {hapi.__version__}")
