@@ -237,6 +237,16 @@ def test_every_public_module_has_a_docstring(module: Path) -> None:
         assert ast.get_docstring(tree_of(module)), f"hapi/{module}: begin it with what it is for, in one line"
 
 
+@pytest.mark.parametrize(
+    "room", [m for m in modules() if m.name == "__init__.py" and len(m.parts) in (2, 3)], ids=str
+)
+def test_importing_a_room_imports_nothing(room: Path) -> None:
+    body = tree_of(room).body
+    assert len(body) == 1 and isinstance(body[0], ast.Expr), (
+        f"hapi/{room}: a docstring and nothing else; names that users need are listed in hapi/__init__.py"
+    )
+
+
 @pytest.mark.parametrize("module", modules(), ids=str)
 def test_nothing_runs_code_from_data(module: Path) -> None:
     pickles = ("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib")

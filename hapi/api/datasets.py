@@ -24,6 +24,8 @@ from hapi.store.base import ObjectStore, open_store, split_address
 from hapi.store.damage import Damage, VerifyReport
 from hapi.wire.references import TransformSpec
 
+__all__ = ("index", "is_model", "list_datasets", "open_source_for", "pack", "verify")
+
 
 def open_source_for(
     source: str | os.PathLike[str],

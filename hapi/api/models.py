@@ -11,6 +11,8 @@ from hapi.repository.repository import ModelSummary
 from hapi.repository.stored import StoredModel
 from hapi.store.base import open_store, split_address
 
+__all__ = ("list_models", "open_model", "push")
+
 
 def push(
     model: str,

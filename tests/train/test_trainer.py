@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
 
 def train(service: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
-        return Trainer(session, watcher or Silent()).run()
+        return Trainer(session, watcher).run()
 
 
 def names_in(folder: Path) -> list[str]:
