@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hapi import errors
     from hapi.allocator import keep_freed_memory
-    from hapi.api.datasets import index, list_datasets, pack, verify
+    from hapi.api.contents import list_datasets, verify
+    from hapi.api.datasets import index, pack
     from hapi.api.models import list_models, open_model, push
     from hapi.client.session import Session
     from hapi.client.settings import TrainSettings
@@ -74,8 +75,8 @@ _MODULES = {
     "PackOptions": "hapi.ingest.pack_options",
     "index": "hapi.api.datasets",
     "IndexOptions": "hapi.ingest.in_place.indexer",
-    "verify": "hapi.api.datasets",
-    "list_datasets": "hapi.api.datasets",
+    "verify": "hapi.api.contents",
+    "list_datasets": "hapi.api.contents",
     "open_dataset": "hapi.data.mount",
     "DatasetReader": "hapi.data.mount",
     "Shuffle": "hapi.data.epoch_order",

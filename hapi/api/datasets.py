@@ -1,4 +1,4 @@
-"""Datasets by their address: made from files, indexed where they lie, checked, listed."""
+"""Datasets by their address: made from files, or indexed where they lie."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
 from pathlib import Path
 
-from hapi.data.listing import DatasetSummary
-from hapi.data.listing import list_datasets as datasets_of
 from hapi.data.manifest import Manifest
 from hapi.data.replaced import KEEP_OLD_SECONDS
-from hapi.data.verify import verify_dataset
 from hapi.errors import UsageError
 from hapi.ingest.in_place.discover import Folder, find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
@@ -20,11 +17,10 @@ from hapi.ingest.pack import pack as pack_source
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.skipped import Skipped
 from hapi.ingest.sources.base import Source, SourceOptions, open_source
-from hapi.store.base import ObjectStore, open_store, split_address
-from hapi.store.damage import Damage, VerifyReport
+from hapi.store.base import open_store, split_address
 from hapi.wire.references import TransformSpec
 
-__all__ = ("index", "is_model", "list_datasets", "open_source_for", "pack", "verify")
+__all__ = ("index", "open_source_for", "pack")
 
 
 def open_source_for(
@@ -171,72 +167,3 @@ def index(
     )  # fmt: skip
     on_skipped(indexed.skipped)
     return indexed.manifest
-
-
-def verify(
-    address: str,
-    *,
-    model: bool | None = None,
-    on_start: Callable[[int], None] = lambda total: None,
-    on_damage: Callable[[Damage], None] = lambda damage: None,
-    on_progress: Progress = lambda samples, size: None,
-) -> VerifyReport:
-    """Read a whole dataset or pushed model, and check every checksum, as ``hapi verify`` does.
-
-    >>> import hapi, numpy
-    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
-    >>> _ = hapi.pack("dots.npz", "store/dots")
-    >>> report = hapi.verify("store/dots")
-    >>> report.sound, report.samples
-    (True, 6)
-
-    Args:
-        address: STORE/NAME.
-        model: True for the model of this name, False for the dataset, None for the dataset if there is one.
-        on_start: told the samples to come, or the bytes of a model.
-        on_damage: told each finding; the report has them all.
-        on_progress: told samples (of a model: tensors) and bytes since its last call.
-
-    Raises:
-        NotFoundError: there is neither a dataset nor a model of this name.
-        StoreError: the store itself fails.
-    """
-    url, name = split_address(address)
-    store = open_store(url)
-    if is_model(store, name) if model is None else model:
-        from hapi.repository.verify import verify_model  # brings torch
-
-        return verify_model(
-            store,
-            name,
-            on_start=lambda manifest: on_start(manifest.nbytes),
-            on_damage=on_damage,
-            on_progress=on_progress,
-        )
-    return verify_dataset(
-        store,
-        name,
-        on_start=lambda manifest: on_start(manifest.count),
-        on_damage=on_damage,
-        on_progress=on_progress,
-    )
-
-
-def is_model(store: ObjectStore, name: str) -> bool:
-    """Whether ``name`` is a pushed model in ``store``, and no dataset."""
-    return name not in store.list_names("datasets") and name in store.list_names("models")
-
-
-def list_datasets(store: str) -> list[DatasetSummary]:
-    """The datasets of the store at a URL or in a folder, sorted by name, with unfinished and damaged ones.
-
-    >>> import hapi, numpy
-    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
-    >>> _ = hapi.pack("dots.npz", "store/dots")
-    >>> [(found.name, found.state, found.count) for found in hapi.list_datasets("store")]
-    [('dots', 'whole', 6)]
-
-    Raises:
-        NotFoundError: there is no such store.
-    """
-    return datasets_of(open_store(store))

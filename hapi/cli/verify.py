@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hapi.api.datasets import is_model, verify
+from hapi.api.contents import is_model, verify
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
 from hapi.store.base import open_store, split_address
