@@ -11,12 +11,12 @@ from hapi.cli.shared.common import OneLineParser, run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns the exit code."""
-    return run_command("benchmarks", lambda: _run(argv))
+    return run_command("python -m benchmarks", lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:
     parser = OneLineParser(
-        prog="benchmarks", description="Measure, and print the figures with their conditions."
+        prog="python -m benchmarks", description="Measure, and print the figures with their conditions."
     )
     configure(parser)
     return run(parser.parse_args(argv))

@@ -73,4 +73,4 @@ def test_a_request_larger_than_what_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["batching", "--request-size", "257"]) != 0
-    assert "--request-size: expected at most 256" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "--request-size: expected 1 to 256" in capsys.readouterr().err and not list(tmp_path.iterdir())

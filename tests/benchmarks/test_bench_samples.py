@@ -143,5 +143,5 @@ def test_only_peers_that_shuffle_as_well_and_were_cold_count() -> None:
 def test_a_folder_that_is_none_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["samples", "--folder", "/nowhere"]) == 2
     assert capsys.readouterr().err.startswith(
-        "benchmarks: error: /nowhere: No such file or directory; --folder"
+        "python -m benchmarks: error: /nowhere: No such file or directory; --folder"
     )

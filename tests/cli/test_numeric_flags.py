@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.cli.bench import configure as configure_benchmarks
 from hapi.cli import main, server, train
 from hapi.cli.shared.numbers import Number, host_memory
 from hapi.client.settings import TrainSettings
@@ -27,7 +28,9 @@ NUMERIC = {"N", "X", "F", "SIZE", "BYTES", "SECONDS", "TIME", "RATE", "SAMPLES",
 
 def actions() -> Iterator[tuple[str, argparse.Action]]:
     """(command, action) of all parsers but the trainer's, whose settings have rules of their own."""
-    tops = [server.parser(), *(main.parser_with(name) for name in main.COMMANDS)]
+    benches = argparse.ArgumentParser(prog="benchmarks")
+    configure_benchmarks(benches)
+    tops = [server.parser(), benches, *(main.parser_with(name) for name in main.COMMANDS)]
     seen = set()
     while tops:
         parser = tops.pop()

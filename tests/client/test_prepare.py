@@ -196,6 +196,6 @@ def test_what_the_embedded_server_may_import(
     def started(store: str, *, allow_models: list[str], threads: int) -> None:
         raise HapiError(f"allowed: {allow_models}")
 
-    monkeypatch.setattr("hapi.client.resolve_job.EmbeddedServer", started)
+    monkeypatch.setattr("hapi.client.prepare.EmbeddedServer", started)
     with pytest.raises(HapiError, match=re.escape(f"allowed: {allowed}")):
         resolve_job(TrainSettings(store=str(store), threads=1, **changes))

@@ -192,26 +192,26 @@ def test_a_closed_session_says_so(service: Service) -> None:
 def test_a_missing_sample_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check counts what frames carried: a window that left something out is found."""
 
-    class Forgetful(session_module.Window):
+    class Forgetful(session_module.Prefetcher):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
                 if batch.number == 2:
                     batch.ids[3] = batch.ids[4]
                 yield batch
 
-    monkeypatch.setattr(session_module, "Window", Forgetful)
+    monkeypatch.setattr(session_module, "Prefetcher", Forgetful)
     with pytest.raises(HapiError, match="exactly once"):
         list(session.epoch(0))
 
 
 def test_labels_beyond_the_classes_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(session_module.Window):
+    class Wrong(session_module.Prefetcher):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
                 batch.labels[0] = 4
                 yield batch
 
-    monkeypatch.setattr(session_module, "Window", Wrong)
+    monkeypatch.setattr(session_module, "Prefetcher", Wrong)
     with pytest.raises(DataError, match="labels outside 0 to 3"):
         list(session.epoch(0))
 

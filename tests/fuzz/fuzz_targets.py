@@ -324,11 +324,12 @@ def indexes(data: bytes) -> None:
 
 
 def _model_seeds() -> list[bytes]:
+    from hapi.models.graph.digest import content_digest
     from hapi.models.zoo.build import ModelSpec
     from hapi.repository.manifest import LayerEntry, ModelManifest
     from hapi.repository.weights_file import TensorEntry
 
-    tensor = TensorEntry("a", "float32", (2, 3), 64, xxhash.xxh3_128_hexdigest(bytes(24)))
+    tensor = TensorEntry("a", "float32", (2, 3), 64, content_digest(bytes(24)))
     manifest = ModelManifest(
         name="fuzzed", push="p", spec=ModelSpec(architecture="resnet18"), digests=("0" * 32, "1" * 32), classes=10,
         default_freeze=1, layers=(LayerEntry("conv1", (3, 4, 4), ("a",)),), tensors={"a": tensor},
