@@ -182,7 +182,7 @@ def popen(
     command: Sequence[str], *, text: bool = True, **options: Any
 ) -> ForkedProcess | subprocess.Popen[str]:
     """In place of :class:`subprocess.Popen`, for a benchmark's processes: those of Hapi are forked."""
-    if list(command[:2]) == [sys.executable, "-m"] and command[2].startswith("hapi."):
+    if list(command[:2]) == [sys.executable, "-m"] and command[2].startswith(("hapi.", "benchmarks.")):
         return ForkedProcess(command[2:], **options)
     return subprocess.Popen(command, text=text, **options)
 
