@@ -75,7 +75,7 @@ class FrameReader:
 
     def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
         """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
-        return FrameReader(wrap(self._source), self._limits, self._arriving)
+        return FrameReader(wrap(_Counted(self)), self._limits, self._arriving)
 
     def next(self, sink: Sink, flowing: Callable[[], object] = lambda: None) -> FrameHeader | StreamEnd:
         """The next data frame's header once its tensors have arrived and been checked, or the end.
@@ -188,6 +188,18 @@ class FrameReader:
             raise WireError(f"stream cut off after {self.bytes_read} bytes")
         self._digest.update(piece[:count])
         self.bytes_read += count
+        return count
+
+
+class _Counted:
+    """The source of a reader that another one reads for: what it takes counts as the first one's, too."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self._reader = reader
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        count = self._reader._source.readinto(buffer)
+        self._reader.bytes_read += count or 0
         return count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -349,19 +348,18 @@ def test_a_server_that_stays_out_of_memory_gets_an_earlier_split(
     service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hapi.client.loading.prefetcher.SHORT_TRIES", 2)
-    handle, refused = loopback_handler(service), Counter[int]()
+    handle, refusals = loopback_handler(service), iter(int, 1)  # without end
 
     def short(method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
         document = json.loads(body) if body else {}
-        if (split := document.get("split", 0)) > 9 and refused[split] < 3:
-            refused[split] += 1
+        if document.get("split", 0) > 9 and next(refusals, None) is not None:
             return 503, {}, iter([json.dumps(HostMemoryError("out of memory").to_problem()).encode()])
         return handle(method, path, body)
 
     report = train(short, split="auto")
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert report["plan"]["changes"][0]["why"].startswith(f"a server has no memory for split {FREEZE}")
-    refused.clear()
+    refusals = iter(range(3))
     assert losses(train(short, split="freeze")) == pytest.approx(reference, rel=1e-4)
 
 
@@ -466,7 +464,7 @@ def test_resumed_in_and_after_profiling(
     assert watcher.steps == 10 - at
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     whys = [c["why"] for c in report["plan"]["changes"]]
-    assert whys[0] == ("profiled" if profiled else "from the checkpoint")
+    assert ("from the checkpoint" in whys) is not profiled and "profiled" in whys
 
 
 def test_a_profile_is_kept_and_replayed(service: Service, reference: list[float], tmp_path: Path) -> None:
