@@ -84,7 +84,7 @@ class SplitController:
         self.sizes = sizes
         self.job = job
         self.changes: list[Change] = []
-        self.earlier_changes = 0  # of them, by processes before this one
+        self.earlier_changes = 0  # made by processes before this one
         self.plan: Plan | None = None
         self.profile: Profile | None = None
         self.measured: dict[int, float] = {}
@@ -328,7 +328,7 @@ class SplitController:
 
     def _change(self, at: tuple[int, int], split: int, why: str) -> None:
         with self._lock:
-            if split != self._split or not self.changes:
+            if split != self._split or len(self.changes) == self.earlier_changes:
                 change = Change(epoch=at[0], batch=at[1], before=self._split, after=split, why=why)
                 self.changes.append(change)
                 self._unopened_change = True
