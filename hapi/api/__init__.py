@@ -1,1 +1,1 @@
-"""What ``import hapi`` offers for addresses (STORE/NAME) and plain values; the commands call the same functions."""
+"""Functions of ``import hapi`` for addresses (STORE/NAME) and plain values; the commands call the same functions."""

@@ -1,4 +1,4 @@
-"""What a store holds, by its address: listed and checked. Brings no torch, but for pushed models."""
+"""Contents of a store, by its address: listed and checked. Brings no torch, but for pushed models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is kept on a local disk, shared by processes."""
+"""Data kept on a local disk, shared by processes."""

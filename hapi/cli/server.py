@@ -64,23 +64,7 @@ def parser() -> argparse.ArgumentParser:
         help="processes that decode: for small images (a few KB), where threads do not help; 0.35 GB each (default 0)",
     )
     _add_batching(p)
-    p.add_argument(
-        "--max-running",
-        type=count(1, 4096),
-        default=4,
-        help="requests worked on at a time, per device (default 4)",
-    )
-    p.add_argument(
-        "--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)"
-    )
-    p.add_argument(
-        "--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)"
-    )
-    p.add_argument(
-        "--chunk-cache",
-        type=size(0, host_memory(), f"0 to this machine's memory, {format_bytes(host_memory())}"),
-        help="bytes of chunks of small samples kept (default 64MiB, for a remote store 360MiB; 0: none)",
-    )
+    _add_capacity(p)
     p.add_argument(
         "--no-model-reuse", action="store_true", help="load the layers for every request, as the paper does"
     )
@@ -106,6 +90,27 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return p
+
+
+def _add_capacity(p: argparse.ArgumentParser) -> None:
+    """Requests at a time, and what is kept for later ones."""
+    p.add_argument(
+        "--max-running",
+        type=count(1, 4096),
+        default=4,
+        help="requests worked on at a time, per device (default 4)",
+    )
+    p.add_argument(
+        "--max-queued", type=_natural, default=128, help="requests that may wait; then 429 (default 128)"
+    )
+    p.add_argument(
+        "--model-cache", type=_size, default="4GiB", help="bytes of resident frozen layers (default 4GiB)"
+    )
+    p.add_argument(
+        "--chunk-cache",
+        type=size(0, host_memory(), f"0 to this machine's memory, {format_bytes(host_memory())}"),
+        help="bytes of chunks of small samples kept (default 64MiB, for a remote store 360MiB; 0: none)",
+    )
 
 
 def _add_batching(p: argparse.ArgumentParser) -> None:
