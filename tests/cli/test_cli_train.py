@@ -545,12 +545,8 @@ def test_an_experiment_runs(running: ServerProcess, tmp_path: Path) -> None:
         "--report", str(report),
     )  # fmt: skip
     document: dict[str, Any] = report_of(report)
-    assert (document["model"], document["layers"], document["freeze"], document["split"]) == (
-        "alexnet",
-        22,
-        17,
-        17,
-    )
+    assert (document["model"], document["layers"], document["freeze"]) == ("alexnet", 22, 17)
+    assert 0 <= document["split"] < 22  # the link and the machine decide
 
 
 @pytest.mark.slow
