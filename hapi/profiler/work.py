@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ class _Cost:
     workspace: int = 0
 
 
-class _Visitor(TorchDispatchMode):
+class _Visitor(TorchDispatchMode, ABC):
     """Sees every operation that makes a new tensor."""
 
     def __init__(self) -> None:
@@ -117,8 +118,9 @@ class _Visitor(TorchDispatchMode):
             self.made(func, args, kwargs, result)
         return result
 
+    @abstractmethod
     def made(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        raise NotImplementedError
+        """Take note of one operation and its new tensors."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -47,10 +47,10 @@ def shadow(module: nn.Module, memo: dict[int, nn.Module], substitute: Substitute
 
 
 class Tree(nn.Module):
-    """Containers that hold chosen submodules and tensors of a model under their original paths."""
+    """Containers that hold chosen submodules and tensors of a model under their original paths.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("a tree holds modules; a segment runs them")
+    A tree is never called, like a ``ModuleList``: a segment reads and runs what it holds.
+    """
 
 
 def build_tree(
