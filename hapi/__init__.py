@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hapi.profiler.strategies import plan
     from hapi.server.lifecycle.run import ListenSettings, run_server
     from hapi.server.settings import ServerSettings
-    from hapi.store.base import open_store
+    from hapi.store.open import open_store
     from hapi.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -89,7 +89,7 @@ _MODULES = {
     "run_server": "hapi.server.lifecycle.run",
     "ServerSettings": "hapi.server.settings",
     "ListenSettings": "hapi.server.lifecycle.run",
-    "open_store": "hapi.store.base",
+    "open_store": "hapi.store.open",
     "keep_freed_memory": "hapi.allocator",
     "HapiError": "hapi.errors",
     "errors": "hapi.errors",

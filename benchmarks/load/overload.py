@@ -26,11 +26,11 @@ from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.testbed import Cores
 from benchmarks.testbed.tiers import START_SECONDS, environment, last_line, start_server_process
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.errors import TransportError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.repository import zoo_reference
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 WEIGHTS: Mapping[str, float] = {"one": 1, "another": 1, "third": 1, "fourth": 1, "double": 2, "triple": 3}
@@ -319,7 +319,7 @@ def _document(store: Path, settings: OverloadSettings) -> dict[str, Any]:
     if not freeze:
         raise UsageError(f"--model {settings.model}: has no usual freeze; choose one of the paper's")
     return {
-        "dataset": open_dataset(open_store(str(store)), "images").reference.to_json(),
+        "dataset": find_dataset(open_store(str(store)), "images").reference.to_json(),
         "model": zoo_reference(spec, model, freeze).to_json(),
         "split": freeze,
         "split_name": model.layers[freeze - 1].name,

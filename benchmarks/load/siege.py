@@ -31,11 +31,11 @@ from benchmarks.testbed.conditions import conditions
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.testbed import Cores
 from benchmarks.testbed.tiers import START_SECONDS, environment, last_line, process_bytes, read_line
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.errors import TransportError, UsageError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.repository import zoo_reference
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 TENANTS = ("one", "two", "three", "trouble")
@@ -262,7 +262,7 @@ class _Town:
         store = open_store(str(self._store))
 
         def of(name: str, **more: Any) -> dict[str, Any]:
-            return {"dataset": open_dataset(store, name).reference.to_json(), **more}
+            return {"dataset": find_dataset(store, name).reference.to_json(), **more}
 
         spec = ModelSpec(architecture="resnet18", weights="random:0", input_shape=(3, SIDE, SIDE))
         model = build(spec)

@@ -27,7 +27,7 @@ from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.service import Frame, FrameStream, Service
 from hapi.server.settings import ServerSettings
 from hapi.server.status import Progress
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,

@@ -1,7 +1,7 @@
 """``benchmarks directory``: bytes a sample, seconds to open, seconds to find samples, and the memory it takes.
 
 A data set's manifest and index are made in a temporary folder by the code that packs; there are no shards,
-since nothing is read from them. They are opened by ``open_dataset`` in fresh processes: once with the file's
+since nothing is read from them. They are opened by ``find_dataset`` in fresh processes: once with the file's
 pages dropped from the system's memory, then several times with them there.
 """
 
@@ -25,7 +25,7 @@ from hapi.data.sample_directory import ENTRY, SampleDirectory
 from hapi.data.shards import Shard, ShardTable
 from hapi.errors import UsageError
 from hapi.ingest.transaction import shard_name
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import offsets_of
 

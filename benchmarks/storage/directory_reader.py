@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.testbed.tiers import process_bytes
-from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.index import digest
 from hapi.data.index_file import read_own
 from hapi.data.manifest import load_manifest
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 _WARM = 5
 _LOOKUP_IDS = 1 << 20
@@ -35,14 +36,14 @@ def main() -> None:
     store = open_store(folder)
     before = {part: process_bytes(os.getpid(), key) for part, key in _RESIDENT.items()}
     from_disk = _read_bytes()
-    cold, dataset = _timed(lambda: open_dataset(store, name))
+    cold, dataset = _timed(lambda: find_dataset(store, name))
     from_disk = _read_bytes() - from_disk
     warm = []
     for _ in range(_WARM):
         # The one before goes first, as it would with a process that opens it once.
         del dataset
         gc.collect()
-        seconds, dataset = _timed(lambda: open_dataset(store, name))
+        seconds, dataset = _timed(lambda: find_dataset(store, name))
         warm.append(seconds)
     lookup = {size: _lookup(dataset, int(size)) for size in batches}
     resident = {part: process_bytes(os.getpid(), key) - before[part] for part, key in _RESIDENT.items()}

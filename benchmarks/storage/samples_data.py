@@ -12,7 +12,7 @@ import numpy.typing as npt
 from benchmarks.storage.samples_peers import write_form
 from hapi.data.manifest import SampleLayout
 from hapi.ingest.sources.base import Source
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 NAME, LARGE = "samples", "large"
 MIX_MEDIAN, MIX_SIGMA, MIX_MOST = 110e3, 0.5, 1 << 20

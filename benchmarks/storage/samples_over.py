@@ -31,11 +31,11 @@ from benchmarks.storage.samples_served import LoopbackSwift, Served, served_over
 from benchmarks.testbed.conditions import conditions
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.tiers import environment, last_line
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.epoch_order import FULL, Shuffle
 from hapi.data.reading.read_cost import LOCAL_COST, REMOTE_COST
 from hapi.errors import HapiError
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 PLAIN, BODIES = "plain ranges", "server large"
 BASES = {"http": BODIES, "swift": PLAIN}
@@ -187,7 +187,7 @@ def _served(
     pack_data(store, size, settings.total)
     if swift is None:
         pack_data(store, 1 << 20, settings.total, LARGE)
-    dataset, cost = open_dataset(open_store(store), NAME), COSTS[settings.over]
+    dataset, cost = find_dataset(open_store(store), NAME), COSTS[settings.over]
     spec = {
         "shards": [(dataset.shard_key(k), dataset.shards[k].size) for k in range(len(dataset.shards))],
         "mean": (mean := dataset.total_bytes / dataset.count),

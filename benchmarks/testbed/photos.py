@@ -11,12 +11,12 @@ from benchmarks.testbed.cells import Form
 from hapi.errors import UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions, Preprocess
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.repository.built import front_bytes
 from hapi.repository.repository import push
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 _PREPROCESS: Mapping[Form, Preprocess] = {"images": "none", "uint8": "uint8", "float32": "float32"}

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from hapi.data.listing import DatasetSummary
 from hapi.data.listing import list_datasets as datasets_of
 from hapi.data.verify import verify_dataset
-from hapi.store.base import ObjectStore, open_store, split_address
+from hapi.store.base import ObjectStore
 from hapi.store.damage import Damage, Progress, VerifyReport
+from hapi.store.open import open_store, split_address
 
 __all__ = ("is_model", "list_datasets", "verify")
 

@@ -16,8 +16,9 @@ from hapi.ingest.pack import Progress, Start
 from hapi.ingest.pack import pack as pack_source
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.skipped import Skipped
-from hapi.ingest.sources.base import Source, SourceOptions, open_source
-from hapi.store.base import open_store, split_address
+from hapi.ingest.sources.base import Source
+from hapi.ingest.sources.open import SourceOptions, open_source
+from hapi.store.open import open_store, split_address
 from hapi.wire.references import TransformSpec
 
 __all__ = ("index", "open_source_for", "pack")

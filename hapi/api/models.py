@@ -9,7 +9,7 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository import repository
 from hapi.repository.repository import ModelSummary
 from hapi.repository.stored import StoredModel
-from hapi.store.base import open_store, split_address
+from hapi.store.open import open_store, split_address
 
 __all__ = ("list_models", "open_model", "push")
 

@@ -18,7 +18,7 @@ from hapi.ingest.formats.shard import Fields
 from hapi.ingest.in_place.discover import find_folder, left_out_note
 from hapi.ingest.in_place.indexer import IndexOptions
 from hapi.ingest.skipped import Skipped
-from hapi.store.base import split_address
+from hapi.store.open import split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from hapi.factories import check_allowed, search_here
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import structure
 from hapi.repository.repository import open_model
-from hapi.store.base import open_store, split_address
+from hapi.store.open import open_store, split_address
 from hapi.text import printable
 
 _STORE = "store:"

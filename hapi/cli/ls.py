@@ -11,7 +11,8 @@ from typing import Any
 from hapi.data.listing import DatasetSummary, describe, list_datasets
 from hapi.data.replaced import list_replaced
 from hapi.errors import HapiError, NotFoundError, UsageError
-from hapi.store.base import ObjectStore, open_store, split_address
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store, split_address
 from hapi.text import MESSAGE_CHARACTERS, printable
 
 _MODEL_FIELDS = ("architecture", "digest", "bytes")

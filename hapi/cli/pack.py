@@ -17,7 +17,7 @@ from hapi.errors import BadRequestError, UsageError
 from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
 from hapi.ingest.skipped import Skipped
 from hapi.paths import read_bounded
-from hapi.store.base import split_address
+from hapi.store.open import split_address
 from hapi.wire.references import TransformSpec
 
 MAX_CLASSES_BYTES = 64 << 20

@@ -10,7 +10,7 @@ from hapi.cli.shared.numbers import count
 from hapi.cli.shared.writing import lasting_store
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec
-from hapi.store.base import split_address
+from hapi.store.open import split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
 

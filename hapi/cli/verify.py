@@ -7,7 +7,7 @@ import argparse
 from hapi.api.contents import is_model, verify
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
-from hapi.store.base import open_store, split_address
+from hapi.store.open import open_store, split_address
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

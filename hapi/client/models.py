@@ -22,7 +22,7 @@ from hapi.models.zoo.weights import is_file
 from hapi.repository.pushed import PushedModel
 from hapi.repository.repository import open_model, push, store_reference, zoo_reference
 from hapi.repository.weights_file import TensorEntry
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec

@@ -32,7 +32,7 @@ from hapi.store.base import ObjectStore
 from hapi.wire.references import DatasetReference, TransformSpec
 from hapi.wire.samples import Samples, offsets_of
 
-__all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "open_dataset"]
+__all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "find_dataset"]
 
 
 _MOVES = 4
@@ -42,7 +42,7 @@ _KEPT_KEYS = 1 << 16
 
 
 class Dataset:
-    """One version of a data set. Thread-safe; :func:`open_dataset` makes it."""
+    """One version of a data set. Thread-safe; :func:`find_dataset` makes it."""
 
     def __init__(
         self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
@@ -271,7 +271,7 @@ def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
     return manifest.key_of(shards.key(number))
 
 
-def open_dataset(
+def find_dataset(
     store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
 ) -> Dataset:
     """The data set ``name``, in ``version`` also when that was replaced and is still kept (``replaced.py``).

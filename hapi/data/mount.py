@@ -30,13 +30,12 @@ import numpy.typing as npt
 from hapi.arrays import IntArray
 from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.cache.samples import SampleCache
-from hapi.data.dataset import Dataset
-from hapi.data.dataset import open_dataset as open_version
+from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.epoch_order import FULL, Shuffle
 from hapi.data.reading.reader import AccessHint, chunk_cache
 from hapi.data.sample_directory import Located
 from hapi.errors import UsageError
-from hapi.store.base import open_store, split_address
+from hapi.store.open import open_store, split_address
 from hapi.wire.samples import Samples, offsets_of
 
 BATCH_SIZE = 256
@@ -353,7 +352,7 @@ def open_dataset(
     folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
     url, name = split_address(address)
     store = open_store(url)
-    dataset = open_version(store, name, version, chunk_cache(store, cache_bytes))
+    dataset = find_dataset(store, name, version, chunk_cache(store, cache_bytes))
     kept = None if folder is None else SampleCache(folder, dataset.reference, dataset.count)
     return DatasetReader(dataset, read_ahead_bytes, kept, batch_size)
 

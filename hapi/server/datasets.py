@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 
-from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.manifest import Manifest, manifest_key
 from hapi.data.reading.chunk_cache import ChunkCache
 from hapi.data.replaced import find_manifest
@@ -39,14 +39,14 @@ class OpenDatasets:
         """By name, the manifest as it was last found."""
 
     def get(self, reference: DatasetReference) -> Dataset:
-        """The data set in that very version; errors as of :func:`open_dataset`."""
+        """The data set in that very version; errors as of :func:`find_dataset`."""
         found = self._known(reference)
         if found is not None:
             return found
         with self._opening.holding(reference):
             found = self._known(reference)
             if found is None:
-                found = open_dataset(self._store, reference.name, reference.version, self._chunks)
+                found = find_dataset(self._store, reference.name, reference.version, self._chunks)
                 self._keep(reference, found)
             return found
 

@@ -1,4 +1,4 @@
-"""One interface over object stores; a store is chosen by its URL.
+"""The interface of object stores; ``open.py`` chooses one by its URL.
 
 A local folder has a small backend of its own (``local.py``: reads go straight into the caller's buffer),
 everything else goes through obstore (``remote.py``). Foreign errors become :class:`StoreError` or
@@ -14,17 +14,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
-from hapi.errors import BadRequestError, DataError, UsageError
+from hapi.errors import BadRequestError, DataError
 from hapi.process.threads import Threads
 from hapi.store.locking.lease import held
 from hapi.store.locking.locks import FORCE, Lease, LockObjects
-from hapi.wire.references import given_name
-
-LOCAL_SCHEMES = ("", "file")
-REMOTE_SCHEMES = ("memory", "s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
-
 
 Names = list[str]
 DOCUMENT_BYTES = 64 << 20
@@ -207,52 +201,3 @@ class ObjectStore(ABC):
     def clean_temporary(self, prefix: str) -> None:
         """Remove what killed writers left under ``prefix``. Only for the holder of the lock there."""
         check_prefix(prefix)
-
-
-def open_store(url: str) -> ObjectStore:
-    """The store at ``url``: a folder path, ``file://``, ``memory://NAME``, ``s3://``, ``gs://`` or ``az://``.
-
-    >>> import hapi
-    >>> store = hapi.open_store("store")
-    >>> store.put("notes/first", b"some bytes")
-    >>> store.get("notes/first")
-    b'some bytes'
-
-    Nothing is contacted yet; see :meth:`ObjectStore.ping`. S3 settings come from the usual ``AWS_*``
-    environment and profiles (``s3.py``), GCS and Azure from theirs, timeouts and retries from ``HAPI_STORE_*``
-    (``connect.py``). All ``memory://NAME`` of one name in one process are one store.
-    """
-    if not url or "\0" in url:
-        raise UsageError(
-            "the store's URL is empty or has a NUL in it; give a folder, s3://BUCKET/PREFIX, ..."
-        )
-    scheme = url.split("://", 1)[0].lower() if "://" in url else ""
-    if scheme in LOCAL_SCHEMES:
-        from hapi.store.local import LocalStore
-
-        return LocalStore(_folder(url) if scheme else url)
-    if scheme in REMOTE_SCHEMES:
-        from hapi.store.remote import RemoteStore
-
-        return RemoteStore(url)
-    raise UsageError(
-        f"store {url[:200]!r}: unknown scheme {scheme!r}; use a folder, file://, memory://, s3://, gs:// or az://"
-    )
-
-
-def _folder(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise UsageError(f"store {url[:200]!r}: write file:///absolute/folder")
-    return unquote(parts.path)
-
-
-def split_address(address: str) -> tuple[str, str]:
-    """``STORE/NAME`` as the store's URL and the checked name; :class:`UsageError` when it is neither."""
-    store, slash, name = address.rpartition("/")
-    scheme, separator, rest = store.partition("://")
-    if not slash or (store.endswith(":/") or (separator and not rest and scheme not in ("file", "memory"))):
-        raise UsageError(
-            f"{address[:200]!r} is not STORE/NAME; for example store/flowers or s3://bucket/flowers"
-        )
-    return store or "/", given_name(name, f"{address[:200]!r}")

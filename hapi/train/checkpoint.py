@@ -17,7 +17,7 @@ from hapi.atomic import replacing
 from hapi.client.prepare import JobContext
 from hapi.client.settings import TrainSettings
 from hapi.errors import ConflictError, HapiError, UsageError
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.train.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
 

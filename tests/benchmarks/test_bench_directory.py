@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.storage.directory import NAME, DirectorySettings, make_index
-from hapi.data.dataset import open_dataset
-from hapi.store.base import open_store
+from hapi.data.dataset import find_dataset
+from hapi.store.open import open_store
 
 
 def test_the_index_that_is_made_is_sound(tmp_path: Path) -> None:
     manifest = make_index(str(tmp_path), DirectorySettings(samples=3000))
-    dataset = open_dataset(open_store(str(tmp_path)), NAME)
+    dataset = find_dataset(open_store(str(tmp_path)), NAME)
     places = dataset.locate(np.arange(3000))
     assert manifest.shards > 1 and (places.length > 0).all()
     assert np.bincount(places.shard).tolist() == dataset.shards.count.tolist()

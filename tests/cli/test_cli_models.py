@@ -12,7 +12,7 @@ import pytest
 from support.lock_owners import living_elsewhere
 
 from hapi.cli.main import main
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

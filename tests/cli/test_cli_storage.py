@@ -20,12 +20,12 @@ from PIL import Image
 from support.forked import ForkedProcess, environment
 
 from hapi.cli.main import main
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.verify import verify_dataset
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
-from hapi.store.base import open_store
+from hapi.ingest.sources.open import open_source
+from hapi.store.open import open_store
 
 SHARD = 4096
 
@@ -82,7 +82,7 @@ def test_killed_at_random_moments_then_resumed(arrays: Path, tmp_path: Path) -> 
         assert "--replace" in result.stderr
     assert kills >= 1
     fresh = pack(open_source(str(arrays)), open_store("memory://kills"), "d", PackOptions(shard_bytes=SHARD))
-    opened = open_dataset(open_store(str(store)), "d")
+    opened = find_dataset(open_store(str(store)), "d")
     assert opened.version == fresh.version and verify_dataset(open_store(str(store)), "d").sound
     names = sorted(p.name for p in (store / "datasets/d").rglob("*") if p.is_file())
     assert names == sorted(["manifest.json", "index.safetensors", *(f"shard-{n:05d}.bin" for n in range(63))])

@@ -19,9 +19,9 @@ from hapi.cache.samples import SampleCache
 from hapi.client.planning.cache_forecast import Expected
 from hapi.errors import UsageError
 from hapi.ingest.pack import pack
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.server.service import Service
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
 from hapi.wire.references import DatasetReference
 from hapi.wire.samples import Samples

@@ -28,8 +28,8 @@ from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.repository import open_model, push
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.store.base import open_store
 from hapi.store.local import LocalStore
+from hapi.store.open import open_store
 
 MODULE = "hapi_test_client_models"
 FACTORY = f"{MODULE}:net"

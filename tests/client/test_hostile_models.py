@@ -18,7 +18,7 @@ from hapi.errors import HapiError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.manifest import _checksum
 from hapi.repository.repository import push
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.frames import Buffer
 
 Change = Callable[[dict[str, Any]], object]

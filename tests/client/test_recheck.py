@@ -60,8 +60,8 @@ def test_a_random_transform_is_drawn_alike(tmp_path: Path) -> None:
     from PIL import Image
 
     from hapi.ingest.pack import pack
-    from hapi.ingest.sources.base import open_source
-    from hapi.store.base import open_store
+    from hapi.ingest.sources.open import open_source
+    from hapi.store.open import open_store
 
     for n in range(12):
         (tmp_path / "images" / str(n % 2)).mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def test_the_report_says_what_was_compared(honest: Handler) -> None:
 def test_a_pushed_models_front_is_fetched_for_it(tmp_path: Path) -> None:
     from hapi.models.zoo.build import ModelSpec, build
     from hapi.repository.repository import push
-    from hapi.store.base import open_store
+    from hapi.store.open import open_store
 
     pack_blobs(tmp_path / "store")
     spec = ModelSpec(architecture="resnet18", num_classes=4, weights="random:3", input_shape=(3, 32, 32))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
 from hapi.data.manifest import Manifest
 from hapi.data.verify import verify_dataset
@@ -21,9 +21,11 @@ from hapi.errors import DataError, UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.skipped import LISTED_BAD, Skipped
-from hapi.ingest.sources.base import Source, open_source
+from hapi.ingest.sources.base import Source
+from hapi.ingest.sources.open import open_source
 from hapi.ingest.sources.torchvision import TorchvisionSource
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 SKIP = PackOptions(shard_bytes=4096, skip_bad=True)
 
@@ -76,7 +78,7 @@ def test_bad_samples_are_left_out_and_counted(
     left = [n for n in names(source) if n not in bad]
     assert manifest.count == len(left) and manifest.skipped == skipped.count == len(bad)
     assert sorted(int(line.partition(".jpg")[0][-2:]) for line in skipped.lines) == sorted(bad)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     samples = dataset.read(np.arange(len(left)))
     for position, number in enumerate(left):
         stored = CONTENTS[number][:-100] if number in CUT else CONTENTS[number]
@@ -172,7 +174,7 @@ def test_torchvision_files_that_are_bad(
             packed(source, store, replace(options, skip_bad=False), replace=True, restart=True)
         manifest, skipped = packed(source, store, options, replace=True, restart=True)
         assert manifest.count == 29 and skipped.count == 1
-        kinds = {bytes(open_dataset(store, "d").read([k]).data[:2]) for k in range(29)}
+        kinds = {bytes(find_dataset(store, "d").read([k]).data[:2]) for k in range(29)}
         assert kinds == {b"\xff\xd8" if as_files else b"\x89P"}
 
 

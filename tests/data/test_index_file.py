@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hapi.data import index_file
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.index_file import read_own
 from hapi.errors import DataError, StoreError, UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import SourceOptions, open_source
+from hapi.ingest.sources.open import SourceOptions, open_source
 from hapi.store.local import LocalStore
 from hapi.store.safetensors import encode_tensors
 from hapi.store.stored_array import StoredArray, npy_array, safetensors_arrays
@@ -52,7 +52,7 @@ def test_an_open_index_outlives_its_file(
     monkeypatch.setattr(index_file, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(index_file, "_BLOCK", 1000)
     before = set(Path(tempfile.gettempdir()).iterdir())
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     places, labels = dataset.locate(np.arange(100)), dataset.labels(np.arange(100))
     os.truncate(store.root / dataset.manifest.index_key, 10)
     assert np.array_equal(dataset.locate(np.arange(100)).offset, places.offset)
@@ -61,7 +61,7 @@ def test_an_open_index_outlives_its_file(
     left = set(Path(tempfile.gettempdir()).iterdir()) - before
     assert not [path for path in left if path.name.startswith("hapi-index-")]
     with pytest.raises(DataError, match="10 bytes instead of"):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
 
 
 def test_no_room_for_a_large_index(

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.epoch_order import Shuffle, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.mount import DatasetReader, mount
@@ -19,7 +19,7 @@ from hapi.errors import DataError, NotFoundError, UsageError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.base import Source
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 
 class Texts(Source):
@@ -143,7 +143,7 @@ def test_wrong_use_is_told(mounted: DatasetReader) -> None:
 def test_damage_stops_where_it_is_and_stays(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     pack(SOURCE, store, "texts")
-    key = open_dataset(store, "texts").shard_key(0)
+    key = find_dataset(store, "texts").shard_key(0)
     data = bytearray(store.get(key))
     data[-1] ^= 1  # of the last sample
     store.put(key, data)

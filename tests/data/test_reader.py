@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.data.dataset import Dataset, open_dataset
+from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.manifest import SampleLayout
 from hapi.data.reading.chunk_cache import ABSENT, Area, ChunkCache
@@ -80,7 +80,7 @@ def packed(tmp_path: Path, lengths: Sequence[int]) -> tuple[MixedSource, Countin
 
 
 def opened(store: CountingStore, slots: int) -> Dataset:
-    dataset = open_dataset(store, "d", cache=ChunkCache(slots * SLOT, SLOT))
+    dataset = find_dataset(store, "d", cache=ChunkCache(slots * SLOT, SLOT))
     store.ranges.clear()
     return dataset
 
@@ -203,7 +203,7 @@ def test_chunks_of_every_length_find_room_in_every_slot(
     monkeypatch.setattr("hapi.data.reading.reader.read_cost", lambda store: cost)
     monkeypatch.setattr("hapi.data.reading.reader.ROWS_LIMIT", 16)
     _, store = packed(tmp_path, [length] * 1_200)
-    dataset = open_dataset(store, "d", cache=ChunkCache(slots * cost.slot_bytes, cost.slot_bytes))
+    dataset = find_dataset(store, "d", cache=ChunkCache(slots * cost.slot_bytes, cost.slot_bytes))
     shuffle = dataset.reader.default_shuffle
     assert shuffle == Shuffle(5, 10)
     for epoch in range(4):
@@ -250,7 +250,7 @@ def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
     monkeypatch.setattr("hapi.data.reading.reader._FEW_CHUNKS", 1)
     source, store = packed(tmp_path, [512] * 20_000)
     cache = ChunkCache(24 * SLOT, SLOT)
-    dataset = open_dataset(store, "d", cache=cache)
+    dataset = find_dataset(store, "d", cache=cache)
     areas = []
     for group in range(400, 420):
         assert dataset.read(np.arange(900), AccessHint(group)).data.tobytes() == b"".join(
@@ -369,7 +369,7 @@ def test_a_load_that_fails_half_way_keeps_what_was_read(tmp_path: Path) -> None:
 
 def test_damage_is_named_and_its_neighbours_stay_readable(tmp_path: Path) -> None:
     source, store = packed(tmp_path, [512] * 400)
-    key = open_dataset(store, "d").shard_key(0)
+    key = find_dataset(store, "d").shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 7 + 3] ^= 1
     store.put(key, data)

@@ -20,8 +20,9 @@ from hapi.errors import DataError
 from hapi.ingest import pack as packing
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import Source, open_source
-from hapi.store.base import open_store
+from hapi.ingest.sources.base import Source
+from hapi.ingest.sources.open import open_source
+from hapi.store.open import open_store
 
 
 def arrays(folder: Path, dtype: str, value: float) -> Source:

@@ -21,7 +21,7 @@ from hapi.cli.server import parser
 from hapi.server.http.app import Application
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire import messages
 
 ROOT = Path(hapi.__file__).parents[1]

@@ -26,7 +26,7 @@ from support.foreign_shards import example, masked_crc32c, mds_index, mds_shard,
 from support.formats_tools import samples, tar
 
 from hapi.data.chunk_checksums import run_sums
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.index import SampleIndex, digest
 from hapi.data.listing import describe
 from hapi.data.manifest import Manifest, SampleLayout
@@ -43,8 +43,9 @@ from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.ingest.in_place.scan import Run as RunOfShards
 from hapi.ingest.in_place.scan import Scanned
 from hapi.ingest.transaction import PackFolder, Packing
-from hapi.store.base import ObjectInfo, ObjectStore, open_store
+from hapi.store.base import ObjectInfo, ObjectStore
 from hapi.store.locking.locks import LockOwner
+from hapi.store.open import open_store
 from hapi.wire import messages
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import (
@@ -318,7 +319,7 @@ def indexes(data: bytes) -> None:
     store().put(manifest.index_key, data)
     for number in range(2):
         store().put(f"datasets/fuzzed/p/shard-{number:05d}.bin", bytes(9))
-    dataset = open_dataset(store(), "fuzzed", cache=chunks())
+    dataset = find_dataset(store(), "fuzzed", cache=chunks())
     lengths = dataset.lengths(np.arange(dataset.count))
     dataset.read(np.flatnonzero(lengths < 1 << 16)[:100])
 

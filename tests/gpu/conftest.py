@@ -16,7 +16,7 @@ from support.plain import packed_digits
 from hapi.models.devices import exact_arithmetic
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 PLACE = os.environ.get("HAPI_GPU_TESTS_ON", "cuda")
 _notes: list[str] = []

@@ -17,11 +17,11 @@ from support.harness import ServerProcess, losses, report_of, server, start_trai
 from support.hostile_tools import peak_bytes, resident_bytes, virtual_bytes
 from support.http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, make_store, received
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
-from hapi.store.base import open_store
+from hapi.ingest.sources.open import open_source
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20
@@ -165,7 +165,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_large_originals_stay_within_the_budget(photographs: Path, known: Known) -> None:
     """Four requests at once, each for 320 MiB of stored bytes and 8 images of 24 megapixels."""
     document = large(known, [0, 1] * 4)
-    document["dataset"] = open_dataset(open_store(str(photographs)), "photographs").reference.to_json()
+    document["dataset"] = find_dataset(open_store(str(photographs)), "photographs").reference.to_json()
     with server(photographs, *BUDGETS, "--cos-batch", "256", fresh=True) as process:
         idle = resident_bytes(process.process.pid)
         with ThreadPoolExecutor(4) as clients:
@@ -181,7 +181,7 @@ def test_large_originals_stay_within_the_budget(photographs: Path, known: Known)
 def test_long_samples_are_streamed(photographs: Path) -> None:
     """Eight requests at once for stored samples of 40 MiB, with room for two pieces of 8 MiB each."""
     store = open_store(str(photographs))
-    dataset = open_dataset(store, "photographs")
+    dataset = find_dataset(store, "photographs")
     document = {"dataset": dataset.reference.to_json(), "ids": [0, 1, 0]}
     with server(photographs, *BUDGETS, "--max-running", "8", fresh=True) as process:
         idle = resident_bytes(process.process.pid)
@@ -195,7 +195,7 @@ def test_long_samples_are_streamed(photographs: Path) -> None:
 
 def test_an_image_that_never_fits_is_told_with_the_numbers(photographs: Path, known: Known) -> None:
     document = large(known, [0])
-    document["dataset"] = open_dataset(open_store(str(photographs)), "photographs").reference.to_json()
+    document["dataset"] = find_dataset(open_store(str(photographs)), "photographs").reference.to_json()
     with server(photographs, "--host-memory", "300MB") as process:
         answer = ask(process, document)
     check_problem(answer, 507, "6000 x 4000", "150000000", "--host-memory", "split 0")

@@ -38,8 +38,8 @@ from support.hung_store import BUCKET, HungStore, hung_store
 from hapi.errors import StoreUnavailableError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
-from hapi.store.base import open_store
+from hapi.ingest.sources.open import open_source
+from hapi.store.open import open_store
 
 pytestmark = pytest.mark.slow
 

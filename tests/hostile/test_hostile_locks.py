@@ -20,7 +20,8 @@ from support.harness import hapi, wait_for
 from support.swift_tools import Swift, running_swift
 
 from hapi.errors import ConflictError
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 LEASE = 4
@@ -158,7 +159,8 @@ def test_a_writer_that_stood_still_ends_with_one_line(swift: Swift) -> None:
 HOLDER = """
 import sys, time
 from hapi.errors import ConflictError
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 with open_store(sys.argv[1]).lock("d/pack.lock"):
     print("held", flush=True)
     time.sleep(100)

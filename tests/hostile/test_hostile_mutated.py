@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hapi.cli.main import main
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.index import digest
 from hapi.data.listing import list_datasets
 from hapi.data.manifest import Manifest
@@ -24,11 +24,12 @@ from hapi.data.verify import verify_dataset
 from hapi.errors import HapiError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.manifest import _checksum
 from hapi.repository.repository import list_models, open_model, push
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 MANIFEST, MODEL = "datasets/d/manifest.json", "models/m/model.json"
 STRANGE: tuple[Any, ...] = (
@@ -124,7 +125,7 @@ def use_dataset(store: ObjectStore) -> None:
     list_datasets(store)
     for damage in verify_dataset(store, "d").damages:
         str(damage).encode(errors="strict")
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     input_shape(dataset.layout, dataset.transform)
     samples = dataset.read([0, dataset.count - 1])
     assert len(dataset.labels([0])) == 1

@@ -28,7 +28,7 @@ from hapi.cli.main import main
 from hapi.data.mount import mount
 from hapi.errors import HapiError
 from hapi.store import remote_listing
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 pytestmark = pytest.mark.slow
 

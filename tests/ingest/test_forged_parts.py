@@ -10,7 +10,7 @@ import pytest
 from support.formats_tools import memory_store, samples, tar
 from test_pack_dataset import SMALL, ByteSource
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.index import SampleIndex
 from hapi.errors import DataError
 from hapi.ingest.in_place import scan as index_runs
@@ -51,7 +51,7 @@ def test_parts_of_a_packing(known: dict[str, str | None]) -> None:
     source = ByteSource(300)
     pack(source, store, "d", SMALL, on_start=lambda total, samples, size: begun.append(samples))
     assert begun == [64], "the first part is as it was"
-    assert np.array_equal(open_dataset(store, "d").read(range(300)).data.reshape(300, 16), source.values)
+    assert np.array_equal(find_dataset(store, "d").read(range(300)).data.reshape(300, 16), source.values)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_parts_of_an_indexing(text: str | None, monkeypatch: pytest.MonkeyPatch)
     for key in parts(store):
         forge(store, key, run=text)
     index_folder(store, "d", find_folder(store, "wds"), options)
-    assert open_dataset(store, "d").count == 6
+    assert find_dataset(store, "d").count == 6
 
 
 @pytest.mark.parametrize("write", [lambda: DEEP.encode(), lambda: json.dumps(DEEP).encode()])
@@ -85,7 +85,7 @@ def test_an_unfinished_packing_that_is_none(write: Callable[[], bytes]) -> None:
     with pytest.raises(DataError, match="--restart"):
         pack(ByteSource(100), store, "d", SMALL)
     pack(ByteSource(100), store, "d", SMALL, restart=True)
-    assert open_dataset(store, "d").count == 100
+    assert find_dataset(store, "d").count == 100
 
 
 def test_what_was_left_out_is_read_as_it_was_written() -> None:

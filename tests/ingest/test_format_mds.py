@@ -16,7 +16,8 @@ from hapi.errors import DataError, HapiError, UsageError
 from hapi.ingest.formats import mds, shard
 from hapi.ingest.formats.mds_index import MdsShard
 from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
-from hapi.store.base import ObjectInfo, open_store
+from hapi.store.base import ObjectInfo
+from hapi.store.open import open_store
 
 STORE = open_store("memory://format-mds")
 COLUMNS = {"image": "jpeg", "label": "int", "name": "str"}

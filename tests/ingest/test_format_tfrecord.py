@@ -18,7 +18,8 @@ from hapi.ingest.formats import protobuf as messages
 from hapi.ingest.formats import shard
 from hapi.ingest.formats import tfrecord as module
 from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
-from hapi.store.base import ObjectInfo, open_store
+from hapi.store.base import ObjectInfo
+from hapi.store.open import open_store
 
 pytest.importorskip("google_crc32c")
 STORE = open_store("memory://format-tfrecord")

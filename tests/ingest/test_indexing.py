@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.formats_tools import image, memory_store, samples, tar
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
 from hapi.data.manifest import InPlace
 from hapi.data.verify import verify_dataset
@@ -22,9 +22,10 @@ from hapi.ingest.in_place import scan as index_runs
 from hapi.ingest.in_place.discover import find_folder, left_out_note
 from hapi.ingest.in_place.indexer import Indexed, IndexOptions, index_folder
 from hapi.ingest.pack import pack
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.ingest.transaction import PackFolder
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 OPTIONS = IndexOptions(workers=2)
@@ -75,7 +76,7 @@ def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
     assert np.sum(told, axis=0).tolist() == [30, sum(len(data) for data in before.values())]
     assert manifest.in_place == InPlace(format="webdataset", folder="wds")
     assert (manifest.count, manifest.classes, manifest.shards) == (30, ("0", "1", "2"), 3)
-    dataset = open_dataset(store, "d", manifest.version)
+    dataset = find_dataset(store, "d", manifest.version)
     assert [dataset.shards.key(n) for n in range(3)] == ["part/000.tar", "part/001.tar", "part/002.tar"]
     ids = np.array([29, 0, 10, 9, 15])
     found = dataset.read(ids)
@@ -111,7 +112,7 @@ def test_single_objects_are_read_where_they_are(store: ObjectStore) -> None:
     )
     manifest = index(store, "pictures").manifest
     assert manifest.classes == ("10", "9", "ant", "cat") and manifest.shards == 5
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     read = dataset.read(np.arange(5))
     for number in range(5):
         name = dataset.shards.key(number)
@@ -125,7 +126,7 @@ def test_the_whole_store_but_hapis_own(store: ObjectStore) -> None:
     index(store)
     manifest = index(store, ".", "e").manifest
     assert manifest.in_place == InPlace(format="webdataset", folder="") and manifest.count == 30
-    assert open_dataset(store, "e").read([29]).data.tobytes() == image(29)
+    assert find_dataset(store, "e").read([29]).data.tobytes() == image(29)
     for folder in ("datasets", "datasets/d", "models/x"):
         with pytest.raises(UsageError, match="are Hapi's own; if these are yours, make"):
             index(store, folder, "f")
@@ -175,7 +176,7 @@ def test_training_and_validation_are_not_mixed(store: ObjectStore) -> None:
     assert index(store, "both", "b").manifest.count == 10, "made of both on purpose"
     manifest = index(store, "wds/net-train-*").manifest
     assert manifest.count == 20 and manifest.in_place is not None and manifest.in_place.folder == "wds"
-    assert open_dataset(store, "d").read([19]).data.tobytes() == image(19)
+    assert find_dataset(store, "d").read([19]).data.tobytes() == image(19)
     assert index(store, "*-val-00?.tar", "e").manifest.count == 20 and verify_dataset(store, "e").sound
     assert index(store, "p/val", "f").manifest.classes == ("cat",)
     with pytest.raises(NotFoundError, match=r"nothing below .*wds/test-\*; give"):
@@ -243,7 +244,7 @@ def test_bad_samples_can_be_skipped_and_are_counted(store: ObjectStore) -> None:
         strict=True,
     ):
         assert line.startswith(words)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     found = dataset.read(np.arange(dataset.count))
     kept = [n for n in range(30) if n not in (12, 14, 16)][: dataset.count]
     assert [found.sample(k).tobytes() for k in range(len(kept))] == [image(n) for n in kept]
@@ -269,9 +270,9 @@ def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path, monkeypatch: p
     )
     manifest = index(store, "named").manifest
     assert manifest.classes == ("ant", "cat", "dog")
-    assert open_dataset(store, "d").labels(range(4)).tolist() == [2, 1, 0, 2]
+    assert find_dataset(store, "d").labels(range(4)).tolist() == [2, 1, 0, 2]
     manifest = index(store, "named", "e", classes=("dog", "eel", "cat", "ant")).manifest
-    assert open_dataset(store, "e").labels(range(4)).tolist() == [0, 2, 3, 0] and len(manifest.classes) == 4
+    assert find_dataset(store, "e").labels(range(4)).tolist() == [0, 2, 3, 0] and len(manifest.classes) == 4
     with pytest.raises(UsageError, match="the label 'ant' is not among --classes"):
         index(store, "named", "f", classes=("dog", "cat"))
     store.put("mixed/1.tar", tar(named))
@@ -293,7 +294,7 @@ def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path, monkeypatch: p
     file = tmp_path / "labels.txt"
     file.write_text("1\n0\n")
     manifest = index(store, "none", "n", labels=file, classes=("x", "y")).manifest
-    assert open_dataset(store, "n").labels([0, 1]).tolist() == [1, 0] and manifest.classes == ("x", "y")
+    assert find_dataset(store, "n").labels([0, 1]).tolist() == [1, 0] and manifest.classes == ("x", "y")
     file.write_text("1\n0\n1\n")
     with pytest.raises(UsageError, match="there are 3, but 2 samples"):
         index(store, "none", "k", labels=file)
@@ -308,24 +309,24 @@ def test_labels_of_every_kind(store: ObjectStore, tmp_path: Path, monkeypatch: p
 def test_damage_after_indexing_names_shard_and_sample(store: ObjectStore) -> None:
     three_shards(store)
     index(store)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     place = dataset.locate([13])
     key, whole = "wds/part/001.tar", store.get("wds/part/001.tar")
     flip(store, key, int(place.offset[0]))
     with pytest.raises(
         DataError, match=r"sample 13 in shard part/001.tar fails its checksum; .* and index it again"
     ):
-        open_dataset(store, "d").read([3, 13])
+        find_dataset(store, "d").read([3, 13])
     (damage,) = verify_dataset(store, "d").damages
     assert str(damage).startswith(f"{key}: sample 13, bytes")
     store.put(key, whole[:3000])
     with pytest.raises(
         DataError, match=r"sample 13: shard part/001.tar has 3000 bytes, not \d+; index it again"
     ):
-        open_dataset(store, "d").read([3, 13])
+        find_dataset(store, "d").read([3, 13])
     store.delete(key)
     with pytest.raises(DataError, match=r"sample 13: shard part/001.tar is gone \(.*\); index it again"):
-        open_dataset(store, "d").read([3, 13, 25])
+        find_dataset(store, "d").read([3, 13, 25])
     assert [str(d) for d in verify_dataset(store, "d").damages] == [f"{key}: missing, with samples 10 to 19"]
 
 
@@ -441,7 +442,7 @@ def test_what_was_kept_of_a_shard_that_was_rewritten_in_its_size_is_not_used(
     store.put("wds/part/000.tar", after)
     done: list[int] = []
     index(store, on_start=lambda count, size: done.append(count))
-    found = open_dataset(store, "d").read([3, 13])
+    found = find_dataset(store, "d").read([3, 13])
     assert done == [10] and [found.sample(k).tobytes() for k in range(2)] == [image(43), image(13)]
 
 
@@ -520,7 +521,7 @@ def test_linked_folders_are_indexed(tmp_path: Path) -> None:
     (tmp_path / "store" / "own" / "gone").symlink_to(tmp_path / "nowhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "store")
     assert index(store, "own").manifest.count == 3
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     assert [dataset.shards.key(n) for n in range(3)] == ["1.tar", "more/2.tar", "more/deep/3.tar"]
     assert [dataset.read([n]).data.tobytes() for n in range(3)] == [image(1), image(2), image(3)]
 
@@ -545,7 +546,7 @@ def test_many_single_objects_open_with_one_table(monkeypatch: pytest.MonkeyPatch
         store.put(f"p/{number % 4}/{number}.png", image(number))
     manifest = index(store, "p").manifest
     assert manifest.shards == manifest.count == 40 and len(manifest.to_bytes()) < 2000
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     order = np.random.default_rng(0).permutation(40)
     found = dataset.read(order)
     for place, number in enumerate(order.tolist()):

@@ -11,7 +11,7 @@ import pytest
 from support.foreign_shards import example, mds_index, mds_shard, tfrecord
 from support.formats_tools import image, memory_store
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.manifest import InPlace
 from hapi.data.verify import verify_dataset
 from hapi.errors import DataError, UsageError
@@ -83,7 +83,7 @@ def test_every_sample_is_read_where_it_is(kind: str, store: ObjectStore) -> None
     assert manifest.in_place == InPlace(format=kind, folder="set")
     assert (manifest.count, manifest.classes, manifest.shards) == (30, ("0", "1", "2"), 3)
     ids = np.array([29, 0, 10, 9, 15])
-    found = open_dataset(store, "d").read(ids)
+    found = find_dataset(store, "d").read(ids)
     assert [found.sample(k).tobytes() for k in range(5)] == [image(n) for n in ids.tolist()]
     assert found.labels.tolist() == (ids % 3).tolist()
     assert verify_dataset(store, "d").sound
@@ -96,7 +96,7 @@ def test_same_images_in_both_formats_are_the_same_samples(store: ObjectStore) ->
     write_tfrecord(store)
     index(store, "mds", "a")
     index(store, "set", "b")
-    one, other = (open_dataset(store, name).read(range(30)) for name in ("a", "b"))
+    one, other = (find_dataset(store, name).read(range(30)) for name in ("a", "b"))
     assert one.data.tobytes() == other.data.tobytes() and one.labels.tolist() == other.labels.tolist()
 
 
@@ -126,7 +126,7 @@ def test_bad_samples_are_skipped_and_counted_as_the_user_says(kind: str, store: 
         index(store)
     indexed = index(store, skip_bad=True)
     assert indexed.manifest.count == 4 and indexed.skipped.count == 1
-    assert open_dataset(store, "d").labels(np.arange(4)).tolist() == [0, 1, 3, 4]
+    assert find_dataset(store, "d").labels(np.arange(4)).tolist() == [0, 1, 3, 4]
 
 
 def test_of_a_shard_that_is_not_what_the_index_says_nothing_is_used(store: ObjectStore) -> None:
@@ -137,7 +137,7 @@ def test_of_a_shard_that_is_not_what_the_index_says_nothing_is_used(store: Objec
     assert indexed.manifest.count == 20 and indexed.manifest.shards == 2
     (line,) = indexed.skipped.lines
     assert line.startswith("shard shard.00001.mds: its sha1 is") and line.endswith("(all of it is left out)")
-    found = open_dataset(store, "d").read(np.arange(20))
+    found = find_dataset(store, "d").read(np.arange(20))
     left = [*range(10), *range(20, 30)]
     assert [found.sample(k).tobytes() for k in range(20)] == [image(n) for n in left]
     assert found.labels.tolist() == [n % 3 for n in left]
@@ -192,7 +192,7 @@ def test_labels_from_a_file_need_none_in_the_shards(store: ObjectStore, kind: st
     labels = tmp_path / "labels.txt"
     labels.write_text("2\n0\n1\n")
     index(store, name="e", labels=labels)
-    assert open_dataset(store, "e").labels([0, 1, 2]).tolist() == [2, 0, 1]
+    assert find_dataset(store, "e").labels([0, 1, 2]).tolist() == [2, 0, 1]
 
 
 def test_labels_that_count_from_one_stay_as_they_are(store: ObjectStore) -> None:
@@ -200,7 +200,7 @@ def test_labels_that_count_from_one_stay_as_they_are(store: ObjectStore) -> None
     write_tfrecord(store, first_label=1)
     manifest = index(store, classes=("background", "a", "b", "c")).manifest
     assert manifest.classes == ("background", "a", "b", "c")
-    assert set(open_dataset(store, "d").labels(np.arange(30)).tolist()) == {1, 2, 3}
+    assert set(find_dataset(store, "d").labels(np.arange(30)).tolist()) == {1, 2, 3}
     assert index(store, replace=True).manifest.classes == ("0", "1", "2", "3")
 
 
@@ -220,7 +220,7 @@ def test_class_names_and_fields_by_name(kind: str, store: ObjectStore) -> None:
         ]
         store.put("set/a.tfrecord", tfrecord(records))
     assert index(store, fields=Fields("right", "animal")).manifest.classes == ("ant", "cat", "dog")
-    found = open_dataset(store, "d").read(range(3))
+    found = find_dataset(store, "d").read(range(3))
     assert [found.sample(n).tobytes() for n in range(3)] == [image(n + 100) for n in range(3)]
     assert found.labels.tolist() == [1, 2, 0]
 
@@ -231,5 +231,5 @@ def test_a_changed_shard_is_one_clear_error(kind: str, store: ObjectStore) -> No
     key = next(info.key for info in store.list("set") if "00000" in info.key)
     swap(store, key, image(4), image(4)[:-1] + b"\1")
     with pytest.raises(DataError, match="00000"):
-        open_dataset(store, "d").read(range(10))
+        find_dataset(store, "d").read(range(10))
     assert not verify_dataset(store, "d").sound

@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.index import SampleIndex, digest
 from hapi.data.listing import describe, list_datasets
 from hapi.data.manifest import Manifest, SampleLayout
@@ -34,11 +34,13 @@ from hapi.errors import (
 )
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions, select
-from hapi.ingest.sources.base import Source, open_source
+from hapi.ingest.sources.base import Source
+from hapi.ingest.sources.open import open_source
 from hapi.ingest.sources.sklearn import ImageArraySource
 from hapi.ingest.transaction import shard_name
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import LeaseLostError, LockOwner
+from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
 
 
@@ -82,7 +84,7 @@ def test_pack_and_read(store: ObjectStore) -> None:
     source = ByteSource(500)
     manifest = pack(source, store, "d", SMALL)
     assert manifest.shards == 8 and manifest.count == 500 and manifest.total_bytes == 8000
-    dataset = open_dataset(store, "d", manifest.version)
+    dataset = find_dataset(store, "d", manifest.version)
     ids = np.array([499, 0, 1, 2, 63, 64, 65, 0, 250])
     samples = dataset.read(ids)
     assert samples.ids.tolist() == ids.tolist() and samples.labels.tolist() == (ids % 4).tolist()
@@ -107,7 +109,7 @@ def test_any_lengths_come_back(parts: list[bytes], data: st.DataObject) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     pack(Raw(len(parts)), store, "d", SMALL)
     ids = data.draw(st.lists(st.integers(0, len(parts) - 1), max_size=60))
-    samples = open_dataset(store, "d").read(np.array(ids, dtype=np.int64))
+    samples = find_dataset(store, "d").read(np.array(ids, dtype=np.int64))
     assert [samples.sample(k).tobytes() for k in range(len(ids))] == [parts[i] for i in ids]
     assert verify_dataset(store, "d").sound
 
@@ -120,7 +122,7 @@ def test_a_sample_without_bytes_is_named_before_it_is_packed(store: ObjectStore)
     with pytest.raises(DataError, match=r"sample 7 .*has no bytes; repair or remove it"):
         pack(Hollow(10), store, "d", SMALL)
     with pytest.raises(NotFoundError):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
 
 
 def rewritten(store: ObjectStore, change: Callable[[SampleIndex], None]) -> Manifest:
@@ -158,7 +160,7 @@ def test_a_forged_index_is_one_error_with_file_shard_and_sample(store: ObjectSto
     ):
         manifest = rewritten(store, change)
         with pytest.raises(DataError) as raised:
-            open_dataset(store, "d")
+            find_dataset(store, "d")
         assert manifest.index_key in str(raised.value) and message in str(raised.value)
         damages = verify_dataset(store, "d").damages
         assert len(damages) == 1 and message in str(damages[0])
@@ -170,7 +172,7 @@ def test_an_index_that_was_cut_off_is_told_by_its_size(store: ObjectStore) -> No
     with pytest.raises(
         DataError, match=rf"has {manifest.index_size - 1} bytes instead of {manifest.index_size}"
     ):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
 
 
 def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
@@ -180,7 +182,7 @@ def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
     store.put("datasets/d/manifest.json", json.dumps(document).encode())
     advice = "format 1 is of an older Hapi, this one reads 3; pack the data set again"
     with pytest.raises(DataError, match=advice):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
     (listed,) = list_datasets(store)
     assert listed.state == "damaged" and advice in str(listed.problem)
     assert [advice in str(damage) for damage in verify_dataset(store, "d").damages] == [True]
@@ -211,7 +213,7 @@ def test_a_damaged_part_of_an_unfinished_packing_is_packed_again(store: ObjectSt
 
 def test_places_of_samples(store: ObjectStore) -> None:
     pack(ByteSource(200), store, "d", SMALL)
-    found = open_dataset(store, "d").locate([199, 0, 64, 65])
+    found = find_dataset(store, "d").locate([199, 0, 64, 65])
     assert found.shard.tolist() == [3, 0, 1, 1] and found.offset.tolist() == [112, 0, 0, 16]
     assert found.length.tolist() == [16] * 4
 
@@ -227,7 +229,7 @@ def test_samples_over_one_another_are_read_and_verified(store: ObjectStore) -> N
             index.checksum[number] = xxhash.xxh3_64_intdigest(whole[start : start + length])
 
     rewritten(store, overlap)
-    samples = open_dataset(store, "d").read([2, 1, 63, 3])
+    samples = find_dataset(store, "d").read([2, 1, 63, 3])
     whole = source.values[:64].tobytes()
     assert samples.data.tobytes() == whole[500:600] + whole[512:] + whole[:16] + whole[48:64]
     assert verify_dataset(store, "d").sound
@@ -235,7 +237,7 @@ def test_samples_over_one_another_are_read_and_verified(store: ObjectStore) -> N
 
 def test_wrong_ids(store: ObjectStore) -> None:
     pack(ByteSource(10), store, "d", SMALL)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     for ids in ([10], [-1], [0, 2**62], np.array([2**64 - 1], dtype=np.uint64)):
         for call in (dataset.read, dataset.labels, dataset.lengths):
             with pytest.raises(NotFoundError, match="it has 10, 0 to 9"):
@@ -248,19 +250,19 @@ def test_wrong_ids(store: ObjectStore) -> None:
 def test_versions_and_names(store: ObjectStore) -> None:
     manifest = pack(ByteSource(10), store, "d", SMALL)
     with pytest.raises(ConflictError, match=manifest.version):
-        open_dataset(store, "d", "0" * 32)
+        find_dataset(store, "d", "0" * 32)
     with pytest.raises(NotFoundError, match="there are d"):
-        open_dataset(store, "e")
+        find_dataset(store, "e")
     for name in ("../d", "a/b", "", ".", "a\0", "x" * 200):
         with pytest.raises(HapiError):
-            open_dataset(store, name)
+            find_dataset(store, name)
         with pytest.raises(HapiError):
             pack(ByteSource(1), store, name)
 
 
 def test_replace(store: ObjectStore) -> None:
     old = pack(ByteSource(200), store, "d", SMALL)
-    reader = open_dataset(store, "d")
+    reader = find_dataset(store, "d")
     with pytest.raises(ConflictError, match="--replace"):
         pack(ByteSource(200, seed=1), store, "d", SMALL)
     new = pack(ByteSource(200, seed=1), store, "d", SMALL, replace=True, keep_old=0)
@@ -278,7 +280,7 @@ def test_interrupted_packing_goes_on(store: ObjectStore) -> None:
     with pytest.raises(KeyboardInterrupt):
         pack(ByteSource(500, fail_at=300), store, "d", SMALL)
     with pytest.raises(NotFoundError, match="not finished"):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
     summary = describe(store, "d")
     assert summary is not None and summary.state == "incomplete"
     with pytest.raises(ConflictError, match="--restart"):
@@ -291,20 +293,20 @@ def test_interrupted_packing_goes_on(store: ObjectStore) -> None:
     assert resumed == [(500, 256, 4096)]
     fresh = pack(ByteSource(500), open_store(f"memory://{uuid.uuid4().hex}"), "d", SMALL)
     assert manifest.version == fresh.version and verify_dataset(store, "d").sound
-    assert np.array_equal(open_dataset(store, "d").read(range(500)).data.reshape(500, 16), source.values)
+    assert np.array_equal(find_dataset(store, "d").read(range(500)).data.reshape(500, 16), source.values)
 
 
 def test_interrupted_replacement_leaves_the_old_one_readable(store: ObjectStore) -> None:
     old = pack(ByteSource(100), store, "d", SMALL)
     with pytest.raises(KeyboardInterrupt):
         pack(ByteSource(500, fail_at=300), store, "d", SMALL, replace=True)
-    assert open_dataset(store, "d").version == old.version and verify_dataset(store, "d").sound
-    assert open_dataset(store, "d").read([5]).labels.tolist() == [1]
+    assert find_dataset(store, "d").version == old.version and verify_dataset(store, "d").sound
+    assert find_dataset(store, "d").read([5]).labels.tolist() == [1]
     summary = describe(store, "d")
     assert summary is not None and summary.state == "whole" and summary.packing
     new = pack(ByteSource(80), store, "d", SMALL, replace=True, restart=True, keep_old=0)
     assert len({i.key.split("/")[2] for i in store.list("datasets/d")} - {"manifest.json"}) == 1
-    assert open_dataset(store, "d").version == new.version
+    assert find_dataset(store, "d").version == new.version
 
 
 class DyingStore:
@@ -355,15 +357,15 @@ def test_death_at_every_single_change(replacing: bool, keep: float, tmp_path: Pa
         if summary is not None and summary.state == "whole":
             assert summary.version in (old, wanted)
             assert verify_dataset(store, "d").sound
-            assert open_dataset(store, "d").read([3]).ids.tolist() == [3]
+            assert find_dataset(store, "d").read([3]).ids.tolist() == [3]
             if keep:
-                assert open_dataset(store, "d", old).read([69]).ids.tolist() == [69]
+                assert find_dataset(store, "d", old).read([69]).ids.tolist() == [69]
         made = pack(ByteSource(200), store, "d", SMALL, replace=replacing, keep_old=keep)
         assert made.version == wanted
         assert verify_dataset(store, "d").sound
         assert len(store.list("datasets/d")) == (10 if keep else 6)
         if keep:
-            assert open_dataset(store, "d", old).read([69]).ids.tolist() == [69]
+            assert find_dataset(store, "d", old).read([69]).ids.tolist() == [69]
     assert deaths > 10
 
 
@@ -386,7 +388,7 @@ def test_second_writer_is_told(store: ObjectStore) -> None:
     finally:
         leave.set()
         first.join()
-    assert open_dataset(store, "d").count == 50
+    assert find_dataset(store, "d").count == 50
 
 
 def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
@@ -401,7 +403,7 @@ def test_every_flipped_byte_is_found(store: ObjectStore) -> None:
         start = position // 16 * 16
         assert f"sample {sample}" in line and key in line and f"{start}..{start + 16}" in line
         with pytest.raises(DataError, match=rf"'d'.*sample {sample} in shard shard-0000{shard}"):
-            open_dataset(store, "d").read([0 if sample else 1, sample])
+            find_dataset(store, "d").read([0 if sample else 1, sample])
         flip(store, key, position)
     assert verify_dataset(store, "d").sound
 
@@ -425,20 +427,20 @@ def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
 
 def test_missing_cut_and_extra_objects(store: ObjectStore) -> None:
     manifest = pack(ByteSource(200), store, "d", SMALL)
-    second = open_dataset(store, "d").shard_key(1)
+    second = find_dataset(store, "d").shard_key(1)
     whole = store.get(second)
     store.put(second, whole[:100])
     report = verify_dataset(store, "d")
     assert "has 100 bytes instead of 1024" in str(report.damages[0])
     assert [d.sample for d in report.damages[1:]] == list(range(70, 128))
     with pytest.raises(DataError, match="100 bytes"):
-        open_dataset(store, "d").read([80])
+        find_dataset(store, "d").read([80])
     store.put(second, whole + b"x")
     assert "1025" in str(verify_dataset(store, "d").damages[0])
     store.delete(second)
     assert "missing, with samples 64 to 127" in str(verify_dataset(store, "d").damages[0])
     with pytest.raises(DataError, match="gone"):
-        open_dataset(store, "d").read([80])
+        find_dataset(store, "d").read([80])
     store.put(second, whole)
     store.put("datasets/d/other/shard-00000.bin", b"123")
     report = verify_dataset(store, "d")
@@ -447,13 +449,13 @@ def test_missing_cut_and_extra_objects(store: ObjectStore) -> None:
     assert any("index.safetensors" in str(d) for d in verify_dataset(store, "d").damages)
     store.delete(manifest.index_key)
     with pytest.raises(DataError, match="missing"):
-        open_dataset(store, "d")
+        find_dataset(store, "d")
 
 
 def test_store_errors_stay_store_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     pack(ByteSource(10), store, "d", SMALL)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
 
     def dead(*_: object) -> None:
         raise StoreError("no answer")
@@ -466,7 +468,7 @@ def test_store_errors_stay_store_errors(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_threads_read_the_same(store: ObjectStore) -> None:
     source = ByteSource(300)
     pack(source, store, "d", SMALL)
-    dataset = open_dataset(store, "d")
+    dataset = find_dataset(store, "d")
     wrong: list[int] = []
 
     def work(seed: int) -> None:
@@ -559,7 +561,7 @@ def test_preprocessed_tensors_give_the_same_input(store: ObjectStore) -> None:
     batches = []
     for kind in ("none", "uint8", "float32"):
         pack(images(), store, kind, PackOptions(transform=spec, preprocess=kind))  # type: ignore[arg-type]
-        dataset = open_dataset(store, kind)
+        dataset = find_dataset(store, kind)
         assert dataset.kind == ("encoded" if kind == "none" else "tensor")
         batches.append(input_batch(dataset.read(range(12)), dataset.layout, dataset.transform))
     assert batches[0].equal(batches[1]) and batches[0].equal(batches[2])

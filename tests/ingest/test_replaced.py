@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hapi.data import replaced
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
 from hapi.data.manifest import SampleLayout, load_manifest
 from hapi.data.mount import mount
@@ -23,7 +23,8 @@ from hapi.errors import ConflictError, DataError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.base import Source
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 SMALL = PackOptions(shard_bytes=1024)
 DAY = 24 * 3600.0
@@ -70,7 +71,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_the_same_again_is_read_on(store: ObjectStore) -> None:
     old = pack(A, store, "d", SMALL)
-    reader = open_dataset(store, "d", cache=chunk_cache(store, 0))
+    reader = find_dataset(store, "d", cache=chunk_cache(store, 0))
     assert np.array_equal(reader.read(ALL).data.reshape(-1, 16), A.values)
     new = pack(A, store, "d", SMALL, replace=True)
     assert new.version == old.version and new.pack != old.pack
@@ -82,7 +83,7 @@ def test_the_same_again_is_read_on(store: ObjectStore) -> None:
 
 def test_repair_heals_what_is_open(store: ObjectStore) -> None:
     pack(A, store, "d", SMALL)
-    reader = open_dataset(store, "d")
+    reader = find_dataset(store, "d")
     key = reader.shard_key(1)
     store.put(key, store.get(key)[:100])
     for _ in range(2):  # chunks that were found damaged are known as such
@@ -114,20 +115,20 @@ def test_another_version_leaves_the_old_one_readable(
     store: ObjectStore, now: Callable[[float], None]
 ) -> None:
     old = pack(A, store, "d", SMALL)
-    running = open_dataset(store, "d", cache=chunk_cache(store, 0))
+    running = find_dataset(store, "d", cache=chunk_cache(store, 0))
     new = pack(B, store, "d", SMALL, replace=True)
     (known,) = list_replaced(store, "d")
     assert known.manifest == old and known.until == 1.8e9 + DAY and old.version in str(known)
     assert np.array_equal(running.read(ALL).data.reshape(-1, 16), A.values)
-    assert np.array_equal(open_dataset(store, "d", old.version).read(ALL).data.reshape(-1, 16), A.values)
-    assert open_dataset(store, "d").version == new.version == find_manifest(store, "d").version
+    assert np.array_equal(find_dataset(store, "d", old.version).read(ALL).data.reshape(-1, 16), A.values)
+    assert find_dataset(store, "d").version == new.version == find_manifest(store, "d").version
     assert verify_dataset(store, "d").sound
     summary = describe(store, "d")
     assert summary is not None and summary.version == new.version
     with pytest.raises(ConflictError, match="keep-old"):
-        open_dataset(store, "d", "0" * 32)
+        find_dataset(store, "d", "0" * 32)
     with pytest.raises(ConflictError):
-        open_dataset(store, "d", "../../x")
+        find_dataset(store, "d", "../../x")
     now(DAY - 1)
     third = pack(C, store, "d", SMALL, replace=True)
     assert {k.manifest.version for k in list_replaced(store, "d")} == {old.version, new.version}
@@ -138,13 +139,13 @@ def test_another_version_leaves_the_old_one_readable(
     with pytest.raises(ConflictError, match="begin again with the version of now") as told:
         running.read(ALL)
     assert third.version in str(told.value) and str(told.value).isprintable()
-    assert np.array_equal(open_dataset(store, "d", new.version).read(ALL).data.reshape(-1, 16), B.values)
+    assert np.array_equal(find_dataset(store, "d", new.version).read(ALL).data.reshape(-1, 16), B.values)
     assert verify_dataset(store, "d").sound
 
 
 def test_back_and_forth(store: ObjectStore) -> None:
     first = pack(A, store, "d", SMALL)
-    running = open_dataset(store, "d", cache=chunk_cache(store, 0))
+    running = find_dataset(store, "d", cache=chunk_cache(store, 0))
     second = pack(B, store, "d", SMALL, replace=True)
     again = pack(A, store, "d", SMALL, replace=True)
     assert again.version == first.version
@@ -173,9 +174,9 @@ def test_a_damaged_record_harms_nobody(store: ObjectStore, damage: bytes) -> Non
     pack(B, store, "d", SMALL, replace=True)
     key = f"datasets/d/replaced/{old.version}.json"
     store.put(key, damage)
-    assert open_dataset(store, "d").read([3]).ids.tolist() == [3]
+    assert find_dataset(store, "d").read([3]).ids.tolist() == [3]
     with pytest.raises(ConflictError):
-        open_dataset(store, "d", old.version)
+        find_dataset(store, "d", old.version)
     assert not verify_dataset(store, "d").sound  # what it kept belongs to nothing now
     pack(C, store, "d", SMALL, replace=True)
     assert verify_dataset(store, "d").sound and not store.exists(key)
@@ -189,7 +190,7 @@ def test_a_record_of_another_version_is_not_believed(store: ObjectStore) -> None
     document["manifest"] = json.loads(new.to_bytes())
     store.put(key, json.dumps(document).encode())
     with pytest.raises(ConflictError):
-        open_dataset(store, "d", old.version)
+        find_dataset(store, "d", old.version)
 
 
 def test_replaced_between_manifest_and_index(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +203,7 @@ def test_replaced_between_manifest_and_index(store: ObjectStore, monkeypatch: py
         return size(key)
 
     monkeypatch.setattr(store, "size", late)
-    assert np.array_equal(open_dataset(store, "d").read(ALL).data.reshape(-1, 16), A.values)
+    assert np.array_equal(find_dataset(store, "d").read(ALL).data.reshape(-1, 16), A.values)
 
 
 def test_the_count_of_the_manifest_is_held_against_the_index(store: ObjectStore) -> None:
@@ -213,5 +214,5 @@ def test_the_count_of_the_manifest_is_held_against_the_index(store: ObjectStore)
         store.put("datasets/d/manifest.json", other.to_bytes())
         assert load_manifest(store, "d").count == count != wrong["count"]
         with pytest.raises(DataError, match=f"200 samples, the manifest says {count}"):
-            open_dataset(store, "d")
+            find_dataset(store, "d")
         assert not verify_dataset(store, "d").sound

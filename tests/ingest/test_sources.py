@@ -14,8 +14,8 @@ from PIL import Image
 from torchvision import datasets
 
 from hapi.errors import UsageError
-from hapi.ingest.sources.base import SourceOptions, open_source
 from hapi.ingest.sources.folder import FolderSource
+from hapi.ingest.sources.open import SourceOptions, open_source
 
 
 def image_file(path: Path, seed: int, size: tuple[int, int] = (9, 7)) -> None:

@@ -12,8 +12,8 @@ import pytest
 from support.foreign_shards import example, mds_index, mds_shard, tfrecord
 from support.harness import hapi, losses, report_of, server, train
 
-from hapi.data.dataset import open_dataset
-from hapi.store.base import open_store
+from hapi.data.dataset import find_dataset
+from hapi.store.open import open_store
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
@@ -37,7 +37,7 @@ def _tar(images: Sequence[Labelled], first: int) -> bytes:
 
 def _write_foreign(store: Path, packed: str) -> None:
     """The packed images once more, as shards of the formats in the same order."""
-    dataset = open_dataset(open_store(str(store)), packed)
+    dataset = find_dataset(open_store(str(store)), packed)
     found = dataset.read(range(dataset.count))
     images = [(found.sample(n).tobytes(), int(found.labels[n])) for n in range(dataset.count)]
     files: dict[str, bytes] = {}

@@ -34,7 +34,7 @@ from hapi.models.zoo import build as zoo
 from hapi.models.zoo.architectures import Architecture, build_module
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 OTHERS = [
     family("mobilenet_v2", "classifier.1", ("features.18", "classifier.1"), 0),

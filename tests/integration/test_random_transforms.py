@@ -26,7 +26,7 @@ from hapi.errors import ConflictError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.train.trainer import Trainer
 
 SIDE = 32

@@ -15,8 +15,8 @@ import pytest
 from support.harness import ServerProcess, server, start_train, train, wait_for
 from support.http_tools import EXTRACT, Known, make_store, request_bytes
 
-from hapi.data.dataset import open_dataset
-from hapi.store.base import open_store
+from hapi.data.dataset import find_dataset
+from hapi.store.open import open_store
 
 COMMON = (
     "--dataset", "digits", "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "40",
@@ -39,7 +39,7 @@ def named_in(text: str) -> list[str]:
 
 def damage(folder: Path, sample: int) -> None:
     """Flip the last byte of one stored sample."""
-    dataset = open_dataset(open_store(str(folder)), "digits")
+    dataset = find_dataset(open_store(str(folder)), "digits")
     stored = dataset.read(np.array([sample])).data.tobytes()
     for shard in folder.rglob("shard-*.bin"):
         content = shard.read_bytes()

@@ -17,7 +17,8 @@ from support.http_tools import metric, until
 from support.swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift, trained
 
 from hapi.errors import ConflictError, NotFoundError, StoreError
-from hapi.store.base import ReadPart, open_store
+from hapi.store.base import ReadPart
+from hapi.store.open import open_store
 from hapi.store.remote import PIECE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]

@@ -15,7 +15,7 @@ from support.harness import ServerProcess, hapi, losses, report_of, server, trai
 from support.swift_tools import JOB, ONE, SERVER, SPLIT, FaultProxy, Swift
 
 from hapi.errors import HapiError, StoreError
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 FAULTS = tuple(

@@ -41,9 +41,10 @@ from hapi.repository.repository import (
     zoo_reference,
 )
 from hapi.repository.weights_file import TensorEntry
-from hapi.store.base import ReadPart, Then, nothing, open_store
+from hapi.store.base import ReadPart, Then, nothing
 from hapi.store.local import LocalStore
 from hapi.store.locking.locks import LeaseLostError
+from hapi.store.open import open_store
 from hapi.wire.references import ModelReference
 
 SPEC = ModelSpec(architecture="resnet18", weights="random:4", input_shape=(3, 32, 32), num_classes=10)

@@ -6,7 +6,7 @@ import pytest
 
 from hapi.errors import TooLargeError
 from hapi.repository.repository import materialise
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.references import ModelReference
 
 

@@ -15,7 +15,8 @@ from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.repository import open_model, push
 from hapi.repository.verify import verify_model
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 
 SPEC = ModelSpec(architecture="squeezenet1_1", weights="random:1", input_shape=(8,))
 

@@ -14,7 +14,7 @@ from hapi.data.reading.reader import chunk_cache
 from hapi.errors import ConflictError, DataError, NotFoundError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.server.datasets import OpenDatasets
 from hapi.store.local import LocalStore
 from hapi.wire.references import DatasetReference

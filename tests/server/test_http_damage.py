@@ -23,10 +23,10 @@ from support.http_tools import (
 
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.repository.built import front_bytes
 from hapi.repository.repository import push, zoo_reference
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.messages import ExtractRequest
 
 

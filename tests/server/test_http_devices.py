@@ -37,7 +37,7 @@ from hapi.server.http.app import Application
 from hapi.server.lifecycle import run
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import ExtractRequest

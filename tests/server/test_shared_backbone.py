@@ -16,7 +16,7 @@ from hapi.repository.repository import push, store_reference, zoo_reference
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire import messages
 
 SPEC = ModelSpec(architecture="mobilenet_v3_small", weights="random:8", input_shape=(3, SIDE, SIDE))

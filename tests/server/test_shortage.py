@@ -13,7 +13,7 @@ from support.http_tools import SAMPLES, Known, check_problem, exchange, make_sto
 from hapi.errors import SHORT_OF, ModelError, ShortageError, TransportError, from_problem, shortage
 from hapi.models.zoo import weights
 from hapi.server.http.problems import as_hapi_error
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 FOREIGN = [
     *(OSError(number, os.strerror(number)) for number in SHORT_OF if number != errno.ENOMEM),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hapi.errors import NotFoundError, StoreError
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device"])

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from hapi.atomic import partial_name
 from hapi.data.listing import list_datasets
 from hapi.errors import BadRequestError, NotFoundError, StoreError, UsageError
-from hapi.store.base import ObjectStore, ReadPart, check_key, open_store, split_address
+from hapi.store.base import ObjectStore, ReadPart, check_key
 from hapi.store.local import LocalStore
+from hapi.store.open import open_store, split_address
 from hapi.store.remote import COALESCE_GAP, PIECE_BYTES, RemoteStore, _coalesced, _Fetch
 
 

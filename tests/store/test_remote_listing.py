@@ -9,7 +9,8 @@ from obstore.store import MemoryStore
 
 from hapi.errors import DataError, StoreError
 from hapi.store import remote_listing
-from hapi.store.base import DOCUMENT_BYTES, open_store
+from hapi.store.base import DOCUMENT_BYTES
+from hapi.store.open import open_store
 from hapi.store.remote_listing import PAGE, Listing
 
 

@@ -24,7 +24,7 @@ from hapi.errors import (
     UsageError,
     from_problem,
 )
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.store.remote import RANGE_TRIES
 
 

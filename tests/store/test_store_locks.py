@@ -16,9 +16,10 @@ import pytest
 from support.lock_owners import dead, elsewhere, living_elsewhere
 
 from hapi.errors import ConflictError, StoreError, UsageError
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 from hapi.store.locking.locks import LeaseLostError, LockOwner, lease_seconds
+from hapi.store.open import open_store
 
 LOCK = "d/pack.lock"
 

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from hapi.ingest.formats.shard import ShardBytes
-from hapi.store.base import ObjectInfo, ObjectStore, open_store
+from hapi.store.base import ObjectInfo, ObjectStore
+from hapi.store.open import open_store
 
 Members = Sequence[tuple[str, bytes]]
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hapi.data.dataset import open_dataset
+from hapi.data.dataset import find_dataset
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import PROBLEM_MEDIA_TYPE
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import open_source
+from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.repository import push, zoo_reference
 from hapi.server.http.app import Application
@@ -33,7 +33,7 @@ from hapi.server.http.listening import listen
 from hapi.server.http.tenants import Tenants
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.references import TransformSpec
@@ -83,7 +83,7 @@ class Known:
 
     def __init__(self, folder: Path, name: str = "digits") -> None:
         self.store = open_store(str(folder))
-        self.dataset = open_dataset(self.store, name)
+        self.dataset = find_dataset(self.store, name)
         self._features: dict[tuple[int, ...], torch.Tensor] = {}
 
     def extract(self, ids: list[int] | None = None, split: int = SPLIT, **changes: Any) -> dict[str, Any]:

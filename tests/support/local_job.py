@@ -19,13 +19,13 @@ from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.data.manifest import Manifest
 from hapi.ingest.pack import pack
-from hapi.ingest.sources.base import SourceOptions, open_source
+from hapi.ingest.sources.open import SourceOptions, open_source
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.wire.frames import Buffer
 
 COUNT = 46

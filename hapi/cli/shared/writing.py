@@ -8,7 +8,8 @@ from hapi.cli.shared.common import tell
 from hapi.cli.shared.numbers import seconds
 from hapi.data.replaced import KEEP_OLD_SECONDS, MAX_KEEP_SECONDS, list_replaced
 from hapi.errors import UsageError
-from hapi.store.base import ObjectStore, open_store
+from hapi.store.base import ObjectStore
+from hapi.store.open import open_store
 from hapi.units import format_bytes
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hapi.errors import HapiError, TransportError, UsageError
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 from hapi.text import printable
 
 START_SECONDS = 120.0

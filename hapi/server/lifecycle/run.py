@@ -31,7 +31,7 @@ from hapi.server.lifecycle.foreign_output import foreign_output_logged
 from hapi.server.lifecycle.log_limits import LimitedHandler, tell_left_out
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.store.base import open_store
+from hapi.store.open import open_store
 
 log = logging.getLogger("hapi.server")
 
