@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from hapi.models.devices import resolve_device
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.paths import user_path
+from hapi.process.processors import processor_count
 from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription
@@ -215,7 +215,7 @@ def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
         )
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
     # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = processor_count()
     share = max(1, processors // 2)
     if settings.threads is None:
         torch.set_num_threads(max(1, processors - share))

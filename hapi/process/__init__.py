@@ -1,1 +1,1 @@
-"""What a process has from its system: memory, threads, standard output."""
+"""What a process has from its system: memory, processors, threads, standard output."""

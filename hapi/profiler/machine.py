@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Self, cast
 
 from hapi.errors import ConfigError
+from hapi.process.processors import processor_count
 from hapi.profiler import machine_cache as cache
 from hapi.profiler.profile import TierProfile, read_strictly
 from hapi.wire.samples import Samples
@@ -147,7 +148,7 @@ def _measure(device: torch.device, image_side: int) -> Machine:
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else cache.processor_name(),
         image_side=image_side,
-        processors=cache.processor_count(),
+        processors=processor_count(),
         threads=torch.get_num_threads(),
         flops_per_second=flops,
         copy_bytes_per_second=traffic,

@@ -23,6 +23,7 @@ import xxhash
 
 from hapi import __version__
 from hapi.atomic import write_atomically
+from hapi.process.processors import processor_count
 
 FORM = 1
 MAX_AGE_SECONDS = 30 * 86400
@@ -120,11 +121,6 @@ def _remove_outdated(home: Path) -> None:
         for path in home.glob("*-*.json"):
             if path.stat().st_mtime < limit:
                 path.unlink(missing_ok=True)
-
-
-def processor_count() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor_name() -> str:

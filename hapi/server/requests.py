@@ -6,7 +6,6 @@ beside, all tenants' what is left for this one (HAPI, section 4.3: the server wo
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from hapi.clocks import BusyClock, StageClock
+from hapi.process.processors import processor_count
 from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 
@@ -153,14 +153,9 @@ class Account:
     def _tier(self) -> ServerTier:
         return ServerTier(
             device=self._device,
-            processors=processors(),
+            processors=processor_count(),
             threads=torch.get_num_threads(),
             running=self._running,
             devices=self._devices,
             reuse=self._reuse,
         )
-
-
-def processors() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hapi.errors import ConfigError
+from hapi.process.processors import processor_count
 from hapi.profiler import machine
 from hapi.profiler import machine_cache as cache
 from hapi.profiler.machine import Machine, constants, frame_seconds
@@ -141,7 +142,7 @@ def test_the_identity_names_everything_that_matters(monkeypatch: pytest.MonkeyPa
         "hapi",
         "OMP_NUM_THREADS",
     } <= set(facts)
-    assert facts["processors"] == str(cache.processor_count()) and facts["torch"].startswith("2.")
+    assert facts["processors"] == str(processor_count()) and facts["torch"].startswith("2.")
     before = cache.identity()
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
     assert cache.identity() != before
@@ -180,7 +181,7 @@ def test_tiers_of_a_machine() -> None:
     server, client = found.tier(server=True), found.tier(server=False, encoded=False)
     assert server.codec_seconds_per_byte == found.send_seconds_per_byte
     assert client.codec_seconds_per_byte == found.receive_seconds_per_byte and client.decode_seconds == 0
-    assert server.threads <= server.processors == cache.processor_count()
+    assert server.threads <= server.processors == processor_count()
     twice = found.faster(2.0).tier(server=True)
     assert twice.codec_seconds_per_byte == server.codec_seconds_per_byte / 2
     assert twice.decode_seconds == server.decode_seconds / 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ import torch
 
 from hapi.client.loading.link_stats import Forward, SplitTraffic, Traffic
 from hapi.clocks import new_pages
+from hapi.process.processors import processor_count
 from hapi.profiler.fit import Observed, Tier
 from hapi.profiler.timing import work_clock
 
@@ -35,8 +35,7 @@ FAIR_SHARE = 0.5
 
 def tier_of(device: torch.device) -> Tier:
     """This process as a tier."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Tier(device=device.type, processors=processors, threads=torch.get_num_threads())
+    return Tier(device=device.type, processors=processor_count(), threads=torch.get_num_threads())
 
 
 class Meter:

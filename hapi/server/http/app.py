@@ -22,6 +22,7 @@ from hapi.errors import (
     TooLargeError,
     UnauthorizedError,
 )
+from hapi.process.processors import processor_count
 from hapi.server.http import openapi
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
@@ -37,7 +38,6 @@ from hapi.server.http.tenants import Tenants
 from hapi.server.lifecycle.descriptors import connection_limits, descriptor_limit
 from hapi.server.lifecycle.log_limits import REQUEST
 from hapi.server.lifecycle.progress_watch import subject_of
-from hapi.server.requests import processors
 from hapi.server.scheduling.admission import FULL, Admission, Slot
 from hapi.server.scheduling.costs import Costs, Request, Server, Used
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
@@ -92,7 +92,9 @@ class Application:
         self.metrics = Metrics(self.overview.metrics)
         self.documents = Admission(DOCUMENT_THREADS, settings.max_queued, self._shed)
         self._costs = Costs()
-        self._server = Server(slots=service.slots, processors=processors(), devices=len(service.workers.all))
+        self._server = Server(
+            slots=service.slots, processors=processor_count(), devices=len(service.workers.all)
+        )
         self.bodies = 0
         """Request bodies that are arriving, or wait to be parsed."""
         self._bodies_of: Counter[Tenant] = Counter()
