@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.config.settings import Loaded, add_flags, checked, load, overrides_of, setting
+from hapi.config.fields import flat
+from hapi.config.settings import Loaded, add_flags, checked, group, load, overrides_of, setting
 from hapi.errors import ConfigError, UsageError
 
 
@@ -290,3 +291,58 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPa
         assert isinstance(load(Experiment, path).value.model, str)
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    timeout: float = setting("Silence.", default=60.0, above=0)
+    optimiser: Optimiser = Optimiser()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(Wire):
+    server: str = setting("URL.", env="GROUPED_SERVER")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    network: Network = group()
+    bs: int = setting("Batch.", default=32, low=1)
+
+
+def test_the_settings_of_a_group_stand_among_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "exp.yaml"
+    path.write_text("bs: 8\ntimeout: 5\noptimiser: {name: adamw}\n")
+    loaded = load(Grouped, path, {"bs": "9"}, {"GROUPED_SERVER": "http://a:1"})
+    network = Network(server="http://a:1", timeout=5.0, optimiser=Optimiser(name="adamw"))
+    assert loaded.value == Grouped(network=network, bs=9)
+    assert loaded.origins == {
+        "bs": "--bs", "timeout": f"{path}:2:10", "server": "GROUPED_SERVER", "optimiser.name": f"{path}:3:19",
+    }  # fmt: skip
+    assert checked(loaded.value) == loaded.value
+    assert flat(loaded.value) == {
+        "server": "http://a:1", "timeout": 5.0, "bs": 9, "optimiser": {"name": "adamw", "learning_rate": 0.1},
+    }  # fmt: skip
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Grouped)
+    given = overrides_of(parser.parse_args(["--timeout", "7", "--optimiser-name", "sgd"]), Grouped)
+    assert given == {"timeout": "7", "optimiser.name": "sgd"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: a\ntimeout: 0", "exp.yaml:2:10: timeout: expected a number above 0, got '0'"),
+        (
+            "network: {server: a}",
+            "exp.yaml:1:1: unknown key 'network'; known are timeout, optimiser, server, bs",
+        ),
+        ("bs: 1", "exp.yaml: 'server' is missing; set it in the file or with --server"),
+    ],
+)
+def test_a_groups_wrong_settings_have_their_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "exp.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(Grouped, path)
+    assert str(caught.value).replace(str(path), "exp.yaml") == message

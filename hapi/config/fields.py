@@ -23,6 +23,7 @@ class Rule:
     flags: tuple[str, ...] = ()
     env: str | None = None
     metavar: str | None = None
+    group: bool = False
 
     def range_text(self) -> str:
         """The bounds as the end of "a number ..." (empty without bounds)."""
@@ -76,6 +77,25 @@ def settings_fields(cls: Any) -> list[SettingField]:
     return found
 
 
+def level(cls: Any) -> Iterator[SettingField]:
+    """The fields that stand side by side in a file of ``cls``: its own, and those of its groups."""
+    for f in settings_fields(cls):
+        if f.rule.group:
+            yield from level(settings_class(f.annotation))
+        else:
+            yield f
+
+
+def flat(value: Any) -> dict[str, Any]:
+    """The settings of the instance ``value`` as a file has them: groups dissolved, nested settings as dicts."""
+    found: dict[str, Any] = {}
+    for f in settings_fields(type(value)):
+        held = getattr(value, f.name)
+        inner = flat(held) if dataclasses.is_dataclass(held) else held
+        found.update(inner if f.rule.group else {f.name: inner})
+    return found
+
+
 def members(annotation: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -89,8 +109,8 @@ def settings_class(annotation: Any) -> Any | None:
 
 
 def every_field(cls: Any, prefix: str = "") -> Iterator[SettingField]:
-    """All plain fields of ``cls`` and of the settings nested in it, with dotted names."""
-    for f in settings_fields(cls):
+    """All plain fields of ``cls``, of its groups, and of the settings nested in it, these with dotted names."""
+    for f in level(cls):
         nested = settings_class(f.annotation)
         if nested is not None:
             yield from every_field(nested, f"{prefix}{f.name}.")

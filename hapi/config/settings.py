@@ -3,6 +3,7 @@
 A settings class is a ``@dataclass(frozen=True, kw_only=True)`` whose fields are ``str``, ``int``,
 ``float``, ``bool``, ``Path``, ``Literal``, unions of these with each other or ``None``, tuples of them, or
 another settings class. :func:`setting` adds what a type cannot say: help, range, unit, environment variable.
+A :func:`group` is another settings class whose settings stand among those of the class that has it.
 The same class makes the command line (:func:`add_flags`), so that flags and files cannot drift apart.
 
 Precedence: flag, then environment variable, then file, then default. A value is read by its *field's*
@@ -12,7 +13,6 @@ type, never guessed from its look: ``model: no`` is the text "no", and ``lr: 1e-
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import typing
@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import yaml
 
-from hapi.config.fields import Rule, SettingField, every_field, flag_of, members, near
+from hapi.config.fields import Rule, SettingField, every_field, flag_of, flat, members, near
 from hapi.config.values import SettingsReader, node_of
 from hapi.errors import ConfigError, UsageError
 
@@ -55,6 +55,15 @@ def setting(
     """
     rule = Rule(help=help, low=low, high=high, above=above, unit=unit, flags=flags, env=env, metavar=metavar)
     return field(default=default, metadata={"hapi": rule})
+
+
+def group() -> Any:
+    """A dataclass field that holds another settings class, of which flags and files do not know.
+
+    Its settings are read as if they were the outer class's own, so that settings can be given on to those who need
+    them, while users see one flat list.
+    """
+    return field(metadata={"hapi": Rule(group=True)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +130,7 @@ def checked(value: T) -> T:
     Raises :class:`UsageError` naming the class and the field.
     """
     cls: Any = type(value)
-    document = node_of(dataclasses.asdict(value), quoted=True)  # type: ignore[call-overload]
+    document = node_of(flat(value), quoted=True)
     again: T = SettingsReader(cls.__name__).read(cls, document, {})
     return again
 
@@ -132,19 +141,19 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
     Values stay text until :func:`load` reads them by the rules of the file. A tuple's flag may be repeated
     or hold commas; a bool has ``--name`` and ``--no-name``.
     """
-    group = parser.add_argument_group(title) if title else parser
+    place = parser.add_argument_group(title) if title else parser
     for f in every_field(cls):
         names = (flag_of(f.name), *f.rule.flags)
         common: dict[str, Any] = {"dest": f.name, "default": None, "help": _help_of(f)}
         kinds = members(f.annotation)
         if bool in kinds and not set(kinds) - {bool, type(None)}:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+            place.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
             continue
         repeats = any(
             typing.get_origin(kind) is tuple and Ellipsis in typing.get_args(kind) for kind in kinds
         )
         action = "append" if repeats else "store"
-        group.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
+        place.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from hapi import units
-from hapi.config.fields import Rule, flag_of, members, near, settings_class, settings_fields
+from hapi.config.fields import Rule, flag_of, level, members, near, settings_class, settings_fields
 from hapi.errors import ConfigError, UsageError
 
 MAX_VALUES = 100_000
@@ -75,11 +75,22 @@ class SettingsReader:
         self, cls: Any, node: yaml.Node | None, given: Mapping[str, tuple[str, yaml.Node]], prefix: str = ""
     ) -> Any:
         """An instance of ``cls`` from ``node`` (None or null: empty); ``given`` wins over the file."""
-        entries = self._entries(cls, node, prefix)
+        return self._filled(cls, self._entries(cls, node, prefix), given, prefix)
+
+    def _filled(
+        self,
+        cls: Any,
+        entries: Mapping[str, yaml.Node],
+        given: Mapping[str, tuple[str, yaml.Node]],
+        prefix: str,
+    ) -> Any:
+        """An instance of ``cls``, a whole level of settings or a group of one."""
         chosen: dict[str, Any] = {}
         for f in settings_fields(cls):
             name, nested = prefix + f.name, settings_class(f.annotation)
-            if nested is not None:
+            if f.rule.group:
+                chosen[f.name] = self._filled(nested, entries, given, prefix)
+            elif nested is not None:
                 below = any(key.startswith(name + ".") for key in given)
                 entry = entries.get(f.name)
                 absent = entry is None or (_is_null(entry) and type(None) in members(f.annotation))
@@ -109,7 +120,7 @@ class SettingsReader:
         return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
-        known = {f.name: f.rule.flags for f in settings_fields(cls)}
+        known = {f.name: f.rule.flags for f in level(cls)}
         place = _Place(prefix.rstrip("."), None)
         return self._named(node, place, "settings ('name: value' lines)", known)
 
