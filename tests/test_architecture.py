@@ -52,7 +52,7 @@ PLANNERS = (
     "profiler/strategies.py",
     "server/scheduling/fair_queue.py",
     "server/scheduling/costs.py",
-    "server/batching/subset_sum.py",
+    "server/batching/memory_shares.py",
     "server/batching/forward_memory.py",
 )
 """Pure functions (design of the project): the predictor runs the very code that production runs."""

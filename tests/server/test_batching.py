@@ -1,4 +1,4 @@
-"""Batch adaptation: properties that every policy has, exactness against a MILP solver, and what each policy is for."""
+"""Batch adaptation: properties that every policy has, the distance to a MILP solver, and what each policy is for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from hapi.errors import DeviceMemoryError, UsageError
 from hapi.server.batching.policies import (
     FLAT,
+    MAX_BYTES,
     MAX_REQUESTS,
     POLICIES,
     SLOW,
@@ -30,7 +31,6 @@ from hapi.server.batching.policies import (
     check_fits,
     flat_batch,
 )
-from hapi.server.batching.subset_sum import MAX_BYTES
 
 MODELS = [Weights(key=name, nbytes=n) for name, n in [("a", 500), ("b", 2000), ("c", 0), ("d", 9000)]]
 curves = st.none() | st.dictionaries(
@@ -138,11 +138,10 @@ def test_the_oldest_that_fits_an_empty_device_is_admitted_first(
 
 @given(st.sampled_from(["adaptive", "auto"]), devices(), queues())
 @settings(max_examples=80)
-def test_the_memory_used_is_the_most_that_a_milp_solver_finds(
+def test_less_than_a_sample_is_missing_to_what_a_milp_solver_finds(
     policy: str, device: DeviceState, queue: list[Request]
 ) -> None:
     found = adapt(policy, device, queue)
-    assert found.unproven_bytes == 0
     admitted = admitted_of(queue, found)
     if not admitted:
         return
@@ -159,12 +158,14 @@ def test_the_memory_used_is_the_most_that_a_milp_solver_finds(
         options={"mip_rel_gap": 0},
     )
     assert solved.success
-    assert found.predicted_bytes == constant + round(-solved.fun)
+    most = constant + round(-solved.fun)
+    growing = [r.sample_bytes for (r, batch), (_, high) in zip(admitted, bounds, strict=True) if batch < high]
+    assert most - min(growing, default=1) < found.predicted_bytes <= most
 
 
 @given(policies, devices(), queues(), st.integers(0, 5000))
 @settings(max_examples=100)
-def test_a_larger_budget_admits_no_fewer_and_uses_no_less(
+def test_a_larger_budget_admits_no_fewer_and_uses_no_sample_less(
     policy: str, device: DeviceState, queue: list[Request], more: int
 ) -> None:
     # Bounds that depend on the budget only through what fits an empty device are left out of the comparison.
@@ -173,9 +174,7 @@ def test_a_larger_budget_admits_no_fewer_and_uses_no_less(
     larger = replace(device, budget_bytes=device.budget_bytes + more)
     before, after = adapt(policy, device, queue), adapt(policy, larger, queue)
     assert list(after.batches)[: len(before.batches)] == list(before.batches)
-    if len(after.batches) == len(before.batches):
-        assert after.predicted_bytes >= before.predicted_bytes
-    elif policy != "fixed":
+    if policy != "fixed":
         largest = max(r.sample_bytes for r in queue)
         assert after.predicted_bytes > before.predicted_bytes - largest
 
@@ -292,22 +291,19 @@ def a_crowd(seed: int) -> tuple[DeviceState, list[Request]]:
     return DeviceState(budget_bytes=int(most * rng.uniform(0.4, 0.95))), queue
 
 
-def test_a_hundred_requests_are_adapted_with_little_work(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds, operations = [], []
+def test_a_hundred_requests_leave_less_than_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = []
     for seed in range(20):
         device, queue = a_crowd(seed)
         begun = time.perf_counter()
         found = adapt("adaptive", device, queue)
         seconds.append(time.perf_counter() - begun)
-        operations.append(found.operations)
-        assert found.unproven_bytes == 0
-        assert found.predicted_bytes > 0.999999 * device.budget_bytes
+        growing = [r.sample_bytes for r, batch in admitted_of(queue, found) if batch < r.largest]
+        assert device.budget_bytes - found.predicted_bytes < min(growing)
     with capsys.disabled():
         print(
-            f"\n100 requests: {1e3 * sorted(seconds)[10]:.2f} ms (median of 20, slowest {1e3 * max(seconds):.2f}), "
-            f"{sorted(operations)[10]} sums, at most {max(operations)}"
+            f"\n100 requests: {1e3 * sorted(seconds)[10]:.2f} ms (median of 20, slowest {1e3 * max(seconds):.2f})"
         )
-    assert max(operations) <= 1 << 15
 
 
 @pytest.mark.parametrize(

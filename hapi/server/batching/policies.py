@@ -17,12 +17,12 @@ Each device has its own queue and its own adaptation (earlier text, section 4.5)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hapi.errors import DeviceMemoryError, UsageError
-from hapi.server.batching.subset_sum import MAX_BYTES, fill
+from hapi.server.batching.memory_shares import Bounds, raise_batches
 
 FIXED_BATCH = 16
 """Samples (HAPI, later text, section 4.4); also where nothing was measured yet."""
@@ -35,6 +35,8 @@ GATHER_SECONDS = 0.005
 time"; a fifth of the 25 ms that its adaptation takes)."""
 MAX_REQUESTS = 4096
 """Queued requests in one adaptation."""
+MAX_BYTES = 1 << 48
+"""Largest number of bytes that is taken for one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +55,7 @@ class Request:
     id: str
     samples: int
     sample_bytes: int
-    """What each sample of a COS batch takes at the request's split: input and results between layers. Multiples of
-    512, as memory's lines have them, keep the solver quick."""
+    """What each sample of a COS batch takes at the request's split: input and results between layers."""
     fixed_bytes: int = 0
     """What the request takes whatever its batch, beside weights."""
     weights: tuple[Weights, ...] = ()
@@ -120,10 +121,6 @@ class Adaptation:
     """What the admitted requests add to what is held."""
     missing_bytes: int
     """What the first waiting request lacks to be admitted; 0 when none waits."""
-    unproven_bytes: int
-    """How much more might have been used at most; 0 when it is proven that there is no better solution."""
-    operations: int
-    """Sums that the solver looked at."""
 
 
 Policy = Callable[[Request], tuple[int, int]]
@@ -177,13 +174,13 @@ def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptat
 
     Admission: as many as fit with their smallest batches. When they do not all fit, the newest is removed, one
     at a time, until they do (the earlier text does not say which; so nobody is overtaken, and nobody starves).
-    Weights count once, and not at all when they are resident. Then the batches are raised so that the memory
-    used is the most that is possible (equation 1): exact by :func:`hapi.server.batching.subset_sum.fill`, over the
-    distinct bytes per sample, since requests that are alike may share their samples out in any way. They get equal
-    batches where their bounds allow.
+    Weights count once, and not at all when they are resident. Then the batches are raised by the same part of what
+    each may grow, and what is left of the memory goes to the largest samples first
+    (:func:`hapi.server.batching.memory_shares.raise_batches`). The paper's equation 1 asks for the most memory that is
+    possible; what is missing to that is less than the bytes of one sample of a request that could have had one more.
+    Requests whose samples take equally many bytes get equal batches where their bounds allow.
 
-    With a larger budget never fewer are admitted, and with the same ones never less memory is used. It may be less,
-    by less than one sample's bytes, when another request is admitted instead.
+    With a larger budget never fewer are admitted. The memory used may be less by less than one sample's bytes.
 
     :class:`UsageError` for an unknown policy, requests that share an id, weights that disagree on their bytes.
     """
@@ -196,15 +193,15 @@ def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptat
     free = device.budget_bytes - device.held_bytes
     count, needed, lacking = _admissible(possible, device.resident, free)
     admitted = possible[:count]
-    batches, used, unproven, operations = _raised(admitted, max(0, free - needed))
+    bounds = [Bounds(b.request.sample_bytes, b.low, b.high) for b in admitted]
+    batches = raise_batches(bounds, max(0, free - needed))
+    raised = sum((batch - b.low) * b.sample_bytes for b, batch in zip(bounds, batches, strict=True))
     return Adaptation(
         batches={b.request.id: batch for b, batch in zip(admitted, batches, strict=True)},
         waiting=tuple(b.request.id for b in possible[count:]),
         impossible=impossible,
-        predicted_bytes=needed + used,
+        predicted_bytes=needed + raised,
         missing_bytes=lacking,
-        unproven_bytes=unproven,
-        operations=operations,
     )
 
 
@@ -278,36 +275,3 @@ def _admissible(requests: Sequence[_Bounded], resident: frozenset[str], free: in
             settled.add(id(request.weights))
             loaded.update(w.key for w in request.weights)
     return len(requests), needed, 0
-
-
-def _raised(admitted: Sequence[_Bounded], room: int) -> tuple[list[int], int, int, int]:
-    """Batches, the bytes beyond the smallest ones, how many more there might have been, and the solver's work."""
-    merge_key: dict[int, list[int]] = {}
-    for index, bounded in enumerate(admitted):
-        merge_key.setdefault(bounded.request.sample_bytes, []).append(index)
-    sizes = list(merge_key)
-    filling = fill(
-        sizes, [sum(admitted[i].high - admitted[i].low for i in merge_key[s]) for s in sizes], room
-    )
-    batches = [0] * len(admitted)
-    for size, extra in zip(sizes, filling.counts, strict=True):
-        members = [(admitted[i].low, admitted[i].high) for i in merge_key[size]]
-        for index, batch in zip(merge_key[size], _level(members, extra), strict=True):
-            batches[index] = batch
-    return batches, filling.filled, filling.bound - filling.filled, filling.sums
-
-
-def _level(bounds: Sequence[tuple[int, int]], extra: int) -> Iterator[int]:
-    """The lower bounds raised by ``extra`` altogether, to one level where the bounds allow; the oldest get the rest."""
-    level = rising = 0
-    for turn, change in sorted([(low, 1) for low, _ in bounds] + [(high, -1) for _, high in bounds]):
-        if rising * (turn - level) > extra:
-            break
-        extra -= rising * (turn - level)
-        level, rising = turn, rising + change
-    each, rest = divmod(extra, max(1, rising))
-    level += each
-    for low, high in bounds:
-        more = 1 if rest and low <= level < high else 0
-        rest -= more
-        yield min(max(level, low), high) + more

@@ -1,0 +1,64 @@
+"""Free memory shared out among admitted requests: by how much each one's batch is raised. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class Bounds(NamedTuple):
+    """Between which batches a request may run."""
+
+    sample_bytes: int
+    """Bytes that each sample of its batch takes; at least 1."""
+    low: int
+    high: int
+
+
+def raise_batches(requests: Sequence[Bounds], room: int) -> list[int]:
+    """Batches from ``low`` to ``high``, of which all that lies above ``low`` takes ``room`` bytes at most.
+
+    Each size of samples is raised by the same part of what it may grow, and the largest get what is left. Then no
+    batch can be raised any more: unless all have their ``high``, less of the room is left than one sample takes of
+    the smallest that are below it. Requests with the same bytes a sample get equal batches where their bounds allow.
+    """
+    alike: dict[int, list[int]] = {}
+    for index, request in enumerate(requests):
+        alike.setdefault(request.sample_bytes, []).append(index)
+    limits = {size: sum(requests[i].high - requests[i].low for i in alike[size]) for size in alike}
+    batches = [0] * len(requests)
+    for size, extra in _in_proportion(limits, room).items():
+        members = [requests[i] for i in alike[size]]
+        for index, batch in zip(alike[size], _level(members, extra), strict=True):
+            batches[index] = batch
+    return batches
+
+
+def _in_proportion(limits: dict[int, int], room: int) -> dict[int, int]:
+    """How many more samples of each size: the same part of its limit, one more if it still goes in, then the rest."""
+    total = max(1, sum(size * limit for size, limit in limits.items()))
+    counts = {size: min(limit, limit * room // total) for size, limit in limits.items()}
+    left = room - sum(size * count for size, count in counts.items())
+    largest_first = sorted(limits, reverse=True)
+    for at_once in (1, max(limits.values(), default=0)):
+        for size in largest_first:
+            more = min(at_once, limits[size] - counts[size], left // size)
+            counts[size] += more
+            left -= more * size
+    return counts
+
+
+def _level(bounds: Sequence[Bounds], extra: int) -> Iterator[int]:
+    """The lower bounds raised by ``extra`` altogether, to one level where the bounds allow; the oldest get the rest."""
+    level = rising = 0
+    for turn, change in sorted([(b.low, 1) for b in bounds] + [(b.high, -1) for b in bounds]):
+        if rising * (turn - level) > extra:
+            break
+        extra -= rising * (turn - level)
+        level, rising = turn, rising + change
+    each, rest = divmod(extra, max(1, rising))
+    level += each
+    for _, low, high in bounds:
+        more = 1 if rest and low <= level < high else 0
+        rest -= more
+        yield min(max(level, low), high) + more
