@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,12 @@ def size_name(size: int) -> str:
     return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
 
 
+def rotated(readers: Sequence[str], turn: int) -> tuple[str, ...]:
+    """``readers``, another one first in each turn."""
+    first = turn % len(readers)
+    return (*readers[first:], *readers[:first])
+
+
 def batch_of(wanted: int, mean: float) -> int:
     """Samples of a batch: as many as wanted, but fewer of large ones."""
     return min(wanted, max(8, int(BATCH_BYTES / mean)))
@@ -218,7 +224,7 @@ def _rounds(
         (r, c): [] for r in readers for c in (True, False)
     }
     for turn in range(settings.rounds):
-        for reader in (*readers[turn % len(readers) :], *readers[: turn % len(readers)]):
+        for reader in rotated(readers, turn):
             for cold in (True, False):
                 asked = json.dumps(spec | {"reader": reader, "cold": cold})
                 found = process_figure("benchmarks.storage.samples_read", asked, what=f"reader {reader!r}")

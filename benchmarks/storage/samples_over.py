@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.storage.samples import SIZES, batch_of, size_name, verdict
+from benchmarks.storage.samples import SamplesSettings, batch_of, rotated, size_name, verdict
 from benchmarks.storage.samples_data import LARGE, NAME, pack_data
 from benchmarks.storage.samples_fetch import SEED
 from benchmarks.storage.samples_read import order_score
@@ -62,19 +62,11 @@ _TIMEOUT = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverSettings:
-    """What is measured."""
+class OverSettings(SamplesSettings):
+    """As for a disk; ``seconds`` are of each reader in each round, ``batch`` is that of ``mount``."""
 
     over: str
-    sizes: tuple[int, ...] = SIZES
-    total: int = 256 << 20
-    """Bytes of each data set."""
-    seconds: float = 2.0
-    """Of each reader in each round."""
-    rounds: int = 3
-    batch: int = 256
-    """Samples of a batch of ``mount``."""
-    folder: str | None = None
+    """``http`` or ``swift``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +213,7 @@ def _rounds(
     readers = READERS[settings.over]
     figures: dict[str, list[dict[str, Any]]] = {reader: [] for reader in readers}
     for turn in range(settings.rounds):
-        for reader in (*readers[turn % len(readers) :], *readers[: turn % len(readers)]):
+        for reader in rotated(readers, turn):
             pids = served.pids if reader.startswith("server") else served.plain_pids
             asked = {"reader": reader, "server": served.server, "plain": served.plain, "pids": pids}
             figures[reader].append(_figure(bed, spec | asked | {"token": served.token}))

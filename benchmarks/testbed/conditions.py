@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import platform
@@ -13,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hapi import __version__
+from hapi.errors import UsageError
 from hapi.paths import write_whole
 from hapi.profiler.machine_cache import processor_name
 
@@ -76,7 +79,7 @@ def recorded_conditions(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def condition_lines(found: dict[str, Any]) -> list[str]:
+def condition_lines(found: Mapping[str, Any]) -> list[str]:
     """:func:`conditions` and what was added to them, as lines for a person."""
     if not found:
         return ["conditions were not recorded"]
@@ -84,9 +87,20 @@ def condition_lines(found: dict[str, Any]) -> list[str]:
     return [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in found.items()]
 
 
-def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+def write_json(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write ``document`` to ``path``, whole or not at all; :class:`UsageError` when that fails."""
     write_whole(str(path), json.dumps(document, indent=2) + "\n")
+
+
+def write_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``rows`` to ``path``, whole or not at all, with the first one's names as the header."""
+    if not rows:
+        raise UsageError(f"{path}: there is nothing to write")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 def _version(package: str) -> str:

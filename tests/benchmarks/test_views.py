@@ -14,7 +14,7 @@ from benchmarks.split.plots import PANELS
 from benchmarks.split.study import measured_cells, optimality, rows, spreads
 from benchmarks.split.views import VIEWS
 from benchmarks.testbed.cells import Cell, Results, done_record
-from benchmarks.testbed.export import write_csv
+from benchmarks.testbed.conditions import write_csv
 from hapi.errors import UsageError
 
 CELLS = tuple(
