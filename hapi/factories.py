@@ -33,8 +33,8 @@ def check_allowed(factory: str, allowed: Collection[str], name: str) -> None:
 def search_here() -> None:
     """Modules in the current folder are found too, as they are by ``python SCRIPT``; an installed command's are not."""
     try:
-        here = str(Path.cwd())
+        cwd = str(Path.cwd())
     except FileNotFoundError:  # a folder that was removed has no modules
         return
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    if cwd not in sys.path:
+        sys.path.insert(0, cwd)

@@ -22,12 +22,12 @@ def user_path(text: str | Path, what: str) -> Path:
         raise UsageError(f"{what} {text}: there is no such user's home; write the folder's path") from None
 
 
-def read_bounded(path: str | Path, most: int, what: str) -> bytes:
-    """Return the content of a file, pipe or device that a person named; never more than ``most`` bytes are read.
+def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
+    """Return the content of a file, pipe or device that a person named; never more than ``max_bytes`` bytes are read.
 
     Args:
         path: What to read.
-        most: The largest content that is meant here, in bytes.
+        max_bytes: The largest content that is meant here, in bytes.
         what: What names it, for messages: ``"--labels x.txt"``.
 
     Raises:
@@ -35,12 +35,12 @@ def read_bounded(path: str | Path, most: int, what: str) -> bytes:
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         raise UsageError(f"{what}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > most:
+    if len(data) > max_bytes:
         raise UsageError(
-            f"{what}: has more than {most} bytes, which is not what belongs there; name another file"
+            f"{what}: has more than {max_bytes} bytes, which is not what belongs there; name another file"
         )
     return data
 

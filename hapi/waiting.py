@@ -23,7 +23,7 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.25
 """How often a thread that waits looks whether its work was given up."""
 
-_here = threading.local()
+_current = threading.local()
 
 
 class Interest(threading.Event):
@@ -33,16 +33,16 @@ class Interest(threading.Event):
     for that step either.
     """
 
-    def __init__(self, subject: str = "", latest: float = math.inf) -> None:
+    def __init__(self, subject: str = "", deadline: float = math.inf) -> None:
         """Begin an interest.
 
         Args:
             subject: Names what is worked on, in messages.
-            latest: When the work should be over (``time.monotonic`` seconds).
+            deadline: When the work should be over (``time.monotonic`` seconds).
         """
         super().__init__()
         self.subject = subject
-        self.latest = latest
+        self.deadline = deadline
         self.given_up_at = math.inf
         """When nobody had patience with it any more (``time.monotonic`` seconds)."""
         self.moved_at = time.monotonic()
@@ -61,7 +61,7 @@ class Interest(threading.Event):
         self.moved_at = time.monotonic()
 
     @contextmanager
-    def rest(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Inside the block the work waits for what may take long in order: its reader, memory, a processor."""
         with self._lock:
             self._resting += 1
@@ -113,27 +113,27 @@ class Interest(threading.Event):
 def working_in(interest: Interest | None) -> Iterator[None]:
     """Inside the block this thread works in ``interest``."""
     before = current()
-    _here.interest = interest
+    _current.interest = interest
     try:
         yield
     finally:
-        _here.interest = before
+        _current.interest = before
 
 
 def current() -> Interest | None:
     """The interest in which this thread works."""
-    found: Interest | None = getattr(_here, "interest", None)
+    found: Interest | None = getattr(_current, "interest", None)
     return found
 
 
 @contextmanager
-def resting() -> Iterator[None]:
-    """As :meth:`Interest.rest` for this thread's work."""
+def paused() -> Iterator[None]:
+    """As :meth:`Interest.paused` for this thread's work."""
     interest = current()
     if interest is None:
         yield
         return
-    with interest.rest():
+    with interest.paused():
         yield
 
 

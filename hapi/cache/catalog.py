@@ -31,7 +31,7 @@ _FRESH_SECONDS = 0.1
 """A folder's time tells of changes only after this long: it has the resolution of the kernel's tick."""
 
 
-class Places(NamedTuple):
+class SampleLocations(NamedTuple):
     """Where n samples are in the cache; arrays [n]."""
 
     segment: Small
@@ -40,12 +40,12 @@ class Places(NamedTuple):
     length: Small
     """Bytes of the sample, without its head."""
 
-    def of(self, rows: IntArray) -> Places:
+    def of(self, rows: IntArray) -> SampleLocations:
         """Those of ``rows``."""
-        return Places(*(array[rows] for array in self))
+        return SampleLocations(*(array[rows] for array in self))
 
     @property
-    def here(self) -> Flags:
+    def held(self) -> Flags:
         """bool [n]"""
         return self.segment > 0
 
@@ -69,7 +69,7 @@ class Catalogue:
     def __init__(self, folder: Path, seed: int, count: int) -> None:
         """Of the samples 0 to ``count - 1``; ``seed`` of the checksums."""
         self._folder, self._seed, self._count = folder, seed, count
-        self._places = Places(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
+        self._locations = SampleLocations(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
         self._segments: dict[int, _Segment] = {}
         self._numbers = 0
         self._known: set[str] = set()
@@ -84,26 +84,26 @@ class Catalogue:
         """Files that are kept open; the others are opened for each read."""
         self._open = 0
         self._looked = self._seen = 0.0
-        self._told = False
-        self._look()
+        self._warned = False
+        self._rescan()
 
     @property
     def samples(self) -> int:
         """How many samples are here."""
-        return int(np.count_nonzero(self._places.segment))
+        return int(np.count_nonzero(self._locations.segment))
 
-    def find(self, ids: IntArray) -> Places:
+    def find(self, ids: IntArray) -> SampleLocations:
         """Where these samples are; other processes' segments show after a second or so."""
         with self._lock:
-            self._look_when_due()
-            return self._places.of(ids)
+            self._rescan_when_due()
+            return self._locations.of(ids)
 
-    def here(self, ids: IntArray) -> Flags:
+    def held(self, ids: IntArray) -> Flags:
         """Which of these samples are here; bool [n]."""
         with self._lock:
-            self._look_when_due()
-            here: Flags = self._places.segment[ids] > 0
-            return here
+            self._rescan_when_due()
+            held: Flags = self._locations.segment[ids] > 0
+            return held
 
     def descriptor(self, number: int, opened: contextlib.ExitStack) -> int | None:
         """An open file of a segment, closed by ``opened`` unless it is kept; None when it is gone."""
@@ -184,11 +184,11 @@ class Catalogue:
 
     # -- all below under the lock ------------------------------------------------------------------------
 
-    def _look_when_due(self) -> None:
+    def _rescan_when_due(self) -> None:
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._look()
+            self._rescan()
 
-    def _look(self) -> None:
+    def _rescan(self) -> None:
         """Take in segments that have come since the last look."""
         self._looked = time.monotonic()
         with contextlib.suppress(OSError):  # a folder that somebody removed has none
@@ -222,22 +222,22 @@ class Catalogue:
 
     def _note(self, number: int, contents: Contents) -> None:
         """A sample that was here already stays where it was."""
-        new = self._places.segment[contents.ids] == 0
+        new = self._locations.segment[contents.ids] == 0
         ids = contents.ids[new]
-        self._places.segment[ids] = number
-        self._places.start[ids] = contents.starts[new]
-        self._places.length[ids] = contents.lengths[new]
+        self._locations.segment[ids] = number
+        self._locations.start[ids] = contents.starts[new]
+        self._locations.length[ids] = contents.lengths[new]
 
     def _forget(self, number: int) -> _Segment | None:
         segment = self._segments.pop(number, None)
         if segment is not None:
-            self._places.segment[self._places.segment == number] = 0
+            self._locations.segment[self._locations.segment == number] = 0
             self._retired.append(segment)
         return segment
 
     def _remove(self, path: Path, why: str) -> None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning("%s is damaged (%s); what was in it is asked for and kept again", path, why)

@@ -130,8 +130,8 @@ class CacheFolder:
             raise UsageError(f"sample cache {folder}: cannot be used: {error.strerror or error}") from None
         return folder, users
 
-    def reserve(self, folder: Path, wanted: int, least: int) -> Reserved | None:
-        """A new open file in ``folder`` with ``wanted`` bytes of the budget, or what is left; None below ``least``."""
+    def reserve(self, folder: Path, wanted: int, min_bytes: int) -> Reserved | None:
+        """A new open file in ``folder`` with ``wanted`` bytes of the budget, or fewer; None below ``min_bytes``."""
         with self.locked():
             sizes = {version: self._counted(version) for version in self._versions()}
             left = self.budget - sum(sizes.values())
@@ -139,7 +139,7 @@ class CacheFolder:
                 if left < wanted and self._remove(version):
                     left += sizes[version]
             capacity = min(wanted, left)
-            if capacity < least:
+            if capacity < min_bytes:
                 return None
             token = secrets.token_hex(8)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 
 from hapi.arrays import Bytes, Flags, IntArray
-from hapi.cache.catalog import Catalogue, Places
+from hapi.cache.catalog import Catalogue, SampleLocations
 from hapi.cache.folder import OPEN, CacheFolder
 from hapi.cache.segments import (
     HEAD_BYTES,
@@ -36,7 +36,7 @@ from hapi.cache.segments import (
     segment_bytes,
 )
 from hapi.errors import ConflictError
-from hapi.store.gather import copy_pieces
+from hapi.store.gather import copy_ranges
 from hapi.wire.references import DatasetReference, check_digest, check_name
 from hapi.wire.samples import Samples, offsets_of
 
@@ -90,66 +90,68 @@ class SampleCache:
 
     def share(self, ids: IntArray) -> float:
         """The part of these samples that is here, from 0 to 1."""
-        return float(self._catalogue.here(ids).mean()) if len(ids) else 0.0
+        return float(self._catalogue.held(ids).mean()) if len(ids) else 0.0
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def parts(self, ids: IntArray) -> Iterator[tuple[IntArray, Samples]]:
         """(rows of ``ids``, ascending; their samples) of all that is here, a bounded number of bytes at a time."""
-        places = self._catalogue.find(ids)
-        rows = np.flatnonzero(places.here)
-        ends = np.cumsum(places.length[rows], dtype=np.int64)
+        locations = self._catalogue.find(ids)
+        rows = np.flatnonzero(locations.held)
+        ends = np.cumsum(locations.length[rows], dtype=np.int64)
         while len(rows):
             count = max(1, int(np.searchsorted(ends, _PART_BYTES, side="right")))
             part, rows, ends = rows[:count], rows[count:], ends[count:] - ends[count - 1]
-            offsets = offsets_of(places.length[part])
+            offsets = offsets_of(locations.length[part])
             data, labels = np.empty(int(offsets[-1]), dtype=np.uint8), np.empty(count, dtype=np.int64)
-            sound = self._fill(ids[part], places.of(part), offsets[:-1], data, labels)
+            sound = self._fill(ids[part], locations.of(part), offsets[:-1], data, labels)
             if sound.all():
                 yield part, Samples(ids=ids[part], data=data, offsets=offsets, labels=labels)
             else:  # the segments of the damaged ones are no more; what lies in others is read again
-                yield from ((part[again], samples) for again, samples in self.parts(ids[part]))
+                yield from ((part[rows], samples) for rows, samples in self.parts(ids[part]))
 
     def through(self, samples: Samples, read: Callable[[IntArray], Samples]) -> None:
         """Fill ``samples.data``: what is here from here; the others are those of ``read(ids)``, and are kept.
 
         Ids, offsets and labels are known; what is here with another length or label is damaged.
         """
-        places = self._catalogue.find(samples.ids)
-        same = places.here & (places.length == np.diff(samples.offsets))
+        locations = self._catalogue.find(samples.ids)
+        same = locations.held & (locations.length == np.diff(samples.offsets))
         rows, labels = np.flatnonzero(same), np.empty(int(same.sum()), dtype=np.int64)
         starts = samples.offsets[:-1][rows]
-        sound = self._fill(samples.ids[rows], places.of(rows), starts, samples.data, labels)
+        sound = self._fill(samples.ids[rows], locations.of(rows), starts, samples.data, labels)
         same[rows] = sound & (labels == samples.labels[rows])
-        self._catalogue.drop(np.unique(places.segment[places.here & ~same]))
-        rest = np.flatnonzero(~same)
-        if len(rest):
-            others = read(samples.ids[rest])
+        self._catalogue.drop(np.unique(locations.segment[locations.held & ~same]))
+        missing = np.flatnonzero(~same)
+        if len(missing):
+            others = read(samples.ids[missing])
             starts, lengths = others.offsets[:-1], np.diff(others.offsets)
-            copy_pieces(others.data, starts, lengths, samples.data, samples.offsets[:-1][rest])
+            copy_ranges(others.data, starts, lengths, samples.data, samples.offsets[:-1][missing])
             self.put(others)
 
-    def _fill(self, ids: IntArray, places: Places, starts: IntArray, out: Bytes, labels: IntArray) -> Flags:
+    def _fill(
+        self, ids: IntArray, locations: SampleLocations, starts: IntArray, out: Bytes, labels: IntArray
+    ) -> Flags:
         """Sample i to ``out[starts[i]:]`` and its label; bool [n], False where damaged."""
         heads = np.empty((len(ids), 3), dtype=np.uint64)
-        bounds = list(zip(starts.tolist(), (starts + places.length).tolist(), strict=True))
-        read = self._read(places, byte_rows(heads), out.data, bounds)
+        bounds = list(zip(starts.tolist(), (starts + locations.length).tolist(), strict=True))
+        read = self._read(locations, byte_rows(heads), out.data, bounds)
         sound: Flags = read & (heads[:, 0] == checksums(heads, out.data, bounds, self._seed))
         sound &= heads[:, 1].view(np.int64) == ids
         if not sound.all():
-            self._catalogue.drop(np.unique(places.segment[~sound]))
+            self._catalogue.drop(np.unique(locations.segment[~sound]))
         labels[:] = heads[:, 2].view(np.int64)
         return sound
 
     def _read(
-        self, places: Places, heads: memoryview, out: memoryview, bounds: list[tuple[int, int]]
+        self, locations: SampleLocations, heads: memoryview, out: memoryview, bounds: list[tuple[int, int]]
     ) -> Flags:
         """Heads and bytes of the samples, in the order of the files; True for those that were there."""
         read = np.zeros(len(bounds), dtype=np.bool_)
-        order = np.lexsort((places.start, places.segment))
+        order = np.lexsort((locations.start, locations.segment))
         with contextlib.ExitStack() as opened:
-            files = {n: self._catalogue.descriptor(n, opened) for n in np.unique(places.segment).tolist()}
-            numbers, starts = places.segment[order].tolist(), places.start[order].tolist()
+            files = {n: self._catalogue.descriptor(n, opened) for n in np.unique(locations.segment).tolist()}
+            numbers, starts = locations.segment[order].tolist(), locations.start[order].tolist()
             reads = [
                 (file, start, row)
                 for number, start, row in zip(numbers, starts, order.tolist(), strict=True)
@@ -214,7 +216,7 @@ class SampleCache:
 
     def _append(self, samples: Samples) -> None:
         lengths = np.diff(samples.offsets)
-        rows = np.flatnonzero(~self._catalogue.here(samples.ids) & (lengths <= self._longest))
+        rows = np.flatnonzero(~self._catalogue.held(samples.ids) & (lengths <= self._longest))
         rows = rows[np.sort(np.unique(samples.ids[rows], return_index=True)[1])]  # each sample once
         while len(rows):
             if self._writer is None:
@@ -236,8 +238,8 @@ class SampleCache:
 
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
         """For a sample of ``length`` bytes and others; None when there is no room."""
-        least = segment_bytes(length)
-        reserved = self.folder.reserve(self.path, max(self._segment_bytes, least), least)
+        min_bytes = segment_bytes(length)
+        reserved = self.folder.reserve(self.path, max(self._segment_bytes, min_bytes), min_bytes)
         if reserved is None:
             return None
         writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed)
@@ -281,10 +283,10 @@ def _announced(
 ) -> Iterator[tuple[int, int, int]]:
     """``reads`` (file, start, row) in their order; those that come next are already being fetched by the kernel."""
     can_announce = hasattr(os, "posix_fadvise")  # not on macOS
-    for place in range(len(reads) + _AHEAD):
-        if place < len(reads) and can_announce:
-            file, start, row = reads[place]
+    for index in range(len(reads) + _AHEAD):
+        if index < len(reads) and can_announce:
+            file, start, row = reads[index]
             size = HEAD_BYTES + bounds[row][1] - bounds[row][0]
             os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
-        if place >= _AHEAD:
-            yield reads[place - _AHEAD]
+        if index >= _AHEAD:
+            yield reads[index - _AHEAD]

@@ -123,12 +123,12 @@ class SegmentWriter:
         bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
         heads[:, 0] = checksums(heads, data.data, bounds, self.seed)
         flat = byte_rows(heads)
-        pieces = [
-            piece
+        buffers = [
+            buffer
             for row, (start, stop) in enumerate(bounds)
-            for piece in (flat[row * HEAD_BYTES : (row + 1) * HEAD_BYTES], data.data[start:stop])
+            for buffer in (flat[row * HEAD_BYTES : (row + 1) * HEAD_BYTES], data.data[start:stop])
         ]
-        records = b"".join(pieces)
+        records = b"".join(buffers)
         _write(self.descriptor, records, self.end)
         sizes = np.cumsum(lengths + HEAD_BYTES)
         begins = self.end + sizes - lengths - HEAD_BYTES

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         )
         seconds = bar.seconds
     rate = report.size / max(seconds, 1e-9) / 1e6
-    verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.again}"
+    verdict = "sound" if report.sound else f"DAMAGED, {len(report.damages)} findings; {report.remedy}"
     what, state = ("tensors", "digest") if model else ("samples", "version")
     say(
         f"{args.address}: {report.samples} {what}, {report.size / 1e6:.1f} MB read "

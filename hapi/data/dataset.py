@@ -59,7 +59,7 @@ class Dataset:
         self.transform: TransformSpec | None = manifest.transform
         """The default transform; None for tensors that need none."""
         self.shards = index.shards
-        self._keys = _Keys(manifest, index.shards)
+        self._keys = _ShardKeys(manifest, index.shards)
         self._checks = _Checks(manifest, index)
         self.reader = Reader(
             store,
@@ -107,25 +107,25 @@ class Dataset:
     def read(
         self,
         ids: npt.ArrayLike,
-        near: AccessHint | None = None,
+        hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
-        places: Located | None = None,
+        located: Located | None = None,
     ) -> Samples:
         """Bytes of these samples, every one checked against its checksum.
 
-        ``near``: what :meth:`hapi.data.reading.reader.Reader.near` says of the reads to come. The bytes go into ``out``
+        ``hint``: what :meth:`hapi.data.reading.reader.Reader.hint` says of the reads to come. The bytes go into ``out``
         (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to bound; for remote
-        stores there are also the gaps between near samples. ``places``: what :meth:`locate` said of them before.
+        stores there are also the gaps between near samples. ``located``: what :meth:`locate` said of them before.
         When the same version was packed again meanwhile, its new shards are read from then on.
         Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
         range, :class:`ConflictError` when another version has replaced this one, which is kept no longer.
         """
-        places = self.locate(ids) if places is None else places
+        located = self.locate(ids) if located is None else located
         wanted = np.asarray(ids).astype(np.int64)
-        offsets = offsets_of(places.length)
+        offsets = offsets_of(located.length)
         total = int(offsets[-1])
         data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
-        self._found(lambda: self.reader.read(wanted, places, offsets, data, near), wanted, places.shard)
+        self._found(lambda: self.reader.read(wanted, located, offsets, data, hint), wanted, located.shard)
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
     def checked(self, sample: int, piece_bytes: int, step: Callable[[], None]) -> int:
@@ -134,28 +134,28 @@ class Dataset:
         ``step()`` is called before each piece, and may raise. Raises as :meth:`read`.
         """
         ids = np.array([sample], dtype=np.int64)
-        place = self.locate(ids)
-        length, offset = int(place.length[0]), int(place.offset[0])
+        located = self.locate(ids)
+        length, offset = int(located.length[0]), int(located.offset[0])
         buffer = memoryview(bytearray(min(piece_bytes, length)))
 
         def check() -> None:
             digest = xxhash.xxh3_64()
             for start in range(0, length, piece_bytes):
                 step()
-                piece = buffer[: min(piece_bytes, length - start)]
-                self.store.read_into(self.shard_key(int(place.shard[0])), offset + start, piece)
-                digest.update(piece)
+                part = buffer[: min(piece_bytes, length - start)]
+                self.store.read_into(self.shard_key(int(located.shard[0])), offset + start, part)
+                digest.update(part)
             self._checks(ids, np.array([digest.intdigest()], dtype=np.uint64))
 
-        self._found(check, ids, place.shard)
+        self._found(check, ids, located.shard)
         return int(self.index.checksum[sample])
 
     def read_part(self, sample: int, start: int, out: memoryview) -> None:
         """Bytes of one sample from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
         ids = np.array([sample], dtype=np.int64)
-        place = self.locate(ids)
-        shard, offset = int(place.shard[0]), int(place.offset[0]) + start
-        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), ids, place.shard)
+        located = self.locate(ids)
+        shard, offset = int(located.shard[0]), int(located.offset[0]) + start
+        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), ids, located.shard)
 
     def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
         """Have ``read()`` read samples ``ids``, again when this version's shards were moved meanwhile."""
@@ -173,7 +173,7 @@ class Dataset:
         if manifest.version != self.version:
             raise ConflictError(f"data set {self.name!r} has version {manifest.version}, not {self.version}")
         if manifest.pack != self.manifest.pack:
-            self._keys.place(manifest)
+            self._keys.use(manifest)
             self.reader.forgive()
 
     def _moved(self, error: HapiError, failed: Manifest) -> bool:
@@ -190,7 +190,7 @@ class Dataset:
         """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
         if isinstance(error, StoreUnavailableError | DataError):
             return error  # asking on would only take longer, or it says all that there is to say
-        again = self.manifest.again
+        remedy = self.manifest.remedy
         try:
             find_manifest(self.store, self.name, self.version)
             numbers, firsts = np.unique(shards, return_index=True)
@@ -201,11 +201,11 @@ class Dataset:
             ):
                 problem = self._shard_problem(number)
                 if problem is not None:
-                    return DataError(f"data set {self.name!r}: sample {first}: {problem}; {again}")
+                    return DataError(f"data set {self.name!r}: sample {first}: {problem}; {remedy}")
         except ConflictError as replaced:
             return replaced
         except NotFoundError as missing:
-            return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {again}")
+            return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {remedy}")
         except HapiError:
             return error
         return error
@@ -247,18 +247,18 @@ class _Checks:
             shard = self.index.shards.key(int(self.index.directory.locate(first).shard[0]))
             raise DataError(
                 f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
-                f"fails its checksum; run 'hapi verify' for all damage, and {self.manifest.again}"
+                f"fails its checksum; run 'hapi verify' for all damage, and {self.manifest.remedy}"
             )
 
 
-class _Keys:
+class _ShardKeys:
     """The objects of the shards by their numbers. They change when the same version is packed again."""
 
     def __init__(self, manifest: Manifest, shards: ShardTable) -> None:
         self._shards = shards
-        self.place(manifest)
+        self.use(manifest)
 
-    def place(self, manifest: Manifest) -> None:
+    def use(self, manifest: Manifest) -> None:
         """Have them lie where ``manifest`` says."""
         self.manifest = manifest
         self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, self._shards))

@@ -32,7 +32,7 @@ MOST = (1 << 31) - 1
 """Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
 
 _KEPT = 64
-"""Answers of :func:`opened_twice` that are remembered."""
+"""Answers of :func:`revisited_groups` that are remembered."""
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 17.
 _GAMMA = 0x9E3779B97F4A7C15
@@ -76,7 +76,7 @@ def sample_hash(seed: int, epoch: int, count: int) -> HashArray:
     return _hashes(_key(seed, epoch, count), count)
 
 
-def sorted_places(keys: HashArray) -> IntArray:
+def sorted_positions(keys: HashArray) -> IntArray:
     """``np.argsort(keys, kind="stable")`` of 64-bit keys that are hardly ever equal, several times as fast; int64 [n].
 
     Numpy sorts plain integers with vector instructions, so each key's place is put into its low bits. The few keys
@@ -88,19 +88,19 @@ def sorted_places(keys: HashArray) -> IntArray:
     packed = keys & ~low
     packed |= np.arange(count, dtype=np.uint64)
     packed.sort()
-    places = (packed & low).astype(np.int64)
+    positions = (packed & low).astype(np.int64)
     packed >>= bits
-    alike = np.flatnonzero(packed[1:] == packed[:-1])
-    if len(alike):
-        unsettled = np.union1d(alike, alike + 1)
-        those = places[unsettled]
-        places[unsettled] = those[np.lexsort((keys[those], packed[unsettled]))]
-    return places
+    ties = np.flatnonzero(packed[1:] == packed[:-1])
+    if len(ties):
+        unsettled = np.union1d(ties, ties + 1)
+        those = positions[unsettled]
+        positions[unsettled] = those[np.lexsort((keys[those], packed[unsettled]))]
+    return positions
 
 
 def epoch_sequence(seed: int, epoch: int, count: int) -> IntArray:
     """The order of samples in an epoch, fully permuted: a permutation of 0..count-1, int64 [count]."""
-    return sorted_places(sample_hash(seed, epoch, count))
+    return sorted_positions(sample_hash(seed, epoch, count))
 
 
 def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -> IntArray:
@@ -126,21 +126,21 @@ def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -
         moments >>= _HALF
         moments *= np.uint64(step * window >> 32)
     moments += np.repeat(opens, group)[:count]
-    return sorted_places(moments)
+    return sorted_positions(moments)
 
 
 def _ranked(key: int, chunks: int) -> IntArray:
-    return sorted_places(_hashes(_mix_one(~key), chunks))
+    return sorted_positions(_hashes(_mix_one(~key), chunks))
 
 
 @lru_cache(_KEPT)
-def opened_twice(seed: int, epoch: int, count: int, shuffle: Shuffle, most: int) -> frozenset[int]:
+def revisited_groups(seed: int, epoch: int, count: int, shuffle: Shuffle, limit: int) -> frozenset[int]:
     """Chunks of :func:`chunk_sequence` that are open over the end of the epoch, so at its beginning, too.
 
-    At most ``most`` of them: those that open last. None when all are open all the time.
+    At most ``limit`` of them: those that open last. None when all are open all the time.
     """
     chunks = -(-count // shuffle.group)
-    twice = min(shuffle.window - 1, most)
+    twice = min(shuffle.window - 1, limit)
     if twice <= 0 or shuffle.window >= chunks:
         return frozenset()
     return frozenset(_ranked(_key(seed, epoch, count), chunks)[-twice:].tolist())
@@ -165,16 +165,18 @@ def trainer_batches(
         raise UsageError(f"batch size: expected an integer of at least 1, got {batch_size!r}")
     size, count = batch_size * trainers, len(sequence)
     rounds = count // size
-    rest = 0 if drop_last else count - rounds * size
-    if 0 < rest < trainers:
+    remainder = 0 if drop_last else count - rounds * size
+    if 0 < remainder < trainers:
         if not rounds:
             raise UsageError(f"{trainers} trainers cannot share {count} samples; start fewer trainers")
-        rounds, rest = rounds - 1, rest + size
+        rounds, remainder = rounds - 1, remainder + size
     firsts = range(trainer * batch_size, rounds * size, size)
     found = [sequence[first : first + batch_size] for first in firsts]
-    if rest:
+    if remainder:
         begin = rounds * size
-        found.append(sequence[begin + rest * trainer // trainers : begin + rest * (trainer + 1) // trainers])
+        found.append(
+            sequence[begin + remainder * trainer // trainers : begin + remainder * (trainer + 1) // trainers]
+        )
     return found
 
 

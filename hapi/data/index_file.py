@@ -56,37 +56,37 @@ def read_own(store: ObjectStore, key: str, size: int) -> Array:
 
 def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
     """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
-    where, again = f"{store.url}/{manifest.index_key}", manifest.again
+    where, remedy = f"{store.url}/{manifest.index_key}", manifest.remedy
     try:
         size = store.size(manifest.index_key)
         if size != manifest.index_size:
-            raise DataError(f"{where} has {size} bytes instead of {manifest.index_size}; {again}")
+            raise DataError(f"{where} has {size} bytes instead of {manifest.index_size}; {remedy}")
         buffer = read_own(store, manifest.index_key, size)
     except NotFoundError:
-        raise DataError(f"{where} is missing; {again}") from None
+        raise DataError(f"{where} is missing; {remedy}") from None
     if digest(buffer) != manifest.index_xxh3:
-        raise DataError(f"{where} fails its checksum; {again}")
+        raise DataError(f"{where} fails its checksum; {remedy}")
     index, _ = SampleIndex.from_buffer(buffer, where)
-    index.directory.check(index.shards, where, again)
+    index.directory.check(index.shards, where, remedy)
     _check_against(index, manifest, where)
     return index
 
 
 def _check_against(index: SampleIndex, manifest: Manifest, where: str) -> None:
     """:class:`DataError` unless the index is what the manifest says of it."""
-    again = manifest.again
+    remedy = manifest.remedy
     if (len(index.shards), index.shards.total_bytes) != (manifest.shards, manifest.total_bytes):
-        raise DataError(f"{where}: its shards do not add up to what the manifest says; {again}")
+        raise DataError(f"{where}: its shards do not add up to what the manifest says; {remedy}")
     if len(index) != manifest.count:
-        raise DataError(f"{where}: it has {len(index)} samples, the manifest says {manifest.count}; {again}")
+        raise DataError(f"{where}: it has {len(index)} samples, the manifest says {manifest.count}; {remedy}")
     runs = int(runs_of(index.shards.size, index.shards.count).sum())
     if len(index.run) not in (0, runs):
         raise DataError(
-            f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; {again}"
+            f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; {remedy}"
         )
     if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
         wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
         raise DataError(
             f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
-            f"classes; {again}"
+            f"classes; {remedy}"
         )

@@ -136,7 +136,7 @@ class Manifest:
         return f"{dataset_prefix(self.name)}/{self.pack}/index.safetensors"
 
     @property
-    def again(self) -> str:
+    def remedy(self) -> str:
         """What to do when the data set is damaged, for messages."""
         return f"{'pack the data set' if self.in_place is None else 'index it'} again with --replace"
 
@@ -244,19 +244,19 @@ def load_manifest(store: ObjectStore, name: str) -> Manifest:
     except NotFoundError:
         store.ping()
         raise NotFoundError(
-            f"there is no data set {name!r} in {store.url}; {_what_is_there(store, name)}",
+            f"there is no data set {name!r} in {store.url}; {_existing_names(store, name)}",
             outside=f"there is no data set {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is",
         ) from None
     return Manifest.from_bytes(data, name, f"{store.url}/{key}")
 
 
-def _what_is_there(store: ObjectStore, name: str) -> str:
+def _existing_names(store: ObjectStore, name: str) -> str:
     names = store.list_names("datasets")
     if name in names:
         return "it was not finished: run the same 'hapi pack' or 'hapi index' again to go on"
-    there = [n for n in names if store.exists(f"datasets/{n}/manifest.json")]
+    existing = [n for n in names if store.exists(f"datasets/{n}/manifest.json")]
     return (
-        f"there are {', '.join(there[:20])}"
-        if there
+        f"there are {', '.join(existing[:20])}"
+        if existing
         else "there are none; 'hapi pack' or 'hapi index' makes one"
     )

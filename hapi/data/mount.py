@@ -57,20 +57,20 @@ _LARGE_STRETCHES = 3
 class OpenSample:
     """One sample, open for reading from its start. Not thread-safe."""
 
-    def __init__(self, mounted: DatasetReader, sample: int) -> None:
+    def __init__(self, reader: DatasetReader, sample: int) -> None:
         self.id = sample
-        self.length = int(mounted.dataset.lengths([sample])[0])
+        self.length = int(reader.dataset.lengths([sample])[0])
         """Bytes."""
-        self._mounted: DatasetReader | None = mounted
+        self._reader: DatasetReader | None = reader
         self._data: memoryview | None = None
         self._position = 0
 
     def read(self, size: int = -1) -> bytes:
         """The next ``size`` bytes, or all that are left; empty at the end. Checked as a whole at the first call."""
-        if self._mounted is None:
+        if self._reader is None:
             raise UsageError(f"sample {self.id} is closed; open it again")
         if self._data is None:
-            self._data = self._mounted.read(np.array([self.id])).data.data
+            self._data = self._reader.read(np.array([self.id])).data.data
         stop = self.length if size < 0 else min(self.length, self._position + size)
         part = bytes(self._data[self._position : stop])
         self._position = stop
@@ -78,7 +78,7 @@ class OpenSample:
 
     def close(self) -> None:
         """Let go of the sample's bytes; closing twice does nothing."""
-        self._mounted = self._data = None
+        self._reader = self._data = None
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +140,7 @@ class DatasetReader:
         threads = _STRETCHES - 1 if waits or large else 1
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="hapi-ahead")
         self._order: IntArray = np.empty(0, dtype=np.int64)
-        self._near: AccessHint | None = None
+        self._hint: AccessHint | None = None
         self._begun = False
         """Whether there is a sequence."""
         self._position = self._planned = 0
@@ -156,19 +156,19 @@ class DatasetReader:
     def read(
         self,
         ids: IntArray,
-        near: AccessHint | None = None,
+        hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
-        places: Located | None = None,
+        located: Located | None = None,
     ) -> Samples:
         """What :meth:`Dataset.read` gives, of the sample cache what it has. Thread-safe."""
         cache, dataset = self.sample_cache, self.dataset
         if cache is None:
-            return dataset.read(ids, near, out, places)
-        lengths = dataset.lengths(ids) if places is None else places.length
+            return dataset.read(ids, hint, out, located)
+        lengths = dataset.lengths(ids) if located is None else located.length
         wanted, offsets = ids.astype(np.int64), offsets_of(lengths)
         data = np.empty(int(offsets[-1]), dtype=np.uint8) if out is None else out[: int(offsets[-1])]
         samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels(ids))
-        cache.through(samples, lambda missing: dataset.read(missing, near))
+        cache.through(samples, lambda missing: dataset.read(missing, hint))
         return samples
 
     def sequence(
@@ -197,14 +197,14 @@ class DatasetReader:
             self.dataset.locate([found.min(), found.max()])
         if not 0 <= start <= len(found):
             raise UsageError(f"start: expected 0 to {len(found)}, the samples of the sequence, got {start}")
-        near = reader.near(shuffle, seed, epoch) if shuffle.group else reader.near_order(found[start:])
+        hint = reader.access_hint(shuffle, seed, epoch) if shuffle.group else reader.order_hint(found[start:])
         self._drop()
         if self.sample_cache is not None:
             self.sample_cache.flush()  # an epoch may be over
         self._order = found
         self._position = self._planned = start
         self._reach = self._stretch_bytes >> _RAMP
-        self._near = near
+        self._hint = hint
         self._begun = True
         return found
 
@@ -251,17 +251,17 @@ class DatasetReader:
     def _plan(self, count: int) -> None:
         """Have the next stretches read, as many as there is room for."""
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
-            most = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
-            ids = self._order[self._planned : self._planned + most]
-            places = self.dataset.locate(ids)
-            ends = np.cumsum(places.length)
+            max_count = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
+            ids = self._order[self._planned : self._planned + max_count]
+            located = self.dataset.locate(ids)
+            ends = np.cumsum(located.length)
             whole = int(np.searchsorted(ends, self._reach, side="right")) // count * count
             ids = ids[: max(whole, count)]
             total = int(ends[len(ids) - 1])
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
                 return
             buffer = self._buffer(total)
-            reading = self._threads.submit(self.read, ids, self._near, buffer, places.part(0, len(ids)))
+            reading = self._threads.submit(self.read, ids, self._hint, buffer, located.part(0, len(ids)))
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
             self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))

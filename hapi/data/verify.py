@@ -37,7 +37,7 @@ def verify_dataset(
     ``on_start`` is called with the manifest before the samples are read. :class:`NotFoundError` when there
     is no such data set, :class:`StoreError` when the store itself fails.
     """
-    report = VerifyReport(name, again=AGAIN)
+    report = VerifyReport(name, remedy=AGAIN)
 
     def found(damage: Damage) -> None:
         report.damages.append(damage)
@@ -48,7 +48,7 @@ def verify_dataset(
     except DataError as error:
         found(Damage(manifest_key(name), str(error)))
         return report
-    report.version, report.again = manifest.version, manifest.again
+    report.version, report.remedy = manifest.version, manifest.remedy
     on_start(manifest)
     try:
         index = read_index(store, manifest)
@@ -83,8 +83,8 @@ def _shard_damages(
     if size != shard.size:
         yield Damage(key, f"has {size} bytes instead of {shard.size}")
     ids = np.arange(first, first + shard.count)
-    places = index.directory.locate(ids)
-    starts, stops = places.offset, places.offset + places.length
+    located = index.directory.locate(ids)
+    starts, stops = located.offset, located.offset + located.length
     state, hashed = xxhash.xxh3_64(), 0
     damaged = size != shard.size
     for begin, end, members in _blocks(starts, stops, min(size, shard.size)):
@@ -154,10 +154,10 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
     if store.exists(f"{prefix}/{PACKING_NAME}"):
         return
     known = {manifest_key(manifest.name), manifest.index_key, *shards}
-    there = store.list(prefix)
-    known |= kept(store, manifest, [info.key for info in there])
-    known |= {info.key for info in there if is_lock_object(info.key, f"{prefix}/{LOCK_NAME}")}
-    for info in there:
+    listed = store.list(prefix)
+    known |= kept(store, manifest, [info.key for info in listed])
+    known |= {info.key for info in listed if is_lock_object(info.key, f"{prefix}/{LOCK_NAME}")}
+    for info in listed:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).
         if info.key not in known and (not is_key(info.key) or store.exists(info.key)):
             yield Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)

@@ -32,12 +32,12 @@ def host_free_bytes() -> int | None:
 def _left_by_groups() -> Iterator[int]:
     for folder, limit, used, dropped in _groups():
         with contextlib.suppress(OSError, ValueError):
-            most = int((folder / limit).read_text(encoding="ascii"))  # "max" is no number: no limit
-            if most < _UNBOUNDED:
+            maximum = int((folder / limit).read_text(encoding="ascii"))  # "max" is no number: no limit
+            if maximum < _UNBOUNDED:
                 inactive = 0
                 with contextlib.suppress(OSError, ValueError, KeyError):
                     inactive = _table(folder / "memory.stat")[dropped]
-                yield most - int((folder / used).read_text(encoding="ascii")) + inactive
+                yield maximum - int((folder / used).read_text(encoding="ascii")) + inactive
 
 
 def _groups() -> Iterator[tuple[Path, str, str, str]]:

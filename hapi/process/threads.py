@@ -40,9 +40,9 @@ P = ParamSpec("P")
 class Lost:
     """The lost threads of some pools; thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        """``most``: so many at a time; beyond it nothing is given up."""
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        """``limit``: so many at a time; beyond it nothing is given up."""
+        self.limit = limit
         self.ever = 0
         """Threads that were lost so far, those included that came back."""
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Lost:
     def take(self, subject: str) -> bool:
         """One more is lost, if there may be one more."""
         with self._lock:
-            if self._of.total() >= self.most:
+            if self._of.total() >= self.limit:
                 return False
             self._of[subject] += 1
             self.ever += 1
@@ -183,11 +183,11 @@ class Threads:
 
     def lose_given_up(self, grace: float = GRACE_SECONDS) -> int:
         """Count threads as lost that are at work which was given up ``grace`` seconds ago; how many."""
-        lost, latest = [], time.monotonic() - grace
+        lost, given_up_before = [], time.monotonic() - grace
         with self._lock:
             for work in self._running:
                 interest = work.interest
-                if interest is None or interest.given_up_at > latest or work.lost:
+                if interest is None or interest.given_up_at > given_up_before or work.lost:
                     continue
                 if not self._lost.take(interest.subject):
                     break

@@ -39,7 +39,7 @@ def verify_model(
         NotFoundError: there is no such model.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, again=AGAIN)
+    report = VerifyReport(name, remedy=AGAIN)
 
     def found(damage: Damage) -> None:
         report.damages.append(damage)

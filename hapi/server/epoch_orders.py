@@ -104,7 +104,7 @@ class Orders:
         counts = Counter(kept.tenant for kept in self._kept.values())
         return max((key for key in self._kept if key != newest), key=lambda k: counts[self._kept[k].tenant])
 
-    def near(
+    def access_hint(
         self, dataset: Dataset, windows: ChunkWindows | None, tenant: Tenant = ANONYMOUS
     ) -> AccessHint | None:
         """How :meth:`hapi.data.dataset.Dataset.read` is to read for a request from these windows, if any.
@@ -127,7 +127,7 @@ class Orders:
             )
             sharers = len(own) + others
         shuffle = Shuffle(windows.group, windows.window)
-        return dataset.reader.near(shuffle, windows.seed, windows.epoch, sharers)
+        return dataset.reader.access_hint(shuffle, windows.seed, windows.epoch, sharers)
 
     def _forget(self, until: float) -> None:
         """Jobs that have not asked since ``until`` do not read any more."""

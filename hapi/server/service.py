@@ -197,7 +197,7 @@ class Service:
         progress.stages_now = clock.under_way
         if isinstance(request, messages.ExtractRequest):
             dataset = self._dataset(request.dataset, clock)
-            near = self._orders.near(dataset, request.windows, tenant)
+            near = self._orders.access_hint(dataset, request.windows, tenant)
             parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
             return self._start(parts, clock, len(request.ids))
         to = Answering(clock, cancelled, progress, latest)
@@ -207,7 +207,7 @@ class Service:
             if isinstance(ids, SequenceRange):
                 with self.account.busy.running(), clock.stage("model"):
                     ids = self._orders.find(dataset, ids, tenant)
-            near = self._orders.near(dataset, request.windows, tenant)
+            near = self._orders.access_hint(dataset, request.windows, tenant)
             return self._start(self._stored.samples(dataset, ids, near, to), clock, len(ids))
         model = open_model(self.store, request.name, request.digest)
         return self._start(self._stored.tensors(model, request.names, to), clock, 0)

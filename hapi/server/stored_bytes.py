@@ -108,7 +108,7 @@ class StoredBytes:
                     sample = int(ids[low])
                     check = dataset.checked(sample, limit, to.step)
                     return Long(int(lengths[low]), check, lambda at, out: dataset.read_part(sample, at, out))
-                return dataset.read(ids[low:high], near, places=places.part(low, high))
+                return dataset.read(ids[low:high], near, located=places.part(low, high))
 
         def frame_of(number: int, found: Samples | Long) -> Frame:
             header = headers[number]

@@ -85,11 +85,11 @@ def check_prefix(prefix: str) -> str:
     return check_key(trimmed) if trimmed else ""
 
 
-def check_document(where: str, size: int, most: int) -> None:
-    """:class:`DataError` for an object of ``size`` bytes where ``most`` are expected; ``where`` names it."""
-    if size > most:
+def check_document(where: str, size: int, max_bytes: int) -> None:
+    """:class:`DataError` for an object of ``size`` bytes where ``max_bytes`` are expected; ``where`` names it."""
+    if size > max_bytes:
         raise DataError(
-            f"{where}: has more than the {most} bytes that are read of such an object; it is damaged"
+            f"{where}: has more than the {max_bytes} bytes that are read of such an object; it is damaged"
         )
 
 
@@ -106,8 +106,8 @@ class ObjectStore(ABC):
         """Return when the store answers. :class:`NotFoundError` when there is no such folder or bucket."""
 
     @abstractmethod
-    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
-        """The whole object, if it has at most ``most`` bytes; else :class:`DataError`, before it is in memory."""
+    def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
+        """The whole object, if it has at most ``max_bytes`` bytes; else :class:`DataError`, before it is in memory."""
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         """Fill ``out`` with the object's bytes from ``start`` on: exactly ``len(out)`` or an error."""

@@ -65,7 +65,11 @@ def _look_for(store: ObjectStore, parts: Mapping[str, int]) -> None:
         if listed.get(key) == size:
             continue
         try:  # a listing may be older than the object
-            found = f"has {there} bytes instead of {size}" if (there := store.size(key)) != size else None
+            found = (
+                f"has {stored_size} bytes instead of {size}"
+                if (stored_size := store.size(key)) != size
+                else None
+            )
         except NotFoundError:
             found = "is gone"
         if found is not None:

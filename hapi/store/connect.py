@@ -25,7 +25,7 @@ _memory_guard = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorePatience:
+class StoreTimeouts:
     """How long a store may take before it counts as out of reach. Seconds.
 
     With the defaults a store that refuses connections is given up within 2 s and a silent one within 30 s;
@@ -43,7 +43,7 @@ class StorePatience:
     """After this long no further try is made."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> StorePatience:
+    def from_environment(cls, environment: Mapping[str, str]) -> StoreTimeouts:
         """``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``, ``_RETRY_SECONDS``."""
         retries = _number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
         return cls(
@@ -81,7 +81,7 @@ class Connection:
     """An open store, and what messages about it should say."""
 
     store: Any
-    place: str = ""
+    address: str = ""
     """The endpoint; empty where the URL says it all."""
     origin: str = "credentials of this machine"
     """Where the credentials come from."""
@@ -90,12 +90,12 @@ class Connection:
 
 def connect(url: str) -> Connection:
     """Open the store at ``url``; nothing is contacted yet. :class:`UsageError` for what cannot be opened."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, name = url.partition("://")
     if scheme == "memory":
         with _memory_guard:
-            return Connection(_memory_stores.setdefault(rest, MemoryStore()))
-    patience = StorePatience.from_environment(os.environ)
-    client, retry = patience.client(), patience.retry()
+            return Connection(_memory_stores.setdefault(name, MemoryStore()))
+    timeouts = StoreTimeouts.from_environment(os.environ)
+    client, retry = timeouts.client(), timeouts.retry()
     try:
         if scheme not in ("s3", "s3a"):
             return Connection(from_url(url, client_options=client, retry_config=retry))
@@ -108,14 +108,14 @@ def connect(url: str) -> Connection:
         client["allow_http"] = settings.allow_http
         config: Any = settings.config(urlsplit(url).netloc)
         store = from_url(url, config=config, client_options=client, retry_config=retry)
-        place = settings.endpoint or f"Amazon's S3 in {settings.region}"
-        return Connection(store, place, settings.origin, settings.region)
+        address = settings.endpoint or f"Amazon's S3 in {settings.region}"
+        return Connection(store, address, settings.origin, settings.region)
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())[:300]
         raise UsageError(f"store {url[:200]!r} cannot be opened: {text}") from error
 
 
-def _number(environment: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:
     text = environment.get(name)
     if not text:
         return default
@@ -123,6 +123,6 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value <= most:
-        raise UsageError(f"{name}={text[:80]}: expected a number from {least:g} to {most:g}")
+    if not low <= value <= high:
+        raise UsageError(f"{name}={text[:80]}: expected a number from {low:g} to {high:g}")
     return value

@@ -41,7 +41,7 @@ class VerifyReport:
     size: int = 0
     """Bytes of shards that were read."""
     damages: list[Damage] = field(default_factory=list)
-    again: str = ""
+    remedy: str = ""
     """What to do about damage."""
 
     @property

@@ -50,25 +50,25 @@ def store_error(error: BaseException, url: str, key: str, connection: Connection
 def _meaning(error: BaseException, url: str, key: str, connection: Connection) -> HapiError:
     said, _, below = " ".join(str(error).split()).partition("Debug source:")
     code, status = _found(r"<Code>(\w+)</Code>", said), _found(r"status code: (\d{3})", said)
-    place = connection.place or url
+    address = connection.address or url
     where = f"{url}/{key}" if key else url
     if code == "NoSuchBucket":
         bucket = url.split("://", 1)[-1].split("/", 1)[0]
         return NotFoundError(
-            f"there is no bucket {bucket!r} at {place}; make it there, or check the store's URL and the endpoint"
+            f"there is no bucket {bucket!r} at {address}; make it there, or check the store's URL and the endpoint"
         )
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"there is no object {where}")
     if "/latest/api/token" in said or "/latest/meta-data" in said:
         return StoreError(
-            f"{where}: no credentials for {place}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            f"{where}: no credentials for {address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
             "or AWS_SKIP_SIGNATURE=true for a public bucket"
         )
     if code in _WRONG_REGION or status == "301" or "redirect without LOCATION" in said:
         region = _found(r"<Region>([\w-]+)</Region>", said)
         belongs = f"it belongs to {region}" if region else "the bucket belongs to another"
         return StoreError(
-            f"{where}: {place} refuses the region {connection.region!r}: {belongs}; set AWS_REGION"
+            f"{where}: {address} refuses the region {connection.region!r}: {belongs}; set AWS_REGION"
         )
     name = _found(r'[Pp]ath "([^"]*)"(?:: Encountered illegal| contained empty path segment)', said)
     if name is not None:
@@ -79,18 +79,18 @@ def _meaning(error: BaseException, url: str, key: str, connection: Connection) -
         )
     denied = _denial(code, status, connection.origin)
     if denied is not None:
-        return StoreError(f"{where}: {place} {denied}")
+        return StoreError(f"{where}: {address} {denied}")
     if status == "416":
         return StoreError(f"{where}: the object is shorter than it should be")
     other = re.search(_OTHER_RANGE, said)
     if other is not None:
         return StoreError(
-            f"{where}: {place} gave the bytes {other.group(2)} when asked for {other.group(1)}; "
+            f"{where}: {address} gave the bytes {other.group(2)} when asked for {other.group(1)}; "
             "the object is shorter than it should be, or something on the way is broken"
         )
     cause = _absence(said, below, code, status)
     if cause is not None:
-        return StoreUnavailableError(f"{where}: the store at {place} {cause}")
+        return StoreUnavailableError(f"{where}: the store at {address} {cause}")
     return StoreError(f"{where}: {said if len(said) <= 300 else said[:300] + '...'}")
 
 

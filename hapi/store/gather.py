@@ -28,7 +28,7 @@ time, beside pieces anywhere and the loop: 64 B 42, 79, 503; 512 B 129, 143, 428
 973; 16 KB 2088, 2712, 2323; 32 KB 4099, 4956, 3809."""
 
 
-def copy_pieces(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, places: IntArray) -> None:
+def copy_ranges(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, offsets: IntArray) -> None:
     """``out[places[i]:places[i] + lengths[i]] = source[starts[i]:starts[i] + lengths[i]]`` for every i.
 
     All arrays are [n]; the pieces in ``out`` must not overlap, and all must lie inside of the buffers.
@@ -36,61 +36,61 @@ def copy_pieces(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, 
     if len(lengths) == 0:
         return
     _check(starts, lengths, len(source))
-    _check(places, lengths, len(out))
+    _check(offsets, lengths, len(out))
     first, total = int(lengths[0]), int(lengths.sum())
     equal = first <= ROWS_LIMIT and bool((lengths == first).all())
-    if equal and (first == 0 or _take_rows(source, starts, out, places, first)):
+    if equal and (first == 0 or _take_rows(source, starts, out, offsets, first)):
         return
     if equal and first <= _EQUAL_LIMIT:
-        _copy_rows(source, starts, out, places, first)
+        _copy_rows(source, starts, out, offsets, first)
     elif total <= _MIXED_LIMIT * len(lengths):
-        _copy_mixed(source, starts, lengths, out, places)
+        _copy_mixed(source, starts, lengths, out, offsets)
     else:
         view, target = source.data, out.data
-        for start, length, place in zip(starts.tolist(), lengths.tolist(), places.tolist(), strict=True):
-            target[place : place + length] = view[start : start + length]
+        for start, length, offset in zip(starts.tolist(), lengths.tolist(), offsets.tolist(), strict=True):
+            target[offset : offset + length] = view[start : start + length]
 
 
-def _take_rows(source: Bytes, starts: IntArray, out: Bytes, places: IntArray, length: int) -> bool:
+def _take_rows(source: Bytes, starts: IntArray, out: Bytes, offsets: IntArray, length: int) -> bool:
     """Copy pieces that are rows of one array to places side by side; False where they are not."""
-    if not _side_by_side(places, length):
+    if not _side_by_side(offsets, length):
         return False
-    origin, begin = int(starts[0]) % length, int(places[0])
+    origin, begin = int(starts[0]) % length, int(offsets[0])
     numbers = (starts - origin) // length
     if bool((numbers * length + origin != starts).any()):
         return False
     rows = source[origin : origin + (len(source) - origin) // length * length].reshape(-1, length)
-    target = out[begin : begin + len(places) * length].reshape(-1, length)
+    target = out[begin : begin + len(offsets) * length].reshape(-1, length)
     np.take(rows, numbers, axis=0, out=target, mode="clip")  # checked before; "raise" would copy twice
     return True
 
 
-def _side_by_side(places: IntArray, length: int) -> bool:
-    return bool((places == int(places[0]) + np.arange(len(places), dtype=np.int64) * length).all())
+def _side_by_side(offsets: IntArray, length: int) -> bool:
+    return bool((offsets == int(offsets[0]) + np.arange(len(offsets), dtype=np.int64) * length).all())
 
 
-def _copy_rows(source: Bytes, starts: IntArray, out: Bytes, places: IntArray, length: int) -> None:
+def _copy_rows(source: Bytes, starts: IntArray, out: Bytes, offsets: IntArray, length: int) -> None:
     rows = _windows(source, length)
     block = max(1, _ROWS_BYTES // length)
-    begin = int(places[0])
-    if _side_by_side(places, length):
-        target = out[begin : begin + len(places) * length].view(rows.dtype)
-        for low in range(0, len(places), block):
+    begin = int(offsets[0])
+    if _side_by_side(offsets, length):
+        target = out[begin : begin + len(offsets) * length].view(rows.dtype)
+        for low in range(0, len(offsets), block):
             target[low : low + block] = rows[starts[low : low + block]]
         return
     anywhere = _windows(out, length)
-    for low in range(0, len(places), block):
-        anywhere[places[low : low + block]] = rows[starts[low : low + block]]
+    for low in range(0, len(offsets), block):
+        anywhere[offsets[low : low + block]] = rows[starts[low : low + block]]
 
 
-def _copy_mixed(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, places: IntArray) -> None:
+def _copy_mixed(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, offsets: IntArray) -> None:
     powers = np.frexp(lengths)[1]  # a length of 2**(p - 1) up to 2**p - 1 has power p; zero has 0
     for power in np.unique(powers[lengths > 0]).tolist():
         chosen = np.flatnonzero(powers == power)
-        piece = 1 << (power - 1)
-        last = lengths[chosen] - piece
+        width = 1 << (power - 1)
+        last = lengths[chosen] - width
         for shift in (np.int64(0), last):
-            _copy_rows(source, starts[chosen] + shift, out, places[chosen] + shift, piece)
+            _copy_rows(source, starts[chosen] + shift, out, offsets[chosen] + shift, width)
 
 
 def _windows(buffer: Bytes, length: int) -> npt.NDArray[Any]:

@@ -55,10 +55,10 @@ class LocalStore(ObjectStore):
                 f"there is no folder {self.root}; check the store's path, or pack a data set into it"
             )
 
-    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+    def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
         try:
             with os.fdopen(self._open(key), "rb") as file:
-                check_document(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, most)
+                check_document(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, max_bytes)
                 return file.read()
         except OSError as error:
             raise self._mapped(error, key) from error

@@ -52,8 +52,8 @@ def _folder(url: str) -> str:
 def split_address(address: str) -> tuple[str, str]:
     """``STORE/NAME`` as the store's URL and the checked name; :class:`UsageError` when it is neither."""
     store, slash, name = address.rpartition("/")
-    scheme, separator, rest = store.partition("://")
-    if not slash or (store.endswith(":/") or (separator and not rest and scheme not in ("file", "memory"))):
+    scheme, separator, path = store.partition("://")
+    if not slash or (store.endswith(":/") or (separator and not path and scheme not in ("file", "memory"))):
         raise UsageError(
             f"{address[:200]!r} is not STORE/NAME; for example store/flowers or s3://bucket/flowers"
         )

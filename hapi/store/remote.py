@@ -40,7 +40,7 @@ from hapi.waiting import moved
 
 COALESCE_GAP = 256 << 10
 """Ranges nearer than this are fetched as one: at about 3 ms a request the gap is cheaper to read."""
-PIECE_BYTES = 16 << 20
+SLICE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
 MOST_LOST = 8 * PARALLEL_REQUESTS
@@ -55,7 +55,7 @@ _MARKS = ("e_tag", "version")
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _PartSlice:
     """A part, or a piece of one that is too large for one request."""
 
     key: str
@@ -78,7 +78,7 @@ class _Fetch:
     key: str
     start: int
     stop: int
-    parts: list[_Piece]
+    parts: list[_PartSlice]
 
 
 class RemoteStore(ObjectStore):
@@ -99,14 +99,14 @@ class RemoteStore(ObjectStore):
         with self._mapped(""):
             next(Listing(self._store, "datasets", self.url).pages(), None)
 
-    def get(self, key: str, most: int = DOCUMENT_BYTES) -> bytes:
+    def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
         whole = bytearray()
         with self._mapped(key):
             answer = obstore.get(self._store, check_key(key))
-            check_document(f"{self.url}/{key}", int(answer.meta["size"]), most)
+            check_document(f"{self.url}/{key}", int(answer.meta["size"]), max_bytes)
             for data in answer.stream(min_chunk_size=RECEIVED_BYTES):
                 whole += memoryview(data)
-                check_document(f"{self.url}/{key}", len(whole), most)
+                check_document(f"{self.url}/{key}", len(whole), max_bytes)
         return bytes(whole)
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
@@ -131,9 +131,9 @@ class RemoteStore(ObjectStore):
 
     def _tell(self, fetch: _Fetch, then: Then) -> None:
         """A part is there with the last of its pieces: they are fetched in their order, and waited for in it."""
-        for piece in fetch.parts:
-            if piece.last:
-                then(piece.number)
+        for part_slice in fetch.parts:
+            if part_slice.last:
+                then(part_slice.number)
 
     def _fetch(self, fetch: _Fetch) -> None:
         """One request. When other bytes come than were asked for, somebody on the way may be at fault: again."""
@@ -169,10 +169,12 @@ class RemoteStore(ObjectStore):
             while first < len(parts) and parts[first].stop <= at:
                 first += 1
             number = first
-            while number < len(parts) and (piece := parts[number]).start < stop:
-                low, high = max(at, piece.start), min(stop, piece.stop)
+            while number < len(parts) and (part_slice := parts[number]).start < stop:
+                low, high = max(at, part_slice.start), min(stop, part_slice.stop)
                 if low < high:
-                    piece.out[low - piece.start : high - piece.start] = stretch[low - at : high - at]
+                    part_slice.out[low - part_slice.start : high - part_slice.start] = stretch[
+                        low - at : high - at
+                    ]
                 number += 1
             at = stop
         return at - fetch.start
@@ -294,7 +296,7 @@ def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
             last is not None
             and last.key == part.key
             and part.start - last.stop <= COALESCE_GAP
-            and max(stop, last.stop) - last.start <= PIECE_BYTES
+            and max(stop, last.stop) - last.start <= SLICE_BYTES
         ):
             last.parts.append(part)
             fetches[-1] = _Fetch(last.key, last.start, max(stop, last.stop), last.parts)
@@ -303,12 +305,14 @@ def _coalesced(parts: Sequence[ReadPart]) -> list[_Fetch]:
     return fetches
 
 
-def _split(parts: Sequence[ReadPart]) -> Iterator[_Piece]:
+def _split(parts: Sequence[ReadPart]) -> Iterator[_PartSlice]:
     for number, part in enumerate(parts):
         out = part.out.cast("B")
-        for first in range(0, len(out), PIECE_BYTES):
-            piece = out[first : first + PIECE_BYTES]
-            yield _Piece(part.key, part.start + first, piece, number, first + PIECE_BYTES >= len(out))
+        for first in range(0, len(out), SLICE_BYTES):
+            part_slice = out[first : first + SLICE_BYTES]
+            yield _PartSlice(
+                part.key, part.start + first, part_slice, number, first + SLICE_BYTES >= len(out)
+            )
 
 
 def _until_ended(running: Sequence[Future[None]]) -> None:

@@ -201,8 +201,8 @@ def _environment_keys(environment: Mapping[str, str]) -> S3Keys | None:
     if not access and not secret:
         return None
     if not access or not secret:
-        there, missing = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")[:: 1 if access else -1]
-        raise UsageError(f"AWS_{there} is set and AWS_{missing} is not; they belong together")
+        given, missing = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")[:: 1 if access else -1]
+        raise UsageError(f"AWS_{given} is set and AWS_{missing} is not; they belong together")
     token = _first(environment, ("AWS_SESSION_TOKEN", "AWS_TOKEN"))
     return S3Keys(access_key=access, secret_key=secret, session_token=token, origin="keys of the environment")
 

@@ -35,9 +35,9 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, array in ordered:
-        span = [offset, offset + array.nbytes]
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": span}
-        offset = span[1]
+        data_range = [offset, offset + array.nbytes]
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": data_range}
+        offset = data_range[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     out = np.empty(8 + len(text) + offset, dtype=np.uint8)
@@ -52,7 +52,7 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
 
 
 @dataclass(frozen=True)
-class Span:
+class TensorRange:
     """Where one tensor lies in a file: bytes ``start..stop`` (stop excluded), and what it is."""
 
     dtype: np.dtype[Any]
@@ -75,7 +75,7 @@ def header_bytes(head: bytes, size: int, what: str) -> int:
     return length
 
 
-def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, Span], dict[str, str]]:
+def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, TensorRange], dict[str, str]]:
     """Where the tensors of a file of ``size`` bytes lie, and its metadata; DataError naming ``what``.
 
     Args:
@@ -86,22 +86,22 @@ def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, Span], d
     try:
         header = json.loads(head[8:])
         metadata = header.pop("__metadata__", {})
-        spans = {str(name): _span(entry, len(head), size) for name, entry in header.items()}
+        tensors = {str(name): _tensor_range(entry, len(head), size) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(f"{what} is no safetensors file that can be read here: {_reason(error)}") from error
     if not isinstance(metadata, dict):
         raise DataError(f"{what}: its metadata is no table")
-    return spans, {str(k): str(v) for k, v in metadata.items()}
+    return tensors, {str(k): str(v) for k, v in metadata.items()}
 
 
 def decode_tensors(buffer: Array, what: str) -> tuple[dict[str, Array], dict[str, str]]:
     """Views of the tensors in ``buffer`` (uint8, a whole file), and metadata; DataError naming ``what``."""
     length = header_bytes(buffer[:8].tobytes(), len(buffer), what)
-    spans, metadata = decode_header(buffer[:length].tobytes(), len(buffer), what)
-    return {name: span.of(buffer[span.start : span.stop]) for name, span in spans.items()}, metadata
+    tensors, metadata = decode_header(buffer[:length].tobytes(), len(buffer), what)
+    return {name: tensor.of(buffer[tensor.start : tensor.stop]) for name, tensor in tensors.items()}, metadata
 
 
-def _span(entry: Mapping[str, Any], first: int, size: int) -> Span:
+def _tensor_range(entry: Mapping[str, Any], first: int, size: int) -> TensorRange:
     """The place that ``entry`` of a header tells, in a file of ``size`` bytes whose tensors begin at ``first``."""
     name = entry["dtype"]
     if not isinstance(name, str) or name not in _DTYPES:
@@ -116,7 +116,7 @@ def _span(entry: Mapping[str, Any], first: int, size: int) -> Span:
         raise ValueError("a tensor lies outside of the file")
     if stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError("a tensor's size does not fit its shape")
-    return Span(dtype, tuple(shape), first + start, first + stop)
+    return TensorRange(dtype, tuple(shape), first + start, first + stop)
 
 
 def _reason(error: BaseException) -> str:

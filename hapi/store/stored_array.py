@@ -72,9 +72,9 @@ def safetensors_arrays(path: Path) -> dict[str, StoredArray]:
         size = os.fstat(file.fileno()).st_size
         head = file.read(8)
         head += file.read(header_bytes(head, size, str(path)) - len(head))
-    spans, _ = decode_header(head, size, str(path))
+    tensors, _ = decode_header(head, size, str(path))
     return {
-        name: StoredArray(path, span.dtype, span.shape, span.start)
-        for name, span in spans.items()
-        if span.shape
+        name: StoredArray(path, tensor.dtype, tensor.shape, tensor.start)
+        for name, tensor in tensors.items()
+        if tensor.shape
     }

@@ -31,10 +31,10 @@ def _entries(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """The files in ``folder`` unless it was ``seen``; its folders are put into ``below``, those by links elsewhere."""
     try:
-        here = os.stat(folder or "/")  # noqa: PTH116
-        if (here.st_dev, here.st_ino) in seen:
+        status = os.stat(folder or "/")  # noqa: PTH116
+        if (status.st_dev, status.st_ino) in seen:
             return
-        seen.add((here.st_dev, here.st_ino))
+        seen.add((status.st_dev, status.st_ino))
         with os.scandir(folder or "/") as entries:
             found = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hapi.data.reading.chunk_layout import Grid, Places
+from hapi.data.reading.chunk_layout import Grid, ShardLayout
 from hapi.data.sample_directory import SampleDirectory
 from hapi.data.shards import Shard, ShardTable
 from hapi.wire.samples import offsets_of
 
 
-def places_of(shards: list[list[int]], run: int = 3, shuffled: bool = False) -> Places:
+def places_of(shards: list[list[int]], run: int = 3, shuffled: bool = False) -> ShardLayout:
     """Samples of these lengths by shard, one after the other or anyhow."""
     table = ShardTable.of(
         [
@@ -29,7 +29,7 @@ def places_of(shards: list[list[int]], run: int = 3, shuffled: bool = False) -> 
         offsets[order] = offsets_of(np.array(lengths)[order])[:-1]
         directory.write(first, number, offsets, np.array(lengths))
         first += len(lengths)
-    return Places(table, directory, np.full(len(shards), run))
+    return ShardLayout(table, directory, np.full(len(shards), run))
 
 
 SHARDS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=20), min_size=1, max_size=6)
@@ -61,7 +61,7 @@ def test_a_span_has_all_its_samples_and_whole_runs(
     places = places_of(shards, run, shuffled)
     grid = Grid(places, group)
     for chunk in range(grid.total):
-        span = grid.span(chunk)
+        span = grid.byte_range(chunk)
         origin, end = places.firsts[span.shard], places.firsts[span.shard + 1]
         there = places.directory.locate(np.arange(span.first, span.end))
         assert (span.start, span.stop) == (there.offset.min(), (there.offset + there.length).max())

@@ -116,7 +116,7 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
     source, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 12)  # of 40 chunks
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
-    near = dataset.reader.near_order(order)
+    near = dataset.reader.order_hint(order)
     assert near
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
@@ -135,7 +135,7 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     source, store = packed(tmp_path, lengths.tolist())
     dataset = opened(store, slots)
     order = Shuffle(group, 4).sequence(1, 0, 12_000)
-    near = dataset.reader.near(Shuffle(group, 4), 1, 0)
+    near = dataset.reader.access_hint(Shuffle(group, 4), 1, 0)
     assert near is not None and near.group == group
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
@@ -151,7 +151,7 @@ def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
     ids = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.8)
     order = EpochOrder(seed=1, shuffle=Shuffle(512, 4))
     for epoch in range(3):
-        near = dataset.reader.near(order.shuffle, 1, epoch)
+        near = dataset.reader.access_hint(order.shuffle, 1, epoch)
         for batch in order.batches(epoch, ids, 20_000, 64):
             dataset.read(batch, near)
     assert len(store.ranges) <= 3 * 40
@@ -162,7 +162,7 @@ def test_chunks_open_over_the_end_of_an_epoch_are_read_once(tmp_path: Path) -> N
     dataset = opened(store, 12)  # of 40 chunks
     for epoch in range(2):
         order = Shuffle(512, 4).sequence(1, epoch, 20_000)
-        near = dataset.reader.near(Shuffle(512, 4), 1, epoch)
+        near = dataset.reader.access_hint(Shuffle(512, 4), 1, epoch)
         store.ranges.clear()
         for first in range(0, len(order), 256):
             dataset.read(order[first : first + 256], near)
@@ -174,7 +174,7 @@ def test_two_jobs_keep_what_each_needs_again(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 24)
     orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
-    nears = [dataset.reader.near(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
+    nears = [dataset.reader.access_hint(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
     for first in range(0, 20_000, 256):
         for order, near in zip(orders, nears, strict=True):
             dataset.read(order[first : first + 256], near)
@@ -185,7 +185,7 @@ def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(tmp_path: P
     _, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 13)
     orders = [Shuffle(512, 4).sequence(seed, 0, 20_000) for seed in range(2)]
-    nears = [dataset.reader.near(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
+    nears = [dataset.reader.access_hint(Shuffle(512, 4), seed, 0, sharers=2) for seed in range(2)]
     assert all(nears)
     for first in range(0, 20_000, 256):
         for order, near in zip(orders, nears, strict=True):
@@ -207,7 +207,7 @@ def test_chunks_of_every_length_find_room_in_every_slot(
     shuffle = dataset.reader.default_shuffle
     assert shuffle == Shuffle(5, 10)
     for epoch in range(4):
-        near = dataset.reader.near(shuffle, 1, epoch)
+        near = dataset.reader.access_hint(shuffle, 1, epoch)
         assert near is not None
         store.ranges.clear()
         for first in range(0, 1_200, 40):
@@ -221,7 +221,7 @@ def test_what_is_in_no_windows_is_not_read_whole(tmp_path: Path) -> None:
     """Ids from everywhere, said to be of one chunk: no client has a server read a thousand times what it sends."""
     _, store = packed(tmp_path, [512] * 40_000)
     dataset = opened(store, 12)  # of 80 chunks
-    near = dataset.reader.near(Shuffle(512, 1), 0, 0)
+    near = dataset.reader.access_hint(Shuffle(512, 1), 0, 0)
     scattered = np.random.default_rng(0).permutation(80)[:40] * 500
     dataset.read(scattered, near)
     assert sum(size for _, _, size in store.ranges) < 10 * 40 * 512
@@ -236,7 +236,7 @@ def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
     dataset = opened(store, 96)
     shuffles = [Shuffle(group, 4) for group in range(500, 508)]
     orders = [shuffle.sequence(1, 0, 20_000) for shuffle in shuffles]
-    nears = [dataset.reader.near(shuffle, 1, 0, sharers=8) for shuffle in shuffles]
+    nears = [dataset.reader.access_hint(shuffle, 1, 0, sharers=8) for shuffle in shuffles]
     for first in range(0, 20_000, 512):
         for order, near in zip(orders, nears, strict=True):
             assert near is not None
@@ -259,7 +259,7 @@ def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
         areas.append(weakref.ref(dataset.reader._grids[group].area))
     gc.collect()
     assert sum(area() is not None for area in areas) <= 4
-    assert not dataset.reader.near(Shuffle(60, 1), 0, 0), "more chunks than are remembered at all"
+    assert not dataset.reader.access_hint(Shuffle(60, 1), 0, 0), "more chunks than are remembered at all"
 
 
 def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     reader = opened(store, 12).reader
 
     def near(group: int, window: int, sharers: int = 1) -> AccessHint | None:
-        return reader.near(Shuffle(group, window), 0, 0, sharers)
+        return reader.access_hint(Shuffle(group, window), 0, 0, sharers)
 
     assert not near(4, 2), "2 KB: not worth a range"
     assert near(512, 6) == AccessHint(512, open_chunks=6), "there is no room to keep anything"
@@ -281,14 +281,14 @@ def test_groups_that_are_no_use_for_reading(tmp_path: Path) -> None:
     assert whole and whole.group == 1_024, "two chunks to a group"
     assert not near(1_024, 4)
     kept = near(512, 4)
-    assert kept and len(kept.again) == 3
+    assert kept and len(kept.revisited_groups) == 3
 
 
 def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 40_000)
     dataset = opened(store, 4)  # of 80 chunks
     order = Shuffle().sequence(1, 0, 40_000)
-    assert not dataset.reader.near_order(order)
+    assert not dataset.reader.order_hint(order)
     for first in range(0, 8_000, 32):
         dataset.read(order[first : first + 32])
     assert sum(size for _, _, size in store.ranges) < 1.5 * 8_000 * 512
@@ -334,11 +334,11 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
     dataset = opened(store, 60)
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
-    dataset.read(np.arange(20_000), near=AccessHint(dataset.reader.default_shuffle.group))
+    dataset.read(np.arange(20_000), hint=AccessHint(dataset.reader.default_shuffle.group))
     announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
     assert announced == store.ranges and len(announced) == 40
     assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
-    dataset.read(np.arange(20_000), near=AccessHint(dataset.reader.default_shuffle.group))
+    dataset.read(np.arange(20_000), hint=AccessHint(dataset.reader.default_shuffle.group))
     assert not any(ranges for _, ranges in told[5:]), "what is cached is not announced"
 
 
@@ -385,36 +385,36 @@ def test_a_chunk_read_again_is_checked_again(tmp_path: Path) -> None:
     _, store = packed(tmp_path, [512] * 2_000)
     dataset = opened(store, 1)  # of 4 chunks
     every = np.arange(2_000)
-    dataset.read(every, near=AccessHint(dataset.reader.default_shuffle.group))
+    dataset.read(every, hint=AccessHint(dataset.reader.default_shuffle.group))
     key = dataset.shard_key(0)
     data = bytearray(store.get(key))
     data[512 * 700] ^= 1
     store.put(key, data)
     with pytest.raises(HapiError, match="sample 700 in shard"):
         for first in range(0, 2_000, 500):
-            dataset.read(every[first : first + 500], near=AccessHint(dataset.reader.default_shuffle.group))
+            dataset.read(every[first : first + 500], hint=AccessHint(dataset.reader.default_shuffle.group))
 
 
 def test_slots_in_use_are_never_taken() -> None:
     cache, area = ChunkCache(2 * 16, 16), Area(5)
     wanted = np.ones(2, dtype=np.bool_)
-    first = cache.claim(area, np.array([0, 1]), wanted)
+    first = cache.reserve(area, np.array([0, 1]), wanted)
     cache.publish(first.slots, np.array([True, True]))
-    second = cache.claim(area, np.array([1, 2]), wanted)
+    second = cache.reserve(area, np.array([1, 2]), wanted)
     assert second.slots[0] == first.slots[1] and second.slots[1] == ABSENT and not second.mine.any()
     cache.release(first)
-    third = cache.claim(area, np.array([3, 4]), wanted)  # chunk 1 is still held
+    third = cache.reserve(area, np.array([3, 4]), wanted)  # chunk 1 is still held
     assert sorted(third.slots.tolist()) == sorted([ABSENT, first.slots[0]])
     cache.publish(third.slots[third.mine], np.array([False]))
     assert (cache.wait(third) == ABSENT).all() and area.slot_of.tolist() == [-1, first.slots[1], -1, -1, -1]
     cache.release(third)
     cache.release(second)
-    assert cache.claim(area, np.array([3, 4]), wanted).mine.all()
+    assert cache.reserve(area, np.array([3, 4]), wanted).mine.all()
 
 
 def loaded(cache: ChunkCache, area: Area, *chunks: int, keep: int = 0) -> None:
     """Claim these chunks as a reader does that finds all of them sound."""
-    claim = cache.claim(area, np.array(chunks), np.ones(len(chunks), dtype=np.bool_))
+    claim = cache.reserve(area, np.array(chunks), np.ones(len(chunks), dtype=np.bool_))
     cache.publish(claim.slots[claim.mine], np.ones(int(claim.mine.sum()), dtype=np.bool_))
     if keep:
         cache.keep(claim.slots, keep)

@@ -75,7 +75,7 @@ def test_samples_of_sound_chunks_are_not_checked_one_by_one(
     source, store = packed
     dataset = Checked(store, runs=runs)
     assert dataset.read(
-        np.arange(3000), near=AccessHint(dataset.reader.default_shuffle.group)
+        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
     ).data.tobytes() == b"".join(source.samples)
     # Chunks begin where groups do, runs where shards do: those at the edges of a chunk lie in it partly.
     assert dataset.alone < 1000 if runs else dataset.alone == 3000
@@ -86,7 +86,7 @@ def test_runs_that_fit_the_chunks_leave_nothing_to_check(tmp_path: Path) -> None
     pack(source, store, "d", PackOptions(shard_bytes=1 << 20))
     dataset = Checked(store)
     assert dataset.read(
-        np.arange(3000), near=AccessHint(dataset.reader.default_shuffle.group)
+        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
     ).data.tobytes() == b"".join(source.samples)
     assert dataset.alone == 0
 
@@ -100,11 +100,11 @@ def test_a_damaged_sample_is_named_and_costs_its_chunk_only(packed: tuple[Noise,
     data[int(place.offset[0])] ^= 1
     store.put(key, data)
     others = np.delete(np.arange(3000), 1234)
-    read = dataset.read(others, near=AccessHint(dataset.reader.default_shuffle.group))
+    read = dataset.read(others, hint=AccessHint(dataset.reader.default_shuffle.group))
     assert read.data.tobytes() == b"".join(source.samples[i] for i in others)
     assert 0 < dataset.alone < 2 * 600_000 / 400
     with pytest.raises(DataError, match=f"sample 1234 in shard {key.rpartition('/')[2]} "):
-        dataset.read(np.array([1234]), near=AccessHint(dataset.reader.default_shuffle.group))
+        dataset.read(np.array([1234]), hint=AccessHint(dataset.reader.default_shuffle.group))
 
 
 def test_wrong_sums_of_sound_samples_cost_time_only(packed: tuple[Noise, LocalStore]) -> None:
@@ -112,7 +112,7 @@ def test_wrong_sums_of_sound_samples_cost_time_only(packed: tuple[Noise, LocalSt
     rewrite(store, lambda index: replace(index, run=index.run ^ np.uint64(1)))
     dataset = Checked(store)
     assert dataset.read(
-        np.arange(3000), near=AccessHint(dataset.reader.default_shuffle.group)
+        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
     ).data.tobytes() == b"".join(source.samples)
     assert dataset.alone == 3000
 

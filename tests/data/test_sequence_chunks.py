@@ -13,7 +13,7 @@ from hapi.data.epoch_order import (
     Shuffle,
     chunk_sequence,
     epoch_sequence,
-    sorted_places,
+    sorted_positions,
     trainer_batches,
 )
 from hapi.errors import UsageError
@@ -71,7 +71,7 @@ def test_equal_to_the_plain_definition(seed: int, epoch: int, count: int, group:
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=80))
 def test_places_are_those_of_a_stable_sort(keys: list[int]) -> None:
     array = np.array(keys, dtype=np.uint64)
-    assert sorted_places(array).tolist() == np.argsort(array, kind="stable").tolist()
+    assert sorted_positions(array).tolist() == np.argsort(array, kind="stable").tolist()
 
 
 @pytest.mark.parametrize("window", [1, 3, 16, 40])

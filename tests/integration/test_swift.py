@@ -19,7 +19,7 @@ from support.swift_tools import JOB, ONE, PACKED, SAMPLES, SERVER, SPLIT, Swift,
 from hapi.errors import ConflictError, NotFoundError, StoreError
 from hapi.store.base import ReadPart
 from hapi.store.open import open_store
-from hapi.store.remote import PIECE_BYTES
+from hapi.store.remote import SLICE_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("swift")]
 COPIES = "s3://hapi/deep/er"
@@ -38,7 +38,7 @@ def test_objects() -> None:
     """What ``tests/store/test_objects.py`` holds against the other stores."""
     store = open_store("s3://hapi/objects")
     assert store.list() == [] and store.list_names("") == []
-    large = bytes(range(256)) * (PIECE_BYTES // 256) + b"end"
+    large = bytes(range(256)) * (SLICE_BYTES // 256) + b"end"
     store.put("a/large", large)
     store.put("a/b/small", b"0123456789")
     store.put("a-not/x", b"")

@@ -215,7 +215,7 @@ def test_resting_is_no_standing_still() -> None:
     interest = Interest()
     began = interest.moved_at
     assert interest.standing_still(began + 5) == 5
-    with waiting.working_in(interest), waiting.resting():
+    with waiting.working_in(interest), waiting.paused():
         assert interest.standing_still(began + 5) == 0
     assert interest.standing_still(interest.moved_at + 3) == 3
 

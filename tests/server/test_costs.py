@@ -44,7 +44,7 @@ def test_the_scarcest_resource_counts() -> None:
 
 def test_loading_layers_happens_once() -> None:
     first = used(5.0, model=4.0, forward=0.5, decode=0.2)
-    assert first.cost(SERVER) == pytest.approx(2.1) and first.again().cost(SERVER) == 0.5
+    assert first.cost(SERVER) == pytest.approx(2.1) and first.without_loading().cost(SERVER) == 0.5
 
 
 def test_a_kind_of_request_is_remembered_by_the_sample() -> None:

@@ -136,12 +136,12 @@ def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> Non
     orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
     loud, quiet = Tenant(name="loud"), Tenant(name="quiet")
     for seed in range(1000):
-        orders.near(one, wanted(seed, shuffle=windows).windows, loud)
+        orders.access_hint(one, wanted(seed, shuffle=windows).windows, loud)
     assert asked_with[-1] == JOBS_KEPT, "and no more is remembered of it"
-    orders.near(one, wanted(0, shuffle=windows).windows, quiet)
+    orders.access_hint(one, wanted(0, shuffle=windows).windows, quiet)
     assert asked_with[-1] == JOBS_FOR_OTHERS + 1
     now[0] += READ_SECONDS
-    orders.near(one, wanted(0, shuffle=windows).windows, quiet)
+    orders.access_hint(one, wanted(0, shuffle=windows).windows, quiet)
     assert asked_with[-1] == 1
 
 
@@ -175,14 +175,14 @@ def test_jobs_with_windows_share_the_chunk_cache() -> None:
         (2, None),
         (0, None),
     ):
-        assert orders.near(one, wanted(seed, shuffle=windows).windows) == expected
+        assert orders.access_hint(one, wanted(seed, shuffle=windows).windows) == expected
     assert asked_with == [1, 1, 2, 3, 3]
-    assert orders.near(one, wanted(9).windows) is None, "a full permutation"
+    assert orders.access_hint(one, wanted(9).windows) is None, "a full permutation"
     now[0] += READ_SECONDS
-    assert orders.near(one, wanted(2, shuffle=windows).windows) == AccessHint(10), (
+    assert orders.access_hint(one, wanted(2, shuffle=windows).windows) == AccessHint(10), (
         "the others do not read any more"
     )
     following = replace(wanted(2, shuffle=windows), epoch=1).windows
-    assert orders.near(one, following) == AccessHint(10) and asked_with[-1] == 1, (
+    assert orders.access_hint(one, following) == AccessHint(10) and asked_with[-1] == 1, (
         "a job's next epoch is the same job"
     )

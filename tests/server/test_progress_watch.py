@@ -61,7 +61,7 @@ def test_who_rests_does_not_stand_still(watch: ProgressWatch, gate: threading.Ev
     pool, interest = watch.threads(1, "test-slots", of_slots=True), Interest("digits", time.monotonic())
 
     def send() -> None:
-        with interest.rest():
+        with interest.paused():
             gate.wait(5)
 
     work = pool.submit_in(interest, send)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hapi.store.gather import copy_pieces
+from hapi.store.gather import copy_ranges
 
 SOURCE = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8)
 
@@ -32,7 +32,7 @@ def test_as_a_loop_copies(pieces: list[tuple[int, int]], gap: int, equal: bool, 
     expected = out.copy()
     for start, length, place in zip(starts, lengths, places, strict=True):
         expected[place : place + length] = SOURCE[start : start + length]
-    copy_pieces(SOURCE, starts, lengths, out, places)
+    copy_ranges(SOURCE, starts, lengths, out, places)
     assert np.array_equal(out, expected)
 
 
@@ -40,4 +40,4 @@ def test_as_a_loop_copies(pieces: list[tuple[int, int]], gap: int, equal: bool, 
 def test_nothing_outside_is_touched(start: int, place: int) -> None:
     out = np.zeros(10, dtype=np.uint8)
     with pytest.raises(IndexError):
-        copy_pieces(SOURCE, np.array([start]), np.array([2]), out, np.array([place]))
+        copy_ranges(SOURCE, np.array([start]), np.array([2]), out, np.array([place]))

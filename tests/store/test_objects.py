@@ -24,7 +24,7 @@ from hapi.errors import BadRequestError, NotFoundError, StoreError, UsageError
 from hapi.store.base import ObjectStore, ReadPart, check_key
 from hapi.store.local import LocalStore
 from hapi.store.open import open_store, split_address
-from hapi.store.remote import COALESCE_GAP, PIECE_BYTES, RemoteStore, _coalesced, _Fetch
+from hapi.store.remote import COALESCE_GAP, SLICE_BYTES, RemoteStore, _coalesced, _Fetch
 
 
 @pytest.fixture(params=["folder", "file", "memory"])
@@ -79,7 +79,7 @@ def test_short_ranges_and_missing_objects_raise(store: ObjectStore) -> None:
 
 
 def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hapi.store.remote.PIECE_BYTES", 7)
+    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 7)
     store.put("x", bytes(range(100)))
     store.put("y", bytes(range(100, 150)))
     places = [("x", 90, 10), ("y", 0, 50), ("x", 0, 20), ("x", 5, 5), ("x", 3, 0)]
@@ -99,7 +99,7 @@ def test_parts_are_told_of_once_they_are_there(store: ObjectStore, monkeypatch: 
 
 def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was not begun is not begun any more: others wait for the same few threads."""
-    monkeypatch.setattr("hapi.store.remote.PIECE_BYTES", 10)
+    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 10)
     store = memory()
     store.put("x", bytes([1]) * 1000)
     whole, began, ended = RemoteStore._fetch, [], []
@@ -124,7 +124,7 @@ def test_after_a_failure_nobody_writes_into_the_callers_memory(monkeypatch: pyte
 
 def test_whoever_presses_ctrl_c_twice_has_no_late_writers_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots of a cache go to others afterwards, who do not check them again."""
-    monkeypatch.setattr("hapi.store.remote.PIECE_BYTES", 10)
+    monkeypatch.setattr("hapi.store.remote.SLICE_BYTES", 10)
     store, whole, ended = memory(), RemoteStore._fetch, []
     store.put("x", bytes(80))
 
@@ -350,7 +350,7 @@ def test_split_address() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(0, 4 * PIECE_BYTES), st.integers(1, 5000)), max_size=12
+        st.tuples(st.sampled_from("ab"), st.integers(0, 4 * SLICE_BYTES), st.integers(1, 5000)), max_size=12
     )
 )
 def test_coalescing_covers_every_part_and_bounds_requests(wanted: list[tuple[str, int, int]]) -> None:
@@ -358,7 +358,7 @@ def test_coalescing_covers_every_part_and_bounds_requests(wanted: list[tuple[str
     fetches = _coalesced(parts)
     assert sum(len(p.out) for f in fetches for p in f.parts) == sum(length for _, _, length in wanted)
     for fetch in fetches:
-        assert fetch.stop - fetch.start <= PIECE_BYTES
+        assert fetch.stop - fetch.start <= SLICE_BYTES
         assert all(p.key == fetch.key and fetch.start <= p.start for p in fetch.parts)
         assert all(p.start + len(p.out) <= fetch.stop for p in fetch.parts)
     waste = sum(f.stop - f.start for f in fetches) - sum(length for _, _, length in wanted)
@@ -375,7 +375,7 @@ def in_stretches(tmp_path_factory: pytest.TempPathFactory) -> tuple[RemoteStore,
 
 @given(
     wanted=st.lists(st.tuples(st.integers(0, 99_000), st.integers(0, 30_000)), min_size=1, max_size=12),
-    piece=st.sampled_from([9_000, 40_000, PIECE_BYTES]),
+    piece=st.sampled_from([9_000, 40_000, SLICE_BYTES]),
 )
 def test_what_comes_in_stretches_goes_where_it_belongs(
     in_stretches: tuple[RemoteStore, bytes], wanted: list[tuple[int, int]], piece: int
@@ -385,7 +385,7 @@ def test_what_comes_in_stretches_goes_where_it_belongs(
     stops = [min(start + length, len(data)) for start, length in wanted]
     outs = [bytearray(stop - start) for (start, _), stop in zip(wanted, stops, strict=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hapi.store.remote.PIECE_BYTES", piece)
+        patch.setattr("hapi.store.remote.SLICE_BYTES", piece)
         patch.setattr("hapi.store.remote.RECEIVED_BYTES", 1)
         parts = [ReadPart("x", start, memoryview(o)) for (start, _), o in zip(wanted, outs, strict=True)]
         store.read_many(parts)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.errors import UsageError
-from hapi.store.connect import StorePatience
+from hapi.store.connect import StoreTimeouts
 from hapi.store.s3 import S3Settings, s3_settings
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
@@ -145,14 +145,14 @@ def test_files_of_any_content(tmp_path_factory: pytest.TempPathFactory, content:
 
 
 def test_patience() -> None:
-    assert StorePatience.from_environment({}) == StorePatience()
+    assert StoreTimeouts.from_environment({}) == StoreTimeouts()
     given_values = {
         "HAPI_STORE_CONNECT_TIMEOUT": "0.5", "HAPI_STORE_READ_TIMEOUT": "600", "HAPI_STORE_RETRIES": "0",
         "HAPI_STORE_RETRY_SECONDS": "3",
     }  # fmt: skip
-    patience = StorePatience.from_environment(given_values)
-    assert patience == StorePatience(connect=0.5, read=600, retries=0, retry_within=3)
+    patience = StoreTimeouts.from_environment(given_values)
+    assert patience == StoreTimeouts(connect=0.5, read=600, retries=0, retry_within=3)
     assert patience.client()["timeout"] == patience.client()["read_timeout"]
     for wrong in ("x", "-1", "nan", "1e9"):
         with pytest.raises(UsageError, match="HAPI_STORE_RETRIES="):
-            StorePatience.from_environment({"HAPI_STORE_RETRIES": wrong})
+            StoreTimeouts.from_environment({"HAPI_STORE_RETRIES": wrong})

@@ -37,7 +37,7 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Claim:
+class SlotReservation:
     """Slots held for n chunks of an area, until :meth:`ChunkCache.release`."""
 
     slots: IntArray
@@ -69,7 +69,7 @@ class ChunkCache:
         """The bytes of one slot from place ``head`` of ``data`` on, for its loader."""
         return self.data.data[head : (number + 1) * self.slot_bytes]
 
-    def claim(self, area: Area, chunks: IntArray, wanted: Flags) -> Claim:
+    def reserve(self, area: Area, chunks: IntArray, wanted: Flags) -> SlotReservation:
         """Hold the slots of ``chunks`` (distinct), and take slots for the ``wanted`` ones that have none.
 
         The least recently used slots that nobody holds are taken, those of :meth:`keep` last; without any, chunks stay
@@ -77,8 +77,8 @@ class ChunkCache:
         """
         with self._changed:
             slots = area.slot_of[chunks].astype(np.int64)
-            there = slots[slots != ABSENT]
-            self._users[there] += 1
+            loaded = slots[slots != ABSENT]
+            self._users[loaded] += 1
             missing = np.flatnonzero(wanted & (slots == ABSENT))
             taken = self._idle(len(missing))
             missing = missing[: len(taken)]
@@ -88,7 +88,7 @@ class ChunkCache:
             mine[missing] = True
             self._clock += 1
             self._used[slots[slots != ABSENT]] = self._clock
-            return Claim(slots, mine)
+            return SlotReservation(slots, mine)
 
     def _idle(self, count: int) -> IntArray:
         """At most ``count`` slots that nobody holds, the least recently used ones."""
@@ -144,14 +144,14 @@ class ChunkCache:
                 self._forget(slot)
             self._changed.notify_all()
 
-    def wait(self, claim: Claim) -> IntArray:
+    def wait(self, reservation: SlotReservation) -> IntArray:
         """The claim's slots once all of them have been published; ``ABSENT`` for those that failed.
 
         Raises:
             StoreUnavailableError: The work was given up, as what another loads did not come.
         """
-        held = np.flatnonzero(claim.slots != ABSENT)
-        slots = claim.slots.copy()
+        held = np.flatnonzero(reservation.slots != ABSENT)
+        slots = reservation.slots.copy()
         with self._changed:
             while bool((self._state[slots[held]] == _LOADING).any()):
                 wait(self._changed)
@@ -159,7 +159,7 @@ class ChunkCache:
         slots[failed] = ABSENT
         return slots
 
-    def release(self, claim: Claim) -> None:
+    def release(self, reservation: SlotReservation) -> None:
         """Nothing is read from the claim's slots any more."""
         with self._changed:
-            self._users[claim.slots[claim.slots != ABSENT]] -= 1
+            self._users[reservation.slots[reservation.slots != ABSENT]] -= 1

@@ -44,7 +44,7 @@ class ByteRange:
     """Bytes of each of these runs, from the chunk's start. No arrays: a chunk of 256 KB is four runs."""
 
 
-class Places:
+class ShardLayout:
     """Where the samples and the runs of a data set lie. Thread-safe."""
 
     def __init__(self, shards: ShardTable, directory: SampleDirectory, run: IntArray) -> None:
@@ -59,7 +59,7 @@ class Places:
         found: IntArray = np.searchsorted(self.firsts, ids, side="right") - 1
         return found
 
-    def span(self, shard: int, first: int, end: int) -> ByteRange:
+    def byte_range(self, shard: int, first: int, end: int) -> ByteRange:
         """Samples ``first..end`` of one shard, at least one."""
         origin, run = int(self.firsts[shard]), int(self.run[shard])
         before = -((origin - first) // run)  # runs that begin before ``first``
@@ -69,15 +69,15 @@ class Places:
         heads = np.arange(*edges, run, dtype=np.int64)
         if self._in_order(shard):
             asked = np.concatenate((heads, np.minimum(heads + run, edges[1]) - 1, [first, end - 1]))
-            places = self.directory.locate(asked)
-            stops = places.offset + places.length
+            located = self.directory.locate(asked)
+            stops = located.offset + located.length
             runs = len(heads)
-            starts, start, stop = places.offset[:runs], int(places.offset[-2]), int(stops[-1])
+            starts, start, stop = located.offset[:runs], int(located.offset[-2]), int(stops[-1])
             stops = stops[runs : 2 * runs]
         else:
-            places = self.directory.locate(np.arange(first, end, dtype=np.int64))
+            located = self.directory.locate(np.arange(first, end, dtype=np.int64))
             inside = slice(edges[0] - first, edges[1] - first)
-            offsets, ends = places.offset, places.offset + places.length
+            offsets, ends = located.offset, located.offset + located.length
             start, stop = int(offsets.min()), int(ends.max())
             starts = np.minimum.reduceat(offsets[inside], heads - edges[0]) if len(heads) else heads
             stops = np.maximum.reduceat(ends[inside], heads - edges[0]) if len(heads) else heads
@@ -94,18 +94,18 @@ class Places:
 class Grid:
     """One way to cut a data set: chunks 0..total-1, and what a reader knows of them."""
 
-    def __init__(self, places: Places, group: int, parts: int = 1) -> None:
+    def __init__(self, layout: ShardLayout, group: int, parts: int = 1) -> None:
         """Chunks of ``group`` samples, or at most ``parts`` to a group."""
-        self._places, self._group = places, group
+        self._layout, self._group = layout, group
         self.held = -(-group // parts)
         """Most samples of a chunk."""
         self._parts = -(-group // self.held)
-        firsts = places.firsts[:-1]
+        firsts = layout.firsts[:-1]
         cells = self._cells(firsts)
         # Shards that begin inside of a cell cut it in two, so that all chunks from there on have a higher number.
         self._extra = np.cumsum(self._first_of(cells) != firsts)
         self._begins = cells + self._extra
-        self.total = int(self._cells(places.firsts[-1:] - 1)[0] + self._extra[-1]) + 1
+        self.total = int(self._cells(layout.firsts[-1:] - 1)[0] + self._extra[-1]) + 1
         self._kept: dict[int, ByteRange] = {}
         self._runs_kept = 0
         self.area = Area(0)
@@ -147,15 +147,15 @@ class Grid:
             return np.unique(chunks, return_inverse=True, return_counts=True)
         counts = np.bincount(chunks, minlength=self.total)
         found = np.flatnonzero(counts)
-        places = np.empty(self.total, dtype=np.int64)
-        places[found] = np.arange(len(found))
-        return found, places[chunks], counts[found]
+        index_of = np.empty(self.total, dtype=np.int64)
+        index_of[found] = np.arange(len(found))
+        return found, index_of[chunks], counts[found]
 
-    def span(self, chunk: int) -> ByteRange:
+    def byte_range(self, chunk: int) -> ByteRange:
         """Where ``chunk`` lies."""
         found = self._kept.get(chunk)
         if found is None:
-            found = self._places.span(*self.samples(chunk))
+            found = self._layout.byte_range(*self.samples(chunk))
             if self._runs_kept >= _KEPT:
                 self._kept.clear()
                 self._runs_kept = 0
@@ -166,6 +166,6 @@ class Grid:
     def samples(self, chunk: int) -> tuple[int, int, int]:
         """Its shard, its first sample and the one after its last."""
         shard = int(np.searchsorted(self._begins, chunk, side="right")) - 1
-        cell, firsts = chunk - int(self._extra[shard]), self._places.firsts
+        cell, firsts = chunk - int(self._extra[shard]), self._layout.firsts
         first, end = int(self._first_of(cell)), int(self._first_of(cell + 1))
         return shard, max(first, int(firsts[shard])), min(end, int(firsts[shard + 1]))

@@ -29,15 +29,15 @@ import xxhash
 
 from hapi.arrays import Bytes, Flags, HashArray, IntArray
 from hapi.data.chunk_checksums import Runs, digests
-from hapi.data.epoch_order import MOST, Shuffle, opened_twice
+from hapi.data.epoch_order import MOST, Shuffle, revisited_groups
 from hapi.data.reading.chunk_cache import ABSENT, ChunkCache
-from hapi.data.reading.chunk_layout import ByteRange, Grid, Places
+from hapi.data.reading.chunk_layout import ByteRange, Grid, ShardLayout
 from hapi.data.reading.read_cost import read_cost
 from hapi.data.sample_directory import Located, Regular, SampleDirectory
 from hapi.data.shards import ShardTable
 from hapi.errors import DataError
 from hapi.store.base import ObjectStore, ReadPart
-from hapi.store.gather import ROWS_LIMIT, copy_pieces
+from hapi.store.gather import ROWS_LIMIT, copy_ranges
 
 _FORGOTTEN_AFTER = 4
 """What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
@@ -59,7 +59,7 @@ class AccessHint:
 
     group: int
     """Chunks of such groups are read whole at once."""
-    again: frozenset[int] = frozenset()
+    revisited_groups: frozenset[int] = frozenset()
     """Groups that the epoch comes back to at its end: their chunks are kept where there is room."""
     sharers: int = 1
     """Such orders that load chunks meanwhile, this one included."""
@@ -78,7 +78,7 @@ def chunk_cache(store: ObjectStore, budget: int | None = None) -> ChunkCache:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _SampleSlice:
     """Samples of one read: where they lie, and where in the caller's buffer they go. All arrays are [n]."""
 
     ids: IntArray
@@ -87,8 +87,8 @@ class _Piece:
     lengths: IntArray
     out: IntArray
 
-    def of(self, chosen: Flags | slice) -> _Piece:
-        return _Piece(
+    def of(self, chosen: Flags | slice) -> _SampleSlice:
+        return _SampleSlice(
             self.ids[chosen], self.shards[chosen], self.starts[chosen], self.lengths[chosen], self.out[chosen]
         )
 
@@ -127,13 +127,13 @@ class Reader:
         self._key_of = key_of
         self.cost = cost = read_cost(store)
         self._runs = Runs(shards.size.astype(np.int64), shards.count, sums)
-        self._places = places = Places(shards, directory, self._runs.samples)
-        self._mean = max(1.0, shards.total_bytes / places.count)
+        self._layout = layout = ShardLayout(shards, directory, self._runs.samples)
+        self._mean = max(1.0, shards.total_bytes / layout.count)
         self.default_shuffle = cost.default_shuffle(self._mean)
         """The chunk windows that suit the store; chunks have as many samples, unless a reader wants other ones."""
-        self._grid = Grid(places, self.default_shuffle.group)
+        self._grid = Grid(layout, self.default_shuffle.group)
         self.chunked = (
-            self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= places.count
+            self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= layout.count
         )
         """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
         if self.chunked:
@@ -144,29 +144,29 @@ class Reader:
         self._guard = threading.Lock()
 
     def read(
-        self, ids: IntArray, places: Located, offsets: IntArray, out: Bytes, near: AccessHint | None = None
+        self, ids: IntArray, located: Located, offsets: IntArray, out: Bytes, hint: AccessHint | None = None
     ) -> None:
-        """Sample ``ids[i]``, which lies at ``places`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
+        """Sample ``ids[i]``, which lies at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
-        ``near`` is what :meth:`near` or :meth:`near_order` say of the reads to come. Raises what the store raises, and
+        ``hint`` is what :meth:`hint` or :meth:`order_hint` say of the reads to come. Raises what the store raises, and
         :class:`DataError` for a damaged sample.
         """
-        whole = _Piece(ids, places.shard, places.offset, places.length, offsets[:-1])
+        whole = _SampleSlice(ids, located.shard, located.offset, located.length, offsets[:-1])
         size = self.cost.piece_samples
-        pieces = [whole.of(slice(low, low + size)) for low in range(0, len(ids), size)]
+        slices = [whole.of(slice(low, low + size)) for low in range(0, len(ids), size)]
         if not self.chunked:
-            for piece in pieces:
-                self._direct(piece, out)
+            for part in slices:
+                self._direct(part, out)
             return
-        grid = self._grid_of(near.group) if near else self._grid
+        grid = self._grid_of(hint.group) if hint else self._grid
         # One piece ahead, so that the disk fetches the next chunks while samples are copied out of these.
-        ahead = deque(self._wanted(grid, piece, near) for piece in pieces[:1])
-        for at, piece in enumerate(pieces):
-            if at + 1 < len(pieces):
-                ahead.append(self._wanted(grid, pieces[at + 1], near))
-            self._direct(self._from_chunks(grid, piece, ahead.popleft(), near, out), out)
+        ahead = deque(self._wanted(grid, part, hint) for part in slices[:1])
+        for at, part in enumerate(slices):
+            if at + 1 < len(slices):
+                ahead.append(self._wanted(grid, slices[at + 1], hint))
+            self._direct(self._from_chunks(grid, part, ahead.popleft(), hint, out), out)
 
-    def near(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
+    def access_hint(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
         """For an epoch by ``shuffle``: whether chunks of its groups are to be read whole at once.
 
         That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
@@ -174,7 +174,7 @@ class Reader:
         windows, as one needs little just when another needs much. In what is left of a part the chunks are kept
         that are open over the end of the epoch, so that they are not read at its beginning and at its end.
         """
-        count = self._places.count
+        count = self._layout.count
         group = min(shuffle.group, count)
         if not self.chunked or group * _SMALLEST * self._mean < self.cost.chunk_bytes:
             return None
@@ -185,19 +185,19 @@ class Reader:
         if 2 * part < (4 if sharers == 1 else 3) * open_chunks:
             return None
         few = -(-count // group) <= _TWICE_WORTH * shuffle.window
-        most = max(0, part - 2 * open_chunks) // parts if few else 0
-        again = opened_twice(seed, epoch, count, Shuffle(group, shuffle.window), most)
-        return AccessHint(group, again, sharers, open_chunks)
+        max_revisited = max(0, part - 2 * open_chunks) // parts if few else 0
+        revisited = revisited_groups(seed, epoch, count, Shuffle(group, shuffle.window), max_revisited)
+        return AccessHint(group, revisited, sharers, open_chunks)
 
-    def near_order(self, order: npt.NDArray[Any]) -> AccessHint | None:
-        """As :meth:`near` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
+    def order_hint(self, order: npt.NDArray[Any]) -> AccessHint | None:
+        """As :meth:`hint` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
         group, slots = self.default_shuffle.group, self._cache.slots
         if not self.chunked or len(order) == 0:
             return None
-        span = order[: slots * group // 2].astype(np.int64)
-        chunks = np.unique(self._grid.chunks_of(span, self._places.shards_of(span)))
+        head = order[: slots * group // 2].astype(np.int64)
+        chunks = np.unique(self._grid.chunks_of(head, self._layout.shards_of(head)))
         rent = self.cost.rent(self._mean, self.cost.chunk_bytes)
-        return AccessHint(group) if len(chunks) <= slots and len(span) >= rent * len(chunks) else None
+        return AccessHint(group) if len(chunks) <= slots and len(head) >= rent * len(chunks) else None
 
     def forgive(self) -> None:
         """Take chunks that were damaged for sound again: the shards are others now, with what should be in them."""
@@ -218,48 +218,48 @@ class Reader:
         with self._guard:
             grid = self._grids.get(group)
             if grid is None:
-                grid = self._grids[group] = Grid(self._places, group, self._parts(group))
+                grid = self._grids[group] = Grid(self._layout, group, self._parts(group))
                 grid.prepare()
             self._grids.move_to_end(group)
             while len(self._grids) > 1 and sum(g.total for g in self._grids.values()) > self._chunks_kept:
                 self._cache.forget(self._grids.popitem(last=False)[1].area)
             return grid
 
-    def _wanted(self, grid: Grid, piece: _Piece, near: AccessHint | None) -> _Wanted:
-        """The chunks of ``piece``; the store is told of those that will be read."""
-        chunks, which, counts = grid.distinct(grid.chunks_of(piece.ids, piece.shards))
-        worth = self._worth(grid, chunks, counts, near)
+    def _wanted(self, grid: Grid, part: _SampleSlice, hint: AccessHint | None) -> _Wanted:
+        """The chunks of ``part``; the store is told of those that will be read."""
+        chunks, which, counts = grid.distinct(grid.chunks_of(part.ids, part.shards))
+        worth = self._worth(grid, chunks, counts, hint)
         missing = chunks[worth & (grid.area.slot_of[chunks] == ABSENT)]
-        spans = map(grid.span, missing.tolist())
-        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in spans])
+        ranges = map(grid.byte_range, missing.tolist())
+        self._store.announce([(self._key_of(s.shard), s.start, s.stop) for s in ranges])
         return _Wanted(chunks, which, worth)
 
     def _from_chunks(
-        self, grid: Grid, piece: _Piece, wanted: _Wanted, near: AccessHint | None, out: Bytes
-    ) -> _Piece:
+        self, grid: Grid, part: _SampleSlice, wanted: _Wanted, hint: AccessHint | None, out: Bytes
+    ) -> _SampleSlice:
         """Copy what lies in cached chunks, loading those that are worth it; what is left to be read directly."""
         chunks, which = wanted.chunks, wanted.which
-        claim = self._cache.claim(grid.area, chunks, wanted.worth)
+        reservation = self._cache.reserve(grid.area, chunks, wanted.worth)
         try:
-            self._load(grid, chunks[claim.mine], claim.slots[claim.mine], near)
-            slots = self._cache.wait(claim)
+            self._load(grid, chunks[reservation.mine], reservation.slots[reservation.mine], hint)
+            slots = self._cache.wait(reservation)
             begins = self._heads[slots] - grid.begins[chunks]
             held = (slots != ABSENT)[which]
             if held.all():
-                inside, rest = piece, piece.of(~held)
-                starts = piece.starts + begins[which]
+                inside, remaining = part, part.of(~held)
+                starts = part.starts + begins[which]
             else:
-                inside, rest = piece.of(held), piece.of(~held)
+                inside, remaining = part.of(held), part.of(~held)
                 starts = inside.starts + begins[which[held]]
-            copy_pieces(self._cache.data, starts, inside.lengths, out, inside.out)
+            copy_ranges(self._cache.data, starts, inside.lengths, out, inside.out)
         finally:
-            self._cache.release(claim)
-        return rest
+            self._cache.release(reservation)
+        return remaining
 
-    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, near: AccessHint | None) -> Flags:
+    def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, hint: AccessHint | None) -> Flags:
         """Which of these chunks, asked for ``counts`` samples each, are to be read whole if they are not cached."""
         sound = ~grid.refused[chunks]
-        if grid.total <= self._cache.slots or (near is not None and _is_near(grid, near, counts)):
+        if grid.total <= self._cache.slots or (hint is not None and _fits_hint(grid, hint, counts)):
             return sound
         with self._guard:
             grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
@@ -270,64 +270,71 @@ class Reader:
         worth: Flags = sound & (spent >= self.cost.rent(self._mean, self.cost.chunk_bytes))
         return worth
 
-    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray, near: AccessHint | None) -> None:
+    def _load(self, grid: Grid, chunks: IntArray, slots: IntArray, hint: AccessHint | None) -> None:
         """Fill and publish ``slots``. A chunk that is too long or damaged is refused from now on."""
         sound = np.zeros(len(chunks), dtype=np.bool_)
         try:
-            spans = [grid.span(chunk) for chunk in chunks.tolist()]
+            ranges = [grid.byte_range(chunk) for chunk in chunks.tolist()]
             heads = self._heads[slots].tolist()
             # Before anything is read: when a part fails, those that came before it are published all the same.
-            grid.begins[chunks] = [span.start for span in spans]
+            grid.begins[chunks] = [byte_range.start for byte_range in ranges]
             loads = [
-                (at, span, view[: span.stop - span.start])
-                for at, (slot, head, span) in enumerate(zip(slots.tolist(), heads, spans, strict=True))
-                if len(view := self._cache.slot(slot, head)) >= span.stop - span.start
+                (at, byte_range, view[: byte_range.stop - byte_range.start])
+                for at, (slot, head, byte_range) in enumerate(zip(slots.tolist(), heads, ranges, strict=True))
+                if len(view := self._cache.slot(slot, head)) >= byte_range.stop - byte_range.start
             ]
 
             def check(number: int) -> None:
-                at, span, view = loads[number]
-                sound[at] = self._is_sound(span, view)
+                at, byte_range, view = loads[number]
+                sound[at] = self._is_sound(byte_range, view)
 
             self._store.read_many(
-                [ReadPart(self._key_of(span.shard), span.start, view) for _, span, view in loads], check
+                [
+                    ReadPart(self._key_of(byte_range.shard), byte_range.start, view)
+                    for _, byte_range, view in loads
+                ],
+                check,
             )
             grid.refused[chunks] = ~sound
         finally:
             self._cache.publish(slots, sound)
-        if near is not None and near.again:
-            again = np.array([span.first // near.group in near.again for span in spans], dtype=np.bool_)
-            if again.any():
-                self._cache.keep(slots[again & sound], near.sharers * grid.total)
+        if hint is not None and hint.revisited_groups:
+            revisited = np.array(
+                [byte_range.first // hint.group in hint.revisited_groups for byte_range in ranges],
+                dtype=np.bool_,
+            )
+            if revisited.any():
+                self._cache.keep(slots[revisited & sound], hint.sharers * grid.total)
 
-    def _is_sound(self, span: ByteRange, view: memoryview) -> bool:
-        low, high = span.edges
-        if self._runs.fit(span.shard, span.run, view, span.starts, span.stops):
-            if span.edges == (span.first, span.end):
+    def _is_sound(self, byte_range: ByteRange, view: memoryview) -> bool:
+        low, high = byte_range.edges
+        if self._runs.fit(byte_range.shard, byte_range.run, view, byte_range.starts, byte_range.stops):
+            if byte_range.edges == (byte_range.first, byte_range.end):
                 return True
-            ids = np.concatenate((np.arange(span.first, low), np.arange(high, span.end)))
+            ids = np.concatenate((np.arange(byte_range.first, low), np.arange(high, byte_range.end)))
         else:
-            ids = np.arange(span.first, span.end, dtype=np.int64)
-        places = self._places.directory.locate(ids)
-        starts = places.offset - span.start
+            ids = np.arange(byte_range.first, byte_range.end, dtype=np.int64)
+        located = self._layout.directory.locate(ids)
+        starts = located.offset - byte_range.start
         try:
-            self._check(ids, digests(view, starts.tolist(), (starts + places.length).tolist()))
+            self._check(ids, digests(view, starts.tolist(), (starts + located.length).tolist()))
         except DataError:
             return False
         return True
 
-    def _direct(self, piece: _Piece, out: Bytes) -> None:
+    def _direct(self, part: _SampleSlice, out: Bytes) -> None:
         """Read samples straight into the caller's buffer, and check each as soon as it is there."""
-        if len(piece.ids) == 0:
+        if len(part.ids) == 0:
             return
         view, digest_of = out.data, xxhash.xxh3_64_intdigest
-        starts, stops = piece.out.tolist(), (piece.out + piece.lengths).tolist()
-        firsts = _first_of_neighbours(piece)
-        keys = {shard: self._key_of(shard) for shard in set(piece.shards.tolist())}
-        places = zip(piece.shards[firsts].tolist(), piece.starts[firsts].tolist(), strict=True)
+        starts, stops = part.out.tolist(), (part.out + part.lengths).tolist()
+        firsts = _first_of_neighbours(part)
+        keys = {shard: self._key_of(shard) for shard in set(part.shards.tolist())}
+        located = zip(part.shards[firsts].tolist(), part.starts[firsts].tolist(), strict=True)
         bounds = [*firsts.tolist(), len(starts)]
         parts = [
             ReadPart(keys[shard], begin, view[starts[first] : stops[end - 1]])
-            for (shard, begin), (first, end) in zip(places, pairwise(bounds), strict=True)
+            for (shard, begin), (first, end) in zip(located, pairwise(bounds), strict=True)
         ]
         found = [0] * len(starts)
 
@@ -339,7 +346,7 @@ class Reader:
                 found[first:end] = [digest_of(view[starts[at] : stops[at]]) for at in range(first, end)]
 
         self._store.read_many(parts, check)
-        self._check(piece.ids, np.array(found, dtype=np.uint64))
+        self._check(part.ids, np.array(found, dtype=np.uint64))
 
 
 def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
@@ -354,18 +361,16 @@ def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
     return -(-firsts // regular.length) * regular.length
 
 
-def _is_near(grid: Grid, near: AccessHint, counts: IntArray) -> bool:
+def _fits_hint(grid: Grid, hint: AccessHint, counts: IntArray) -> bool:
     """Whether what is read uses as few chunks as was said: who says more than he does must not have them all read."""
     of_open, of_filled = _SCATTERED
-    return len(counts) <= of_open * near.open_chunks + of_filled * (1 + int(counts.sum()) // grid.held)
+    return len(counts) <= of_open * hint.open_chunks + of_filled * (1 + int(counts.sum()) // grid.held)
 
 
-def _first_of_neighbours(piece: _Piece) -> IntArray:
+def _first_of_neighbours(part: _SampleSlice) -> IntArray:
     """Samples that are neighbours both in the shard and in the buffer are one range: the first of each."""
-    ends, stops = piece.starts + piece.lengths, piece.out + piece.lengths
+    ends, stops = part.starts + part.lengths, part.out + part.lengths
     apart = (
-        (piece.shards[1:] != piece.shards[:-1])
-        | (piece.starts[1:] != ends[:-1])
-        | (piece.out[1:] != stops[:-1])
+        (part.shards[1:] != part.shards[:-1]) | (part.starts[1:] != ends[:-1]) | (part.out[1:] != stops[:-1])
     )
     return np.concatenate(([0], 1 + np.flatnonzero(apart)))

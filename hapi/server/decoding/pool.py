@@ -26,7 +26,7 @@ from hapi.data.transforms.pipeline import input_batch, input_shape
 from hapi.errors import DrainingError, HapiError, UsageError
 from hapi.server.decoding.process import DecoderProcess, DecodeTask, Died
 from hapi.server.decoding.worker import order_of
-from hapi.waiting import check, resting, wait, when_given_up
+from hapi.waiting import check, paused, wait, when_given_up
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples
 
@@ -122,7 +122,7 @@ class Decoders:
         if out is None:
             out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
         if not self._all:
-            with resting():  # processors compute: long as that may take, it does not hang
+            with paused():  # processors compute: long as that may take, it does not hang
                 return input_batch(samples, layout, transform, self._threads, out.numpy(), self._limits)
         if not len(samples):
             return out

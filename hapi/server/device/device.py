@@ -27,7 +27,7 @@ from hapi.server.batching.forward_memory import ObservedMemory
 from hapi.server.device.health import Health
 from hapi.server.scheduling.device_share import DeviceScheduler
 from hapi.server.scheduling.fair_queue import Tenant
-from hapi.waiting import resting
+from hapi.waiting import paused
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
 
@@ -107,7 +107,7 @@ class Running:
 
         Raises as :func:`does_not_fit` when even one sample does not.
         """
-        with resting() if self._computes else contextlib.nullcontext():
+        with paused() if self._computes else contextlib.nullcontext():
             batch, ready = self._pass.future.result()
         if ready is not None:
             with self._pass.clock.stage("copy_out"):

@@ -27,7 +27,7 @@ from hapi.allocator import give_back_freed_memory
 from hapi.errors import BadRequestError, BusyError, HostBudgetError, HostMemoryError
 from hapi.process.free_memory import host_free_bytes
 from hapi.process.memory_errors import is_out_of_memory
-from hapi.waiting import check, resting, when_given_up
+from hapi.waiting import check, paused, when_given_up
 
 SHORT_SECONDS = 1.0
 """When whoever met a machine without memory is to ask again."""
@@ -74,7 +74,7 @@ class Ledger:
     def take(self, kind: str, nbytes: int, look: Callable[[int], None] = lambda waiting: None) -> None:
         """Wait until ``nbytes`` (at most the budget) are there; ``look(waiting)`` may raise meanwhile."""
         place = object()
-        with resting(), self._changed:
+        with paused(), self._changed:
             self._line.append(place)
             try:
                 while self._line[0] is not place or self._held.total() + nbytes > self.budget:

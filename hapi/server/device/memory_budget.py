@@ -33,7 +33,7 @@ from hapi.server.batching.policies import (
     check_fits,
 )
 from hapi.server.batching.throughput_curve import TimeCurves
-from hapi.waiting import resting, when_given_up
+from hapi.waiting import paused, when_given_up
 
 LOOK_SECONDS = 0.25
 """How often a request that waits for memory looks whether its client is still there."""
@@ -123,7 +123,7 @@ class DeviceMemory:
         """
         claim = Reservation(self._request(ask), cancelled, latest)
         check_fits(claim.request, self.budget)
-        with resting(), self._changed:
+        with paused(), self._changed:
             self._queue.append(claim)
             try:
                 self._wait(claim)

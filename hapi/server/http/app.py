@@ -305,7 +305,7 @@ class Application:
         slot: Slot,
     ) -> web.StreamResponse:
         """The answer of a request that has its slot, sent by the time that is its interest's latest."""
-        tenant, asked, latest = request[TENANT], at_work.asked, interest.latest
+        tenant, asked, latest = request[TENANT], at_work.asked, interest.deadline
         opening = self._workers.submit_in(
             interest,
             self.service.stream,
@@ -374,7 +374,7 @@ class Application:
         counts.sent_bytes += stream.content_length - answer.unsent
         if request.get(STATUS) == 200:
             counts.served += 1
-            self._costs.seen(asked, used.again().cost(self._server))
+            self._costs.seen(asked, used.without_loading().cost(self._server))
         self.metrics.samples.inc(stream.samples)
         self.metrics.seconds.labels(request.path).observe(slot.waited + held)
         request[LOGGED] = {

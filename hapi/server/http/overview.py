@@ -71,7 +71,7 @@ class Overview:
                 "max_queued": service.settings.max_queued,
             },
             "stuck": service.watch.stuck(),
-            "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.most},
+            "lost_threads": {"now": lost.count, "ever": lost.ever, "most": lost.limit},
             "scrub": self._scrub.to_json(),
             "tenants": tenants[:MOST_SHOWN],
             "tenants_in_all": len(tenants),

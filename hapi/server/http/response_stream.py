@@ -140,7 +140,7 @@ class Answer:
         """In a worker thread: every frame as it is made."""
         self._acked_before = _acked(sock)
         while frame is not None:
-            with interest.rest(), stream.clock.stage("send"):
+            with interest.paused(), stream.clock.stage("send"):
                 for piece in joined(frame):
                     self._send_all(sock, piece)
                     self._sent(len(piece))
@@ -177,7 +177,7 @@ class Answer:
         while frame is not None:
             following = self._workers.submit_in(interest, next, stream.frames, None)
             try:
-                with interest.rest():
+                with interest.paused():
                     for piece in joined(frame):
                         await self._write(sock, response, piece)
                         self._sent(len(piece))

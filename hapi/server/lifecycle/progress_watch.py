@@ -77,7 +77,7 @@ class ProgressWatch:
     def stuck(self) -> str:
         """Why the server does not get on with its work; empty while it does."""
         lost, now = self.lost.count, time.monotonic()
-        if 0 < self.lost.most <= lost:
+        if 0 < self.lost.limit <= lost:
             return f"{lost} threads wait for a store that does not answer, and no more may be given up"
         still = [seconds for i in self._interests(self._slots) if (seconds := i.standing_still(now)) > 0]
         moved = max((pool.moved_at for pool in self._slots), default=now)
@@ -90,10 +90,10 @@ class ProgressWatch:
         """Give up what is to be given up; a thread that does not hear of it until the next look is lost."""
         for pool in (*self._slots, *self._others):
             if pool.lose_given_up():
-                log.warning("threads lost", extra={"lost": self.lost.count, "most": self.lost.most})
+                log.warning("threads lost", extra={"lost": self.lost.count, "most": self.lost.limit})
         now = time.monotonic()
         for interest in self._interests((*self._slots, *self._others)):
-            if self.lost.count >= self.lost.most:
+            if self.lost.count >= self.lost.limit:
                 return  # what is given up now would keep threads all the same
             if not interest.given_up and self._is_over(interest, now):
                 extra = {"subject": interest.subject, "seconds": round(interest.standing_still(now), 1)}
@@ -102,7 +102,7 @@ class ProgressWatch:
 
     def _is_over(self, interest: Interest, now: float) -> bool:
         """Whether nobody has patience with the work any more."""
-        unwanted = interest.is_set() or now >= interest.latest
+        unwanted = interest.is_set() or now >= interest.deadline
         return unwanted and interest.standing_still(now) >= self.patience
 
     def _interests(self, pools: Sequence[Threads]) -> set[Interest]:

@@ -48,7 +48,7 @@ class Used:
     held: float
     """Seconds for which it held its slot."""
 
-    def again(self) -> Used:
+    def without_loading(self) -> Used:
         """What the same request would use once its layers are loaded."""
         wall, cpu = {**self.wall, "model": 0.0}, {**self.cpu, "model": 0.0}
         return Used(wall, cpu, max(0.0, self.held - self.wall["model"]))

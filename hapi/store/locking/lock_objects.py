@@ -84,17 +84,17 @@ class FolderLockObjects(LockObjects):
                 claim(descriptor)
                 os.pwrite(descriptor, document + b"\n" + b"0" * _BEAT_DIGITS, 0)
                 os.fsync(descriptor)
-                there = move_to_free(partial, path)
+                created = move_to_free(partial, path)
             except BaseException:
                 os.close(descriptor)
                 raise
             finally:
                 partial.unlink(missing_ok=True)
-            if there:
+            if created:
                 self._held[key] = (descriptor, len(document) + 1)
             else:
                 os.close(descriptor)
-            return there
+            return created
 
     def read(self, key: str) -> Seen | None:
         try:
