@@ -28,7 +28,7 @@ OWN = (
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """From now on, freed memory of this process stays with it; returns whether it does.
 
-    It makes tensors on a CPU cheaper. ``hapi-train`` calls it; a loop of one's own calls it before the first tensor:
+    It makes tensors on a CPU cheaper. ``hapi-train`` calls it; a loop of one's own calls it before the first tensor::
 
         hapi.keep_freed_memory()
         session = hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18"))

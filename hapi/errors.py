@@ -2,7 +2,7 @@
 
 Foreign errors (sockets, the object store, torch) are mapped to these at the border of the room that
 meets them. A message names what was wrong, where, and what to do about it, on one line of printable text
-(:func:`hapi.text.printable`), so that names from a store or a server cannot steer a terminal.
+(see ``hapi/text.py``), so that names from a store or a server cannot steer a terminal.
 
 >>> import hapi
 >>> try:

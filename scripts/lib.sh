@@ -80,7 +80,8 @@ _install() {
 has_extra() {
   local path="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
   case "$2" in
-    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, schemathesis, ruff, mypy' ;;
+    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, schemathesis, ruff, mypy, sphinx, furo, myst_parser' ;;
+    docs) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sphinx, furo, myst_parser' ;;
     gpu) PYTHONPATH="$path" "$1" -c 'import hapi.cli.main, torch, torchvision, aiohttp, obstore, sklearn, pytest, hypothesis' ;;
     *) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;
   esac
@@ -105,7 +106,7 @@ _ensure_locked() {
   printf '%s\n' "$key" >"$stamp"
 }
 
-# ensure_venv EXTRA: an environment with Hapi and its optional dependencies EXTRA ("test", "quickstart"; "gpu" is
+# ensure_venv EXTRA: an environment with Hapi and its optional dependencies EXTRA ("test", "docs", "quickstart"; "gpu" is
 # what scripts/gpu-check needs, for a HAPI_PYTHON only).
 ensure_venv() {
   local extra=$1 venv="${HAPI_VENV:-$HAPI_ROOT/.venv}" missing
@@ -172,4 +173,9 @@ ensure_swift() {
 
 _has_swift() {
   [ "$(cat "$1/.hapi-installed" 2>/dev/null)" = "$SWIFT_VERSION" ] && "$1/bin/python" -c 'import swift' 2>/dev/null
+}
+
+# build_docs: the site of README and docs/ in build/docs; a warning, such as a link that leads nowhere, is an error.
+build_docs() {
+  "$HAPI_PYTHON" -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
 }

@@ -51,7 +51,7 @@ log = logging.getLogger("hapi.client")
 class Session:
     """Delivers every sample of an epoch exactly once, in the sequence's order, as features at the freeze point.
 
-    Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe.
+    Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe. A whole training::
 
         settings = hapi.TrainSettings(model="resnet50", dataset="flowers", server=("http://store:8099",))
         with hapi.Session.open(settings) as session:
@@ -63,8 +63,8 @@ class Session:
                     loss.backward()
                     optimizer.step()
 
-    On a GPU it turns TF32 off in this process, see :func:`hapi.models.devices.exact_arithmetic`, and waits for the
-    GPU between two batches.
+    On a GPU it turns TF32 off in this process, so that both tiers compute the same, and waits for the GPU between two
+    batches.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Session:
     def open(
         cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None
     ) -> Session:
-        """Connect, choose data set and model, and check that they fit; see :func:`hapi.client.prepare.resolve_job`."""
+        """Connect, choose data set and model, and check that they fit."""
         settings = checked(settings)
         budget = MemoryBudget(settings.memory, resolve_device(settings.device, "--device"))
         prepared = resolve_job(settings, token=token)

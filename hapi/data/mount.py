@@ -160,7 +160,11 @@ class DatasetReader:
         out: npt.NDArray[np.uint8] | None = None,
         located: Located | None = None,
     ) -> Samples:
-        """What :meth:`Dataset.read` gives, of the sample cache what it has. Thread-safe."""
+        """The bytes of samples ``ids``, checked, from the sample cache where it has them. Thread-safe.
+
+        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of range,
+        :class:`ConflictError` when another version has replaced this one.
+        """
         cache, dataset = self.sample_cache, self.dataset
         if cache is None:
             return dataset.read(ids, hint, out, located)
@@ -211,8 +215,8 @@ class DatasetReader:
     def next_batch(self, count: int) -> Samples:
         """The next ``count`` samples of the sequence, fewer at its end, none after it.
 
-        The batch's bytes are good until the next call. Raises what :meth:`Dataset.read` raises; the samples are
-        then still the next ones.
+        The batch's bytes are good until the next call. Raises what :meth:`read` raises; the samples are then still
+        the next ones.
         """
         if isinstance(count, bool) or count < 1:
             raise UsageError(f"next_batch: expected a number of samples of at least 1, got {count!r}")

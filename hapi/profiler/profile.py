@@ -125,7 +125,7 @@ class SampleProfile:
 class Profile:
     """Everything measured about one model, frozen at one layer, on one pair of machines.
 
-    ``hapi plan MODEL --save-profile FILE`` and ``hapi-train --save-profile FILE`` write one.
+    ``hapi plan MODEL --save-profile FILE`` and ``hapi-train --save-profile FILE`` write one, to be read with::
 
         profile = hapi.Profile.load("profile.json")
         print(profile.model, profile.freeze, [layer.output_bytes for layer in profile.layers])

@@ -134,7 +134,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def plan(strategy: str, profile: Profile, job: Job) -> Plan:
-    """The split that ``strategy`` chooses, with the estimate of every candidate, as ``hapi plan`` prints them.
+    """The split that ``strategy`` chooses, with the estimate of every candidate, as ``hapi plan`` prints them::
 
         profile = hapi.Profile.load("profile.json")  # hapi plan resnet50 --save-profile profile.json
         found = hapi.plan("auto", profile, hapi.Job(bs=256, samples=50_000))

@@ -22,7 +22,7 @@ class ServerSettings:
     store: str
     """URL or folder of the object store."""
     batching: str = "auto"
-    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``, see :mod:`hapi.server.batching.policies`."""
+    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``."""
     cos_batch: int | None = None
     """Always so many samples per forward pass and frame, whatever ``batching`` says."""
     device_memory: int | None = None
@@ -30,7 +30,7 @@ class ServerSettings:
     host_memory: int | None = None
     """Bytes of the server's own memory for what requests read, decode and send; None for a share of what is free."""
     max_image_pixels: int | None = None
-    """Largest image that is decoded; None for :data:`hapi.data.transforms.decode.MAX_PIXELS`, which is the most."""
+    """Largest image that is decoded; None for 89 million pixels, which is the most."""
     merge: int = 0
     """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
     max_running: int = 4
@@ -76,8 +76,7 @@ class ServerSettings:
     """Bytes per second of what is served that are read to find damage; 0: none."""
 
     max_connections: int | None = None
-    """Connections in all; None for what the limit of open files allows, see
-    :mod:`hapi.server.lifecycle.descriptors`."""
+    """Connections in all; None for what the limit of open files allows."""
     max_connections_per_address: int | None = None
     """Of one client's address; None for half of them all."""
     tell_store: bool = False

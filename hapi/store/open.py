@@ -22,7 +22,7 @@ def open_store(url: str) -> ObjectStore:
     >>> store.get("notes/first")
     b'some bytes'
 
-    Nothing is contacted yet; see :meth:`ObjectStore.ping`. S3 settings come from the usual ``AWS_*``
+    Nothing is contacted yet. S3 settings come from the usual ``AWS_*``
     environment and profiles (``s3.py``), GCS and Azure from theirs, timeouts and retries from ``HAPI_STORE_*``
     (``connect.py``). All ``memory://NAME`` of one name in one process are one store.
     """

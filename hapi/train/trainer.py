@@ -78,7 +78,7 @@ def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Op
 
 
 class Trainer:
-    """Trains a session's layers for the settings' epochs, as ``hapi-train`` does; see :meth:`run`.
+    """Trains a session's layers for the settings' epochs, as ``hapi-train`` does; see :meth:`run`::
 
         with hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18", epochs=3)) as session:
             report = hapi.Trainer(session).run()

@@ -64,7 +64,7 @@ class ListenSettings:
 def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
     """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
 
-    It is 1 when the server stops because no device of it works any more. Call it from the main thread of a process.
+    It is 1 when the server stops because no device of it works any more. Call it from the main thread of a process::
 
         hapi.run_server(hapi.ServerSettings(store="store"), hapi.ListenSettings(port=8099))
 
