@@ -270,6 +270,25 @@ def test_nothing_runs_code_from_data(module: Path) -> None:
     assert not wrong, f"hapi/{module}, {'; '.join(wrong)}: data must never run code; use safetensors or JSON"
 
 
+OWN_JSON = {
+    "wire/documents.py": "the one reader",
+    "server/decoding/process.py": "answers of processes that it has started",
+    "server/decoding/worker.py": "orders of the process that has started it",
+    "store/remote.py": "marks that it has made itself",
+}
+"""Modules that may call json's reader, and what they read with it."""
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if str(m) not in OWN_JSON], ids=str)
+def test_there_is_one_reader_of_json(module: Path) -> None:
+    readers = ("json.loads", "json.load", "json.JSONDecoder", "loads", "JSONDecoder")
+    lines = [
+        node.lineno for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.Call) and _name_of(node.func) in readers
+    ]  # fmt: skip
+    assert not lines, f"hapi/{module}, lines {lines}: read it with hapi.wire.documents.parse_document"
+
+
 @pytest.mark.parametrize("module", modules(), ids=str)
 def test_input_is_not_checked_by_assert(module: Path) -> None:
     lines = [node.lineno for node in ast.walk(tree_of(module)) if isinstance(node, ast.Assert)]

@@ -14,6 +14,7 @@ from hapi.errors import HapiError, NotFoundError, UsageError
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store, split_address
 from hapi.text import MESSAGE_CHARACTERS, printable
+from hapi.wire.documents import parse_document
 
 _MODEL_FIELDS = ("architecture", "digest", "bytes")
 
@@ -78,12 +79,12 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
 
 
 def _model(store: ObjectStore, name: str) -> dict[str, Any]:
-    """A pushed model's ``model.json`` as far as it concerns a listing; read as plain JSON."""
+    """A pushed model's ``model.json`` as far as it concerns a listing."""
     try:
-        document = json.loads(store.get(f"models/{name}/model.json"))
+        document = parse_document(store.get(f"models/{name}/model.json"))
     except NotFoundError:
         return {"name": name, "state": "incomplete"}
-    except (ValueError, RecursionError, HapiError) as error:
+    except (ValueError, HapiError) as error:
         return {"name": name, "state": "damaged", "problem": str(error)}
     if not isinstance(document, dict):
         return {"name": name, "state": "damaged", "problem": "model.json is no object"}

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self, cast
 
 from hapi.errors import BadRequestError, DataError, NotFoundError
 from hapi.store.base import ObjectStore, check_prefix
-from hapi.wire.references import TransformSpec, check_digest, check_int, check_name, strict_fields
+from hapi.wire.documents import check_int, parse_document, strict_fields
+from hapi.wire.references import TransformSpec, check_digest, check_name
 
 FORMAT = 3
 """Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
@@ -148,7 +149,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON text."""
-        document = {
+        return json.dumps(self.to_json(), indent=1).encode()
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's document."""
+        return {
             "format": FORMAT,
             "name": self.name,
             "version": self.version,
@@ -166,17 +171,22 @@ class Manifest:
             "source": self.source,
             "created": self.created,
         }
-        return json.dumps(document, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str, where: str) -> Self:
         """The manifest of data set ``name``; :class:`DataError` naming ``where`` when it is not sound."""
         try:
-            document = json.loads(data)
-            _check_format(document, where)
-            manifest = cls._from_json(document)
-        except (ValueError, RecursionError) as error:
+            document = parse_document(data)
+        except ValueError as error:
             raise DataError(f"{where}: no JSON: {str(error)[:200]}; {AGAIN}") from error
+        return cls.from_json(document, name, where)
+
+    @classmethod
+    def from_json(cls, document: Any, name: str, where: str) -> Self:
+        """The manifest of data set ``name``; :class:`DataError` naming ``where`` when it is not sound."""
+        _check_format(document, where)
+        try:
+            manifest = cls._from_json(document)
         except BadRequestError as error:
             raise DataError(f"{where}: {error}; {AGAIN}") from error
         if manifest.name != name or document["version"] != manifest.version:

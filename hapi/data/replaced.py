@@ -19,7 +19,8 @@ from typing import Any, Self
 from hapi.data.manifest import Manifest, dataset_prefix, load_manifest
 from hapi.errors import BadRequestError, ConflictError, DataError, NotFoundError
 from hapi.store.base import ObjectStore
-from hapi.wire.references import DIGEST_PATTERN, strict_fields
+from hapi.wire.documents import parse_document, strict_fields
+from hapi.wire.references import DIGEST_PATTERN
 
 KEEP_OLD_SECONDS = 24 * 3600.0
 """Time for which a replaced version stays readable, unless ``--keep-old`` says otherwise."""
@@ -39,7 +40,7 @@ class Replaced:
         return f"version {self.manifest.version} until {end:%Y-%m-%d %H:%M} UTC"
 
     def to_bytes(self) -> bytes:
-        document = {"until": self.until, "manifest": json.loads(self.manifest.to_bytes())}
+        document = {"until": self.until, "manifest": self.manifest.to_json()}
         return json.dumps(document, indent=1).encode()
 
     @classmethod
@@ -47,13 +48,13 @@ class Replaced:
         """What a record of data set ``name`` says; :class:`DataError` naming ``where`` when it is not sound."""
         try:
             d = strict_fields(
-                json.loads(data), dict.fromkeys(("until", "manifest"), True), "replaced version"
+                parse_document(data), dict.fromkeys(("until", "manifest"), True), "replaced version"
             )
             until: Any = d["until"]
             if isinstance(until, bool) or not isinstance(until, int | float) or not 0 <= until < 1e11:
                 raise BadRequestError("until: expected a time")
-            manifest = Manifest.from_bytes(json.dumps(d["manifest"]).encode(), name, where)
-        except (ValueError, RecursionError, BadRequestError) as error:
+            manifest = Manifest.from_json(d["manifest"], name, where)
+        except (ValueError, BadRequestError) as error:
             raise DataError(f"{where} is damaged ({str(error)[:200]}); it can be removed") from error
         return cls(manifest, float(until))
 

@@ -5,15 +5,14 @@ What a report lacks is left out of the page; what is there but of another type i
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, cast
 
-from hapi.errors import ConfigError, UsageError
+from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
 from hapi.profiler.cost import Estimate, Memory, Stages
-from hapi.profiler.profile import PROFILE_VERSION, Job, Profile, read_strictly
+from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
+from hapi.profiler.reading import load_document, read_strictly
 from hapi.profiler.strategies import Candidate
 
 MAX_REPORT_BYTES = 64 << 20
@@ -118,17 +117,7 @@ class Run:
 
 def load_run(path: str) -> Run:
     """Read a kept report; :class:`UsageError` or :class:`ConfigError` in one line."""
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_REPORT_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(raw) > MAX_REPORT_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_REPORT_BYTES >> 20} MiB; this is no report of a run")
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path}: not JSON; make a report with 'hapi-train --report FILE'") from None
+    document = load_document(path, MAX_REPORT_BYTES, "make a report with 'hapi-train --report FILE'")
     try:
         return Run.from_json(document)
     except RecursionError:

@@ -28,6 +28,7 @@ from hapi.ingest.skipped import Skipped
 from hapi.ingest.sources.base import Source
 from hapi.ingest.transaction import PackFolder, Packing, shard_name, write_dataset
 from hapi.store.base import ObjectStore
+from hapi.wire.documents import parse_document
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples, offsets_of
 
@@ -200,8 +201,9 @@ class _Packer:
         while (found := folder.read_shard(len(parts))) is not None:
             part, known = found
             try:
-                skipped, upto = Skipped.from_json(json.loads(known["skipped"])), int(known["done"])
-            except (KeyError, ValueError, RecursionError):
+                skipped = Skipped.from_json(parse_document(known["skipped"].encode()))
+                upto = int(known["done"])
+            except (KeyError, ValueError):
                 break  # of no packing of ours: made again from here on
             if upto != done + len(part) + skipped.count or upto > len(self.chosen):
                 break

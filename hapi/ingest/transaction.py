@@ -41,7 +41,8 @@ from hapi.errors import BadRequestError, ConflictError, DataError, HapiError, No
 from hapi.store.base import ObjectStore, is_key
 from hapi.store.commit import commit
 from hapi.store.locking.locks import Lease, LeaseLostError, is_lock_object
-from hapi.wire.references import TransformSpec, check_digest, check_name, strict_fields
+from hapi.wire.documents import parse_document, strict_fields
+from hapi.wire.references import TransformSpec, check_digest, check_name
 
 PART_BYTES = 8 << 30
 """Largest part of an index: of a shard of 250 million samples."""
@@ -84,7 +85,7 @@ class Packing:
             return None
         try:
             fields = ("pack", "fingerprint", "whole", "source", "created")
-            d = strict_fields(json.loads(data), dict.fromkeys(fields, True), "packing")
+            d = strict_fields(parse_document(data), dict.fromkeys(fields, True), "packing")
             check_name(d["pack"], "packing.pack")
             for digest_of in ("fingerprint", "whole"):
                 check_digest(d[digest_of], f"packing.{digest_of}")
@@ -95,7 +96,7 @@ class Packing:
                 source=str(d["source"]),
                 created=str(d["created"]),
             )
-        except (ValueError, RecursionError, BadRequestError) as error:
+        except (ValueError, BadRequestError) as error:
             raise DataError(
                 f"{store.url}/{key} is damaged ({error}); pass --restart to begin anew"
             ) from error

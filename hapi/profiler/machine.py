@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Self, cast
 from hapi.errors import ConfigError
 from hapi.process.processors import processor_count
 from hapi.profiler import machine_cache as cache
-from hapi.profiler.profile import TierProfile, read_strictly
+from hapi.profiler.profile import TierProfile
+from hapi.profiler.reading import read_strictly
 from hapi.wire.samples import Samples
 
 if TYPE_CHECKING:

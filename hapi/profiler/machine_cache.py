@@ -24,6 +24,7 @@ import xxhash
 from hapi import __version__
 from hapi.atomic import write_atomically
 from hapi.process.processors import processor_count
+from hapi.wire.documents import parse_document
 
 FORM = 1
 MAX_AGE_SECONDS = 30 * 86400
@@ -80,12 +81,12 @@ def load(kind: str, key: Sequence[str]) -> Kept | None:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
-        document = json.loads(raw) if len(raw) <= MAX_BYTES else None
+        document = parse_document(raw) if len(raw) <= MAX_BYTES else None
         if not isinstance(document, dict) or set(document) != {"form", "key", "measured", "content"}:
             return None
         measured = document["measured"]
         age = time.time() - datetime.fromisoformat(measured).timestamp()
-    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
+    except (OSError, ValueError, TypeError, OverflowError):
         return None
     fresh = -_FUTURE_SECONDS <= age <= MAX_AGE_SECONDS
     if document["form"] != FORM or document["key"] != list(key) or not fresh:

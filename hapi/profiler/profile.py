@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from hapi.errors import ConfigError, UsageError
 from hapi.paths import write_whole
+from hapi.profiler.reading import load_document, read_strictly
 
 PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 64 << 20
@@ -202,17 +200,7 @@ class Profile:
     @classmethod
     def load(cls, path: str) -> Self:
         """Read a saved profile, or that in a run's report; :class:`UsageError` or :class:`ConfigError` in one line."""
-        try:
-            with Path(path).open("rb") as file:
-                raw = file.read(MAX_PROFILE_BYTES + 1)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
-        if len(raw) > MAX_PROFILE_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_PROFILE_BYTES >> 20} MiB; this is no profile")
-        try:
-            document = json.loads(raw)
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{path}: not JSON; make a profile with 'hapi plan --save-profile'") from None
+        document = load_document(path, MAX_PROFILE_BYTES, "make a profile with 'hapi plan --save-profile'")
         if isinstance(document, Mapping) and "epochs" in document:
             document = _reported(document, path)
         try:
@@ -264,43 +252,3 @@ class Job:
         for name in ("bs", "samples", "epochs", "micro_batch", "request_size", "in_flight"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, it must be at least 1")
-
-
-def read_strictly(kind: type[Any], document: Any, where: str) -> Any:
-    """``document`` as the dataclass ``kind``: every field there, none beside, each of its type."""
-    if not isinstance(document, Mapping):
-        raise ConfigError(f"{where}: expected an object, found {type(document).__name__}")
-    known = typing.get_type_hints(kind)
-    unknown, missing = sorted(set(document) - set(known)), sorted(set(known) - set(document))
-    if unknown:
-        raise ConfigError(f"{where}: unknown field {str(unknown[0])[:60]!r}")
-    if missing:
-        raise ConfigError(f"{where}: field {missing[0]!r} is missing")
-    return kind(**{name: _value(known[name], document[name], f"{where}.{name}") for name in known})
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return read_strictly(kind, value, where)
-    if isinstance(kind, types.UnionType):
-        if value is None:
-            return None
-        (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple) or len(value) > _MAX_LAYERS:
-            raise ConfigError(f"{where}: expected a list of at most {_MAX_LAYERS}")
-        (inner, _) = typing.get_args(kind)
-        return tuple(_value(inner, element, f"{where}[{i}]") for i, element in enumerate(value))
-    if kind in (int, float):
-        allowed = int | float if kind is float else int
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ConfigError(f"{where}: expected a number, found {type(value).__name__}")
-        if not 0 <= value < 1e18 or not math.isfinite(value):
-            raise ConfigError(f"{where}: the number is out of range; expected 0 to 1e18")
-        return kind(value)
-    if not isinstance(value, kind):
-        wanted = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"{where}: expected {wanted}, found {type(value).__name__}")
-    if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise ConfigError(f"{where}: half a character, which cannot be written")
-    return value

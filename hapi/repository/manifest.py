@@ -12,7 +12,8 @@ import xxhash
 from hapi.errors import BadRequestError, DataError
 from hapi.models.zoo.build import ModelSpec
 from hapi.repository.weights_file import TensorEntry
-from hapi.wire.references import check_digest, check_int, check_name, strict_fields
+from hapi.wire.documents import check_int, parse_document, strict_fields
+from hapi.wire.references import check_digest, check_name
 
 FORMAT = 2
 _FIELDS = (
@@ -89,8 +90,8 @@ class ModelManifest:
     def from_bytes(cls, data: bytes, where: str) -> Self:
         """Parse and verify; :class:`DataError` naming ``where`` on anything unexpected."""
         try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
+            document = parse_document(data)
+        except ValueError as error:
             raise DataError(f"{where} is not JSON: {error}; push the model again") from error
         try:
             return cls.from_json(document)

@@ -17,7 +17,8 @@ import torch
 
 from hapi.errors import BadRequestError, ModelError
 from hapi.models.graph.digest import content_digest, tensor_bytes
-from hapi.wire.references import check_digest, check_int, strict_fields
+from hapi.wire.documents import check_int, strict_fields
+from hapi.wire.references import check_digest
 
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.errors import DataError
+from hapi.wire.documents import parse_document
 
 Array = npt.NDArray[Any]
 
@@ -84,10 +85,10 @@ def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, TensorRa
         what: The file, for messages.
     """
     try:
-        header = json.loads(head[8:])
+        header = parse_document(head[8:])
         metadata = header.pop("__metadata__", {})
         tensors = {str(name): _tensor_range(entry, len(head), size) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{what} is no safetensors file that can be read here: {_reason(error)}") from error
     if not isinstance(metadata, dict):
         raise DataError(f"{what}: its metadata is no table")

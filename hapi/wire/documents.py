@@ -1,10 +1,17 @@
-"""JSON from the other side, read strictly: what two readers might understand differently, or nobody, is refused."""
+"""JSON from elsewhere, read strictly: whatever two readers might understand differently is refused.
+
+The one reader of documents that another process, another tier or a person wrote: requests, answers, frames' headers,
+objects of a store, profiles, reports.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
+
+from hapi.errors import BadRequestError
 
 MAX_VALUES = 2_000_000
 """Values of one document, at most: each takes a hundred bytes of memory, and two on the wire."""
@@ -12,28 +19,31 @@ MAX_DIGITS = 20
 """Digits of an integer: 64 bits have that many."""
 
 
-def parse_document(data: bytes | bytearray) -> Any:
-    """Read the one JSON document in ``data`` (UTF-8, bounded by its sender's reader).
+def parse_document(data: bytes | bytearray, max_values: int = MAX_VALUES, *, nan: bool = False) -> Any:
+    """Read the one JSON document in ``data`` (UTF-8).
 
-    Raises :class:`ValueError` for anything else: fields given twice, numbers that are none or have no end, nesting
-    beyond what the parser can follow, more than :data:`MAX_VALUES` values.
+    Args:
+        data: The text; its size was bounded by who read it.
+        max_values: Values that it may have, about; commas within texts count too.
+        nan: Whether ``NaN`` and ``Infinity`` are numbers, as for Python's own writer.
+
+    Raises:
+        ValueError: ``data`` is anything else. That includes a field given twice, an endless number, an integer of more
+            than :data:`MAX_DIGITS` digits, and nesting beyond what the parser can follow.
     """
-    if data.count(b",") + data.count(b"[") + data.count(b"{") > MAX_VALUES:
-        raise ValueError(f"more than {MAX_VALUES} values")
+    # A value takes at least a byte and its comma or bracket, so that a short text need not be counted.
+    if len(data) > max_values and data.count(b",") + data.count(b"[") + data.count(b"{") > max_values:
+        raise ValueError(f"more than {max_values} values")
+    # A call for each integer would double the time of a request, and hardly a document has a long one.
+    long_integers = _LONG_INTEGER in data.translate(_DIGITS)
     try:
-        return json.loads(
-            data.decode(),
-            object_pairs_hook=each_once,
-            parse_constant=_no_number,
-            parse_float=_finite,
-            parse_int=_bounded,
-        )
+        return _DECODERS[nan, long_integers].decode(data.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of an object's fields; ValueError for two of one name, which two readers may read differently."""
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of an object's fields; ValueError for two of one name."""
     document: dict[str, Any] = {}
     for name, value in pairs:
         if name in document:
@@ -57,3 +67,56 @@ def _bounded(text: str) -> int:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"an integer of {len(text)} digits")
     return int(text)
+
+
+_DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
+_LONG_INTEGER = b"0" * MAX_DIGITS
+_DECODERS = {
+    (nan, long_integers): json.JSONDecoder(
+        object_pairs_hook=_each_once,
+        parse_constant=None if nan else _no_number,
+        parse_float=_finite,
+        parse_int=_bounded if long_integers else None,
+    )
+    for nan in (False, True)
+    for long_integers in (False, True)
+}
+"""By whether NaN is a number, and whether there is a run of digits that may be too long."""
+
+
+def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict[str, Any]:
+    """Return ``document`` as a dict with exactly the keys of ``allowed`` (name to "is required").
+
+    :class:`BadRequestError` names the first field that is missing, or unknown and those that are known.
+    """
+    if not isinstance(document, dict):
+        raise BadRequestError(f"{what}: expected an object, got {type(document).__name__}")
+    unknown = sorted(set(document) - set(allowed))
+    if unknown:
+        raise BadRequestError(
+            f"{what}: unknown field {shortened(unknown[0])}; known are {', '.join(sorted(allowed))}"
+        )
+    missing = sorted(name for name, required in allowed.items() if required and name not in document)
+    if missing:
+        raise BadRequestError(f"{what}: field {missing[0]!r} is missing")
+    return document
+
+
+def check_int(value: Any, low: int, high: int, what: str) -> int:
+    """Return ``value`` if it is an int (no bool) in low..high, else raise :class:`BadRequestError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequestError(f"{what}: expected an integer from {low} to {high}, got {shortened(value)}")
+    return value
+
+
+def check_number(value: Any, low: float, high: float, what: str) -> float:
+    """Return ``value`` as a float if it is a number (no bool) in low..high, else raise :class:`BadRequestError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequestError(f"{what}: expected a number from {low:g} to {high:g}, got {shortened(value)}")
+    return float(value)
+
+
+def shortened(value: Any) -> str:
+    """``repr`` of a value in a message, of at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

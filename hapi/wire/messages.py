@@ -12,7 +12,6 @@ A request names everything that it needs, so that any server can answer any requ
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,17 +22,9 @@ import numpy as np
 from hapi.arrays import IntArray
 from hapi.errors import BadRequestError, TooLargeError
 from hapi.text import printable
-from hapi.wire.documents import each_once
+from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.frames import MAX_ID
-from hapi.wire.references import (
-    DatasetReference,
-    ModelReference,
-    TransformSpec,
-    check_digest,
-    check_int,
-    check_name,
-    strict_fields,
-)
+from hapi.wire.references import DatasetReference, ModelReference, TransformSpec, check_digest, check_name
 from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
 
 EXTRACT_PATH = "/v1/extract"
@@ -75,8 +66,8 @@ def parse_body(body: bytes) -> Any:
     if len(body) > MAX_REQUEST_BYTES:
         raise TooLargeError(f"request body of {len(body)} bytes exceeds {MAX_REQUEST_BYTES}")
     try:
-        return json.loads(body, object_pairs_hook=each_once)
-    except (ValueError, RecursionError) as error:
+        return parse_document(body)
+    except ValueError as error:
         raise BadRequestError(f"request body is not JSON: {error}") from None
 
 

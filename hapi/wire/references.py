@@ -7,11 +7,11 @@ request, and one that holds something else says 409 instead of computing somethi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from hapi.errors import BadRequestError, UsageError
+from hapi.wire.documents import check_int, check_number, shortened, strict_fields
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
 """Names of data sets and models: no slash, no leading dot, at most 128 characters."""
@@ -29,7 +29,7 @@ def check_name(name: Any, what: str) -> str:
     """``name`` if it is a well-formed data set or model name, else :class:`BadRequestError`."""
     if not isinstance(name, str) or NAME_PATTERN.fullmatch(name) is None or ".." in name:
         raise BadRequestError(
-            f"{what}: {_short(name)} is not a name; use letters, digits, '.', '_' and '-', at most 128, without '/'"
+            f"{what}: {shortened(name)} is not a name; use letters, digits, '.', '_' and '-', at most 128, without '/'"
         )
     return name
 
@@ -45,35 +45,8 @@ def given_name(name: str, what: str) -> str:
 def check_digest(digest: Any, what: str) -> str:
     """``digest`` if it is 16 to 64 lower-case hex digits, else :class:`BadRequestError`."""
     if not isinstance(digest, str) or DIGEST_PATTERN.fullmatch(digest) is None:
-        raise BadRequestError(f"{what}: {_short(digest)} is not a digest (16 to 64 hex digits)")
+        raise BadRequestError(f"{what}: {shortened(digest)} is not a digest (16 to 64 hex digits)")
     return digest
-
-
-def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict[str, Any]:
-    """``document`` as a dict with exactly the keys of ``allowed`` (name to "is required")."""
-    if not isinstance(document, dict):
-        raise BadRequestError(f"{what}: expected an object, got {type(document).__name__}")
-    unknown = sorted(set(document) - set(allowed))
-    if unknown:
-        raise BadRequestError(
-            f"{what}: unknown field {_short(unknown[0])}; known are {', '.join(sorted(allowed))}"
-        )
-    missing = sorted(name for name, required in allowed.items() if required and name not in document)
-    if missing:
-        raise BadRequestError(f"{what}: field {missing[0]!r} is missing")
-    return document
-
-
-def check_int(value: Any, low: int, high: int, what: str) -> int:
-    """``value`` if it is an int (no bool) in low..high, else :class:`BadRequestError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadRequestError(f"{what}: expected an integer from {low} to {high}, got {_short(value)}")
-    return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +106,9 @@ class ModelReference:
         if source == "store":
             check_name(name, "model.name")
         elif not isinstance(name, str) or ARCHITECTURE_PATTERN.fullmatch(name) is None or ".." in name:
-            raise BadRequestError(f"model.name: {_short(name)} is not an architecture's name")
+            raise BadRequestError(f"model.name: {shortened(name)} is not an architecture's name")
         if not isinstance(weights, str) or WEIGHTS_PATTERN.fullmatch(weights) is None:
-            raise BadRequestError(f"model.weights: {_short(weights)} is not a weights name")
+            raise BadRequestError(f"model.weights: {shortened(weights)} is not a weights name")
         if (source == "store") != (weights == "pushed"):
             raise BadRequestError(
                 "model.weights: 'pushed' goes with the source 'store', and nothing else does"
@@ -202,7 +175,7 @@ class Augmentation:
         if "padding" in d:
             found["padding"] = check_int(d["padding"], 0, MAX_IMAGE_SIDE, f"{what}.padding")
         for name, most in {"flip": 1.0, **cls.JITTER}.items():
-            found[name] = _number(d.get(name, 0.0), 0.0, most, f"{what}.{name}")
+            found[name] = check_number(d.get(name, 0.0), 0.0, most, f"{what}.{name}")
         augment = cls(**found)
         if augment == cls():
             raise BadRequestError(f"{what}: nothing in it is random; leave it away")
@@ -307,20 +280,14 @@ class TransformSpec:
 def _three(value: Any, low: float, what: str) -> tuple[float, float, float]:
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise BadRequestError(f"{what}: expected three numbers")
-    first, second, third = (_number(v, low, 1e3, what) for v in value)
+    first, second, third = (check_number(v, low, 1e3, what) for v in value)
     return (first, second, third)
 
 
 def _span(value: Any, low: float, high: float, what: str) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise BadRequestError(f"{what}: expected two numbers")
-    first, second = (_number(v, low, high, what) for v in value)
+    first, second = (check_number(v, low, high, what) for v in value)
     if first > second:
         raise BadRequestError(f"{what}: {first:g} to {second:g} is the wrong way round")
     return (first, second)
-
-
-def _number(value: Any, low: float, high: float, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadRequestError(f"{what}: expected a number from {low:g} to {high:g}, got {_short(value)}")
-    return float(value)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hapi.errors import BadRequestError, TooLargeError
-from hapi.wire.references import check_int, strict_fields
+from hapi.wire.documents import check_int, strict_fields
 
 _MOST_NUMBER = (1 << 63) - 1
 MOST_GROUP = (1 << 31) - 1

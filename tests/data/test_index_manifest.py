@@ -193,7 +193,8 @@ def _wrong_manifests() -> list[bytes]:
             wrong += [{**good, key: value} for value in ("../x", -1, 1.5, True, [], {}, "\0")]
     for key, value in (("folder", "../x"), ("folder", 1), ("format", "a/b"), ("more", 1)):
         wrong.append({**good, "in_place": {"format": "webdataset", "folder": "a/b", key: value}})
-    return [json.dumps(w).encode() for w in wrong] + [b"", b"{", b"\xff", b"[" * 100_000]
+    twice = json.dumps(good).encode().replace(b'"count":', b'"count": 1, "count":')
+    return [json.dumps(w).encode() for w in wrong] + [twice, b"", b"{", b"\xff", b"[" * 100_000]
 
 
 def test_every_wrong_field_of_a_manifest_is_a_data_error() -> None:

@@ -99,12 +99,15 @@ def test_bad_samples_are_told_and_the_others_found() -> None:
         ("broken.png", png), ("broken.json", b"{"),
         ("listed.png", png), ("listed.json", b'{"label": [1]}'),
         ("deep.png", png), ("deep.json", b"[" * 100_000),
+        ("twice.png", png), ("twice.json", b'{"label": 1, "label": 2}'),
+        ("unsafe.png", png), ("unsafe.json", b'{"label": 5, "punsafe": NaN}'),
         (".hidden.png", png), ("README", b"text"), ("folder/.png", png),
         ("last.PNG", png), ("last.cls", b"2"),
     ])  # fmt: skip
     found = scan(data)
     assert [(item.name, item.label) for item in found if isinstance(item, Found)] == [
         ("first", 0),
+        ("unsafe", 5),
         ("last", 2),
     ]
     lines = [f"{item.name}: {item.problem}" for item in found if isinstance(item, Bad)]
@@ -120,6 +123,7 @@ def test_bad_samples_are_told_and_the_others_found() -> None:
             "broken: its member .json is damaged",
             "listed: the field 'label' of its member .json is neither a whole number nor text",
             "deep: its member .json is damaged",
+            "twice: its member .json is damaged (field 'label' is given twice)",
         ),
         strict=True,
     ):

@@ -140,7 +140,9 @@ def test_an_unreadable_lock_is_no_dead_one(store: ObjectStore) -> None:
         b'{"host":"h","boot":"","namespace":0,"pid":0,"started":0}',
     )
     assert LockOwner.from_bytes(shortest).lease == 1.0
-    assert LockOwner.from_bytes(shortest.replace(b"1e-9", b"1e999")).lease == 3600
+    assert LockOwner.from_bytes(shortest.replace(b"1e-9", b"1e99")).lease == 3600
+    for no_number in (b"1e999", b"NaN", b'1,"id":"%s"' % (b"0" * 24)):
+        assert LockOwner.from_bytes(shortest.replace(b"1e-9", no_number)).process is None
 
 
 def test_a_lock_taken_by_force_is_lost_to_its_holder(caplog: pytest.LogCaptureFixture) -> None:

@@ -260,13 +260,13 @@ class LoopbackTransport:
         status, buffers = self._exchange(method, path, document)
         body = b"".join(bytes(b) for b in buffers)
         if status != 200:
-            raise from_problem(json.loads(body), status)
-        return json.loads(body)
+            raise from_problem(parse_document(body), status)
+        return parse_document(body)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         status, buffers = self._exchange("POST", path, document)
         if status != 200:
-            raise from_problem(json.loads(b"".join(bytes(b) for b in buffers)), status)
+            raise from_problem(parse_document(b"".join(bytes(b) for b in buffers)), status)
         return receive(FrameReader(BufferSource(buffers)))
 
     def _exchange(self, method: str, path: str, document: Any) -> tuple[int, Iterator[Buffer]]:

@@ -13,7 +13,6 @@ The image is a column that holds an encoded one as it is; ``pil`` (raw pixels) a
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from hapi.errors import DataError
 from hapi.ingest.formats.mds_index import MdsShard, listed_shards
 from hapi.ingest.formats.shard import Bad, Fields, Found, Label, ShardBytes, label_of
 from hapi.store.base import ObjectInfo, ObjectStore
+from hapi.wire.documents import parse_document
 
 NAME = "mds"
 _SURE_IMAGES = ("jpeg", "png")
@@ -185,7 +185,7 @@ def _place(columns: Sequence[_Column], column: _Column) -> _Place:
 def _columns(shard: ShardBytes, text: memoryview) -> list[_Column]:
     """The columns as the shard describes them, checked."""
     try:
-        document = json.loads(text.tobytes())
+        document = parse_document(text.tobytes())
         if document["format"] != "mds" or document["version"] != 2:
             raise ValueError("it is not of format mds, version 2")
         parts = (document["column_names"], document["column_encodings"], document["column_sizes"])
@@ -193,7 +193,7 @@ def _columns(shard: ShardBytes, text: memoryview) -> list[_Column]:
         if len({column.name for column in columns}) != len(columns):
             raise ValueError("two columns have one name")
         return columns
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"shard {shard.name}: its columns' description cannot be understood ({str(error)[:100]}); it is damaged"
         ) from error

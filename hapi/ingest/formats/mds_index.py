@@ -7,7 +7,6 @@ of its file (``raw_data``), those of its compressed form if there is one (``zip_
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,13 @@ import xxhash
 
 from hapi.errors import BadRequestError, DataError, UsageError
 from hapi.store.base import ObjectInfo, ObjectStore, check_key
+from hapi.wire.documents import parse_document
 
 INDEX = "index.json"
 _MAX_INDEX_BYTES = 512 << 20
 """About 700 bytes a shard: 750,000 shards."""
+_MAX_VALUES = 40_000_000
+"""About 40 a shard."""
 DIGESTS = frozenset(hashlib.algorithms_guaranteed - {"shake_128", "shake_256"} | xxhash.algorithms_available)
 """Those that the streaming library offers. Others are not checked."""
 
@@ -73,8 +75,8 @@ def _no_index(store: ObjectStore, folder: str, paths: Sequence[str]) -> UsageErr
 
 def _entries(data: bytes, where: str) -> list[Any]:
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = parse_document(data, _MAX_VALUES)
+    except ValueError as error:
         raise DataError(f"{where} is no JSON: {str(error)[:200]}; write the index again") from error
     if not isinstance(document, dict) or not isinstance(document.get("shards"), list):
         raise DataError(f"{where} is no index of MDS shards: it has no list 'shards'")

@@ -7,7 +7,6 @@ such a name (folders, ``.hidden``) belong to no sample.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from hapi.errors import UsageError
 from hapi.ingest.formats.shard import Bad, Fields, Found, Label, ShardBytes, label_of
 from hapi.ingest.formats.tar import Member, members
 from hapi.store.base import ObjectInfo, ObjectStore
+from hapi.wire.documents import parse_document
 
 NAME = "webdataset"
 IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
@@ -125,8 +125,9 @@ def _json_label(shard: ShardBytes, member: Member, key: str) -> Label:
     if member.size > _MAX_JSON:
         raise _WrongError(f"its member .json has {member.size} bytes")
     try:
-        document = json.loads(shard.read(member.offset, member.size).tobytes())
-    except (ValueError, RecursionError) as error:
+        # Writers of such shards write NaN for a figure that is not known.
+        document = parse_document(shard.read(member.offset, member.size).tobytes(), nan=True)
+    except ValueError as error:
         raise _WrongError(f"its member .json is damaged ({str(error)[:100]})") from None
     value = document.get(key) if isinstance(document, dict) else None
     if isinstance(value, str):

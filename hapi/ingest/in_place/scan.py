@@ -22,6 +22,7 @@ from hapi.ingest.skipped import Skipped
 from hapi.ingest.transaction import PackFolder
 from hapi.store.base import ObjectInfo, ObjectStore
 from hapi.text import printable
+from hapi.wire.documents import parse_document
 
 RUN_BYTES = 64 << 20
 RUN_SHARDS = 1000
@@ -58,11 +59,11 @@ class Scanned:
         if part is None:
             return None
         try:
-            kind, names, skipped = json.loads(part[1]["run"])
+            kind, names, skipped = parse_document(part[1]["run"].encode())
             if kind not in get_args(Kind) or not isinstance(names, list) or not all(map(_is_text, names)):
                 return None
             return cls(part[0], kind, names, Skipped.from_json(skipped))
-        except (KeyError, ValueError, TypeError, RecursionError):
+        except (KeyError, ValueError, TypeError):
             return None  # of no indexing of ours
 
 

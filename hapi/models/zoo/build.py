@@ -21,7 +21,7 @@ from hapi.models.zoo.architectures import (
 )
 from hapi.models.zoo.head import find_head, retarget
 from hapi.models.zoo.weights import file_state, fit_head, is_file, library_state, load_state, random_seed
-from hapi.wire.references import check_int, strict_fields
+from hapi.wire.documents import check_int, strict_fields
 
 MAX_CLASSES = 10_000_000
 MAX_SIDE = 65_536

@@ -21,6 +21,7 @@ from typing import Protocol, Self
 
 from hapi.errors import ConflictError, UsageError
 from hapi.living import ProcessIdentity
+from hapi.wire.documents import parse_document
 
 FORCE = "pass --force-lock"
 """What takes a lock whose owner nobody here can see to be dead, in a command that has this flag."""
@@ -82,14 +83,14 @@ class LockOwner:
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a lock's object; anything that is none has an unknown owner, with an id made of the content."""
         try:
-            document = json.loads(data)
+            document = parse_document(data)
             owner, lease = document["id"], document["lease"]
             if not isinstance(owner, str) or len(owner) != 24 or set(owner) - set("0123456789abcdef"):
                 raise ValueError("no id")
             process = ProcessIdentity.from_json(document["process"])
             seconds = min(max(float(lease), _LEAST_LEASE), _LONGEST_LEASE)
             return cls(owner, process, seconds)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return cls(blake2b(data, digest_size=12).hexdigest(), None, LEASE_SECONDS)
 
     def to_bytes(self) -> bytes:
