@@ -110,7 +110,7 @@ def _layers(
     title: str, model: LayeredModel, settings: LayersSettings, device: torch.device
 ) -> list[LayerRow]:
     freeze = choose_freeze(model, None)
-    work = layer_work(model, model.candidate_splits(freeze).stop - 1)
+    work = layer_work(model, model.last_split(freeze))
     model.to(device)
     segments = layer_segments(model, 0, len(model.layers))
     x = torch.randn(settings.bs, *model.input_shape, generator=torch.Generator().manual_seed(0)).to(device)

@@ -34,16 +34,16 @@ def main() -> None:
     model = structure(spec)
     warm_up_libraries()
     before, code_before = status_bytes("RssAnon"), status_bytes("RssFile")
-    split, boundary = case["split"], model.candidate_splits(choose_freeze(model, None)).stop - 1
+    split, last_split = case["split"], model.last_split(choose_freeze(model, None))
     fill(model, split, len(model), device)
     features = torch.rand((case["bs"], *model.output_shapes()[split])).to(model.output_dtypes()[split])
     rest: FrozenSuffix | None = None
-    if split < boundary:
-        shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
-        segment = model.segment(split, boundary, frozen=True)
+    if split < last_split:
+        shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]
+        segment = model.segment(split, last_split, frozen=True)
         micro = MicroBatch(case["micro_batch"])
         rest = FrozenSuffix(segment, tuple(shape), dtype, micro, device, MemoryBudget(None, device))
-    trained = model.segment(boundary, len(model), frozen=False)
+    trained = model.segment(last_split, len(model), frozen=False)
     optimizer = make_optimizer(TrainSettings(model=case["model"], momentum=0.9), trained)
     for _ in range(_WARM_STEPS):
         _step(features, rest, trained, optimizer)
@@ -57,9 +57,9 @@ def _step(
     features: torch.Tensor, rest: FrozenSuffix | None, trained: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """As a session and its trainer do it."""
-    at_boundary = features if rest is None else rest(features)
+    at_last_split = features if rest is None else rest(features)
     optimizer.zero_grad()
-    output = trained(at_boundary)
+    output = trained(at_last_split)
     nn.functional.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64)).backward()
     optimizer.step()
 

@@ -142,7 +142,7 @@ def move_weights(model: LayeredModel, device: torch.device, start: int, stop: in
 
 
 class FrozenSuffix:
-    """Layers split+1..boundary: eval mode, no gradient, a micro-batch at a time.
+    """Layers split+1..last_split: eval mode, no gradient, a micro-batch at a time.
 
     The result is the same as in one piece, since frozen layers treat each sample by itself; the memory is that of
     a micro-batch plus the outputs. The micro-batch is halved, and stays so, when the device runs out of memory or

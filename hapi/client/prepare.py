@@ -77,6 +77,11 @@ class JobContext:
     """Where stored samples are kept on this machine."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
+    @property
+    def last_split(self) -> int:
+        """The largest of the candidate splits: layers after it are trained."""
+        return self.candidate_splits[-1]
+
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
         """What is asked of the servers at ``split``. Thread-safe: the jobs are made before training begins."""
         return self._jobs[split, validation]
@@ -190,7 +195,7 @@ def _prepare(
     )
     # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
     # GPU when it does.
-    first = split if strategy is None else prepared.candidate_splits.stop - 1
+    first = split if strategy is None else prepared.last_split
     if settings.recheck:
         first = 0
     model.load_from(min(first, split if strategy is None else freeze))
@@ -275,7 +280,7 @@ def order_of(settings: TrainSettings, description: DatasetDescription) -> EpochO
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:
     """(strategy, the split to begin with) for a strategy's name, (None, split) for a fixed one.
 
-    :class:`UsageError` past the pushable range.
+    :class:`UsageError` past the last split.
     """
     if isinstance(asked, str) and asked in STRATEGIES:
         return None, choose_split(asked, model.output_bytes(), freeze)
@@ -287,11 +292,11 @@ def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[s
         raise UsageError(
             f"--split: {error} ('hapi layers MODEL' lists them), nor a strategy ({', '.join(STRATEGY_NAMES)})"
         ) from None
-    candidate_splits = model.candidate_splits(freeze)
-    if split not in candidate_splits:
+    last_split = model.last_split(freeze)
+    if split > last_split:
         raise UsageError(
             f"--split {asked}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
-            f"choose 0 to {candidate_splits.stop - 1}"
+            f"choose 0 to {last_split}"
         )
     return None, split
 

@@ -86,9 +86,9 @@ class Session:
         self._rests: dict[int, FrozenSuffix] = {}
         self._layers: dict[int, list[Segment]] = {}
         model = prepared.model
-        self.boundary = prepared.candidate_splits.stop - 1
+        self.last_split = prepared.last_split
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
-        self.trained: nn.Module = model.segment(self.boundary, len(model.layers), frozen=False)
+        self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         self._learned = Learned()
@@ -104,7 +104,7 @@ class Session:
             if (
                 self.planning is not None and self.recheck is None
             ):  # what no split needs here takes no memory here
-                model.release(self.planning.earliest_at_first, len(model))
+                model.release(self.planning.weights_from, len(model))
         except BaseException:
             close_caches(self.caches)
             raise
@@ -189,7 +189,7 @@ class Session:
         if split_of is not None:
             if planning is None:
                 raise UsageError("split_of needs a session with a strategy, such as split='auto'")
-            named = Named(self.prepared, split_of, planning.earliest_at_first)
+            named = Named(self.prepared, split_of, planning.weights_from)
             return self._deliver(named, start_batch, planned, epoch)
         if planning is None:
             return self._deliver(Fixed(self.prepared, self.split), start_batch, planned, epoch)
@@ -324,7 +324,7 @@ class Session:
             raise DataError(f"batch {batch.number}: the server sent labels outside 0 to {classes - 1}")
         labels = to_device(batch.labels, self.device)
         split = batch.job.split
-        if split == self.boundary:
+        if split == self.last_split:
             return to_device(batch.features, self.device), labels
         rest = self._rest(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
@@ -341,15 +341,15 @@ class Session:
     def _rest(self, split: int) -> FrozenSuffix:
         """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
         if split not in self._rests:
-            model, boundary = self.prepared.model, self.boundary
+            model, last_split = self.prepared.model, self.last_split
             self.prepared.client_model.load_from(split)
             move_weights(model, self.device, split, len(model))
-            segment = model.segment(split, boundary, frozen=True)
-            shape, dtype = model.output_shapes()[boundary], model.output_dtypes()[boundary]
+            segment = model.segment(split, last_split, frozen=True)
+            shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]
             self._rests[split] = FrozenSuffix(
                 segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
             )
-            self._layers[split] = layer_segments(model, split, boundary)
+            self._layers[split] = layer_segments(model, split, last_split)
         return self._rests[split]
 
 

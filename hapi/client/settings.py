@@ -63,7 +63,7 @@ class TrainSettings:
         high=1 << 20,
     )
     profile_batches: int | None = setting(
-        "batches that are profiled at the freeze, and as many at the earliest split (default: half the epoch each)",
+        "batches that are profiled at the freeze, and as many at the smallest split (default: half the epoch each)",
         default=None,
         low=1,
         high=1 << 20,

@@ -136,21 +136,21 @@ def memory(profile: Profile, job: Job, split: int) -> Memory:
 
 def _fixed_memory(profile: Profile, job: Job, split: int) -> tuple[int, int]:
     """Bytes of weights, and of computing: a micro-batch in the frozen layers, or a training step in the others."""
-    bs, boundary = min(job.bs, job.samples), profile.last_split
-    trained, frozen = profile.layers[boundary:], profile.layers[split:boundary]
-    held = profile.layers[split if job.weights_from is None else min(split, job.weights_from) : boundary]
+    bs, last_split = min(job.bs, job.samples), profile.last_split
+    trained, frozen = profile.layers[last_split:], profile.layers[split:last_split]
+    held = profile.layers[split if job.weights_from is None else min(split, job.weights_from) : last_split]
     weights = sum(layer.parameter_bytes for layer in trained)
     parameters = sum(layer.parameter_bytes for layer in held) + int(
         weights * (2 + profile.optimizer_bytes_per_parameter_byte)
     )
     on_cpu = profile.client_tier.device == "cpu"
     # On a CPU features that need no frozen layer are trained with where they arrived.
-    features = 0 if on_cpu and split == boundary else bs * profile.output_bytes()[boundary]
+    features = 0 if on_cpu and split == last_split else bs * profile.output_bytes()[last_split]
     micro = max(
         (min(bs, job.micro_batch) * layer.working_bytes + layer.workspace_bytes for layer in frozen),
         default=0,
     )
-    return parameters, features + max(micro, _step_bytes(trained, bs, profile.output_bytes()[boundary])) + (
+    return parameters, features + max(micro, _step_bytes(trained, bs, profile.output_bytes()[last_split])) + (
         _LIBRARY_BYTES + CLIENT_BYTES if on_cpu else 0
     )
 

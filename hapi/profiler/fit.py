@@ -62,7 +62,7 @@ class Observed:
     request_seconds: float = 0.0
     """What a request took at least beside its bytes and what the server did for it."""
     client_layers: tuple[float, ...] = ()
-    """Seconds in each of the layers split+1..boundary, of ``client_timed`` samples."""
+    """Seconds in each of the layers split+1..last_split, of ``client_timed`` samples."""
     client_timed: int = 0
     receive_seconds: float = 0.0
     decode_seconds: float = 0.0

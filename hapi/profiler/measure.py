@@ -75,7 +75,7 @@ def measure(
     """
     device = device or torch.device("cpu")
     encoded = conditions.stored_bytes is not None
-    work = layer_work(model, model.candidate_splits(freeze).stop - 1, device.type)
+    work = layer_work(model, model.last_split(freeze), device.type)
     sizes = sizes_of(
         model,
         title,
@@ -209,23 +209,23 @@ class _Timer:
         self._model.release(0, 0)
         return seconds
 
-    def step(self, boundary: int, forward: Sequence[float], budget: float) -> tuple[float, float, str]:
-        """(seconds a sample of forward and backward pass after ``boundary``, seconds of an update, a note)."""
+    def step(self, last_split: int, forward: Sequence[float], budget: float) -> tuple[float, float, str]:
+        """(seconds a sample of forward and backward pass after ``last_split``, seconds of an update, a note)."""
         stop = len(self._model)
-        guess = 3 * sum(forward[boundary:])
+        guess = 3 * sum(forward[last_split:])
         batch = self._affordable(
-            boundary, stop, guess * _RUNS, budget, _TRAINED_BATCHES, _STEP_PASSES * _RUNS
+            last_split, stop, guess * _RUNS, budget, _TRAINED_BATCHES, _STEP_PASSES * _RUNS
         )
-        weights = sum(layer.parameter_bytes for layer in self._model.layers[boundary:])
+        weights = sum(layer.parameter_bytes for layer in self._model.layers[last_split:])
         if not batch:
             # Read weight, gradient and momentum, write weight and momentum; the copy rate counts both ways.
             update = 5 * weights / self._traffic
             return guess, update, "trained part: three times its forward pass (backward is about two)"
-        fill(self._model, boundary, stop, self._device)
-        part = self._model.segment(boundary, stop, frozen=False).to(self._device)
+        fill(self._model, last_split, stop, self._device)
+        part = self._model.segment(last_split, stop, frozen=False).to(self._device)
         parameters = [p for p in part.parameters() if p.requires_grad]
         momenta = [torch.zeros_like(p) for p in parameters]
-        x = self._input(boundary, batch)
+        x = self._input(last_split, batch)
 
         def once() -> None:
             for p in parameters:

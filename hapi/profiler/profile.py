@@ -133,7 +133,7 @@ class Profile:
     model: str
     freeze: int
     last_split: int
-    """End of the pushable range: the freeze, or later over layers without parameters and randomness.
+    """The largest candidate split: the freeze, or later over layers without parameters and randomness.
 
     What is not pushed down of layers 1 to here runs on the client without gradients, the layers after in training.
     """

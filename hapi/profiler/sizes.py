@@ -29,7 +29,7 @@ def sizes_of(
     ``optimizer``: a key of :data:`OPTIMIZER_STATE`. ``work``: of these layers, if it is known already.
     """
     tensor_bytes = model.output_bytes()[0]
-    last_split = model.candidate_splits(freeze).stop - 1
+    last_split = model.last_split(freeze)
     return Sizes(
         model=title,
         freeze=freeze,

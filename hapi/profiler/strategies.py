@@ -64,7 +64,7 @@ class Plan:
     strategy: str
     split: int
     candidates: tuple[Candidate, ...]
-    """One for each split 0..last of the pushable range, in order."""
+    """One for each candidate split from 0, in order."""
 
     @property
     def chosen(self) -> Candidate:
@@ -83,7 +83,7 @@ def auto(profile: Profile, job: Job, estimates: Sequence[Estimate]) -> int:
     """Ours: the shortest epoch with streamed frames among the splits that fit; the earliest on ties.
 
     The earliest, since it asks the least of the storage side, whose compute is shared among tenants (earlier HAPI
-    text, section 4.4). The whole pushable range counts. Raises :class:`DeviceMemoryError` when nothing fits.
+    text, section 4.4). All candidate splits count. Raises :class:`DeviceMemoryError` when nothing fits.
     """
     return _smallest(profile, job, estimates, lambda e: e.epoch_seconds)
 

@@ -44,15 +44,15 @@ class LayerWork:
     """Whatever the batch: a CPU's copy of a convolution's weights in oneDNN's layout, the largest one."""
 
 
-def layer_work(model: LayeredModel, boundary: int, device: str = "cpu") -> list[LayerWork]:
-    """The work of each layer on ``cpu`` or ``cuda``, in order, when the layers after ``boundary`` are trained.
+def layer_work(model: LayeredModel, last_split: int, device: str = "cpu") -> list[LayerWork]:
+    """The work of each layer on ``cpu`` or ``cuda``, in order, when the layers after ``last_split`` are trained.
 
     :class:`ModelError` for a layer that needs data to run.
     """
     counter = _Counter(copies=device == "cpu")
     try:
         replay(model.module, model.traced, model.input_shape, counter.around)
-        kept = _kept_bytes(model, boundary)
+        kept = _kept_bytes(model, last_split)
     except RuntimeError as error:
         raise ModelError(f"the model cannot be sized without data: {str(error).splitlines()[0]}") from None
     found = []
@@ -70,16 +70,16 @@ def layer_work(model: LayeredModel, boundary: int, device: str = "cpu") -> list[
     return found
 
 
-def _kept_bytes(model: LayeredModel, boundary: int) -> dict[int, int]:
-    """Per sample, by the layer that makes it: what the backward pass of the layers after ``boundary`` needs."""
+def _kept_bytes(model: LayeredModel, last_split: int) -> dict[int, int]:
+    """Per sample, by the layer that makes it: what the backward pass of the layers after ``last_split`` needs."""
     twin = model.over(shadow(model.module, {}, _without_content))
     twin.traced.constants.update({name: t.to("meta") for name, t in twin.traced.constants.items()})
     keeper = _Keeper()
-    shape, dtype = twin.output_shapes()[boundary], twin.output_dtypes()[boundary]
+    shape, dtype = twin.output_shapes()[last_split], twin.output_dtypes()[last_split]
     x = torch.empty((_TRAINED_BATCH, *shape), dtype=dtype, device="meta")
     with torch.enable_grad():
-        for layer in twin.layers[boundary:]:
-            segment = twin.segment(layer.index - 1, layer.index, own_input=layer.index - 1 > boundary)
+        for layer in twin.layers[last_split:]:
+            segment = twin.segment(layer.index - 1, layer.index, own_input=layer.index - 1 > last_split)
             with keeper.during(layer.index):
                 x = segment(x)
     return {layer: nbytes // _TRAINED_BATCH for layer, nbytes in keeper.kept.items()}

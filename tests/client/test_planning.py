@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.planning_tools import JOB, MB, World, planning_in, run_epoch, sizes_in, truth
 
-from hapi.client.planning.bounds import Change, allowed, earliest_that_fits, received_ahead
 from hapi.client.planning.controller import ORACLE_BATCHES, SplitController
 from hapi.client.planning.link_probe import LinkProbe
+from hapi.client.planning.plan_records import Change
+from hapi.client.planning.split_range import SplitRange, first_that_fits, received_ahead
 from hapi.errors import ConfigError, DeviceMemoryError
 from hapi.profiler.cost import estimate, memory
 from hapi.profiler.fit import ENOUGH_BYTES
@@ -633,7 +634,7 @@ def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
     )
     profile = replace(world.true, layers=layers, samples=replace(world.true.samples, stored_bytes=8 * large))
     assert profile.sent_bytes(3) * samples >= ENOUGH_BYTES and profile.sent_bytes(2) > profile.sent_bytes(3)
-    assert LinkProbe().split("auto", profile, JOB, range(5), 4) == 2
+    assert LinkProbe().split("auto", profile, JOB, SplitRange(0, 4), 4) == 2
 
 
 @pytest.mark.parametrize(("sent", "waits"), [(5_000, [64] * 10), (1_000, [8, 16, 32, *[64] * 10])])
@@ -656,7 +657,7 @@ def test_looks_that_take_long_are_rarer() -> None:
     profile, look, looks, batches = world.true, LinkProbe(), 0, 20_000
     for _ in range(batches):
         if look.due([], profile.link.bits_per_second):
-            at = look.split("auto", profile, JOB, range(5), 4)
+            at = look.split("auto", profile, JOB, SplitRange(0, 4), 4)
             assert at is not None
             looks += 1
     there, here = (estimate(profile, JOB, s).epoch_seconds for s in (at, 4))
@@ -779,7 +780,7 @@ def test_weights_that_stay_count() -> None:
     """What the earliest split that fits brings here stays here when the split moves on."""
     for nbytes in sorted({peak(s, LEAN) for s in range(5)}):
         planning = planning_in(World(truth()), job=with_memory(nbytes))
-        assert planning.job.weights_from == planning.earliest_at_first
+        assert planning.job.weights_from == planning.weights_from
 
 
 def test_what_is_received_ahead_leaves_the_memory_its_room() -> None:
@@ -787,7 +788,7 @@ def test_what_is_received_ahead_leaves_the_memory_its_room() -> None:
     free = replace(JOB, prefetch_bytes=huge)
     assert received_ahead(sizes, free, 0) == huge
     tight = replace(free, memory_bytes=60 * MB)
-    ahead = received_ahead(sizes, tight, earliest_that_fits(sizes, tight))
+    ahead = received_ahead(sizes, tight, first_that_fits(sizes, tight))
     for split in range(5):
         m = memory(truth(), tight, split)
         if m.peak <= 60 * MB:
@@ -819,7 +820,7 @@ def test_failing_chooses_among_what_fits() -> None:
     job = with_memory(20 * MB + (48 << 20))  # what libraries and the client take on a CPU
     found = plan("auto", true, job)
     assert [c.fits for c in found.candidates] == [True, True, True, False, True]
-    assert allowed(found, 3, 4) == 4
+    assert SplitRange(3, 4).best(found) == 4
     world = World(true)
     planning = planning_in(world, job=job)
     run_epoch(planning, world)
@@ -950,7 +951,7 @@ def test_resumed_with_another_strategy_it_decides_from_the_profile() -> None:
     again = planning_in(world, "auto")
     state = planning.state()
     assert state is not None
-    state["earliest"] = 0
+    state["min_split"] = 0
     again.restore(state, 1, 0)
     assert again.split == BEST
 
@@ -970,7 +971,7 @@ def test_resumed_on_another_kind_of_device_it_profiles_anew() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"split": 5}, {"split": -1}, {"split": True}, {"split": "3"}, {"earliest": 9}, {"profiled": [None]},
+        {"split": 5}, {"split": -1}, {"split": True}, {"split": "3"}, {"min_split": 9}, {"profiled": [None]},
         {"profiled": 3}, {"profile": {}}, {"profile": None}, {"profile": replace(truth(), freeze=2).to_json()},
     ],
     ids=repr,

@@ -247,9 +247,9 @@ def test_validation_on_another_data_set(service: Service) -> None:
 
 @pytest.mark.parametrize("split", [0, 5, 12, 13])
 def test_every_split_gives_the_same_features(service: Service, session: Session, split: int) -> None:
-    """Past the freeze (13) only layers without parameters follow, so it is a split too, and the boundary."""
+    """Past the freeze (13) only layers without parameters follow, so it is a split too, and the last one."""
     with open_session(service, split=split) as other:
-        assert other.boundary == 13
+        assert other.last_split == 13
         mine = torch.cat([other.trained.eval()(f) for f, _ in other.epoch(0)])
         session.trained.eval()
         theirs = torch.cat([session.trained(f) for f, _ in session.epoch(0)])

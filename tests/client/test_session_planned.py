@@ -417,7 +417,7 @@ def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]
     with open_session(service, split="auto", memory=70 << 20, prefetch_bytes=0) as session:
         planning, model = session.planning, session.prepared.model
         assert planning is not None
-        first = planning.earliest_at_first
+        first = planning.weights_from
         here = set(model.tensor_names(first, len(model)))
         assert first > 0 and all(model.tensors.get(n).is_meta != (n in here) for n in model.tensors.names())
         with pytest.raises(UsageError, match=f"outside {first} to"):

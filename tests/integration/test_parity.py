@@ -174,7 +174,7 @@ def test_a_cut_past_the_freeze_is_exact(service: Service, store: Path) -> None:
     )
     with open_session(service, f, "features.8", "features.7.cat") as session:
         model = session.prepared.model
-        assert session.boundary == model.resolve("features.8") == session.prepared.freeze + 1
+        assert session.last_split == model.resolve("features.8") == session.prepared.freeze + 1
         plain = plain_training(f, order_of(session, store))
         check_features(session, plain, "squeezenet1_1 split features.8")
         check_equal(split_training(session), plain, "squeezenet1_1 split features.8")

@@ -117,7 +117,7 @@ def test_a_pushed_split_has_the_same_pixels(service: Service, store: Path) -> No
 def reference_features(service: Service, inputs: torch.Tensor) -> torch.Tensor:
     with open_session(service, split=0, freeze=11) as session:
         session.prepared.client_model.load_from(0)
-        segment = session.prepared.model.segment(0, session.boundary, frozen=True)
+        segment = session.prepared.model.segment(0, session.last_split, frozen=True)
         with torch.inference_mode():
             return segment(inputs)
 

@@ -10,7 +10,7 @@ from hapi.errors import ModelError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, structure
 
-# HAPI, table 2: model, number of layers, default freeze, pushable splits end here, names at some indices.
+# HAPI, table 2: model, number of layers, default freeze, candidate splits end here, names at some indices.
 PAPER = [
     (
         "alexnet",

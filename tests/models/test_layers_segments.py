@@ -443,7 +443,7 @@ def test_no_layer_ends_where_the_tensor_cannot_be_sent() -> None:
     assert [cut.name for cut in layered(Spectrum(), (4,)).cuts] == ["add", "abs"]
 
 
-def test_pushable_stops_at_randomness_and_parameters() -> None:
+def test_candidate_splits_stop_at_randomness_and_parameters() -> None:
     module = nn.Sequential(
         nn.Linear(4, 4),
         nn.ReLU(),

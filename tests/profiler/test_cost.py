@@ -235,7 +235,7 @@ def test_memory_by_hand() -> None:
     on_cpu = replace(profile, client_tier=free_tier("cpu"))
     library = 48 << 20  # and the client's own objects
     assert memory(on_cpu, job, 1).peak == got.parameters + got.compute + got.batches + library
-    # Features that arrive at the boundary are trained with where they are.
+    # Features that arrive at the last split are trained with where they are.
     assert memory(on_cpu, job, 2).compute == 100 * (100 + 100) + library
     assert memory(profile, job, 2).compute == 100 * 500 + 100 * (100 + 100)
 

@@ -25,7 +25,7 @@ def sizes(model: LayeredModel, freeze: int = 1, stored: float = 99.6, **changes:
 
 def test_layers_and_samples(model: LayeredModel) -> None:
     found = sizes(model)
-    assert (found.model, found.freeze, found.last_split) == ("a model", 1, 4)  # pushable up to the flatten
+    assert (found.model, found.freeze, found.last_split) == ("a model", 1, 4)  # candidates up to the flatten
     assert [x.name for x in found.layers] == [x.name for x in model.layers]
     assert [x.output_bytes for x in found.layers] == [2048, 2048, 512, 512, 40]
     assert [x.parameter_bytes for x in found.layers] == [(3 * 8 * 9 + 8) * 4, 0, 0, 0, (128 * 10 + 10) * 4]

@@ -74,7 +74,7 @@ def make_profile(model: str) -> Profile:
 
     layered = structure(ModelSpec(architecture=model))
     freeze = layered.default_freeze or 0
-    last_split = layered.candidate_splits(freeze).stop - 1
+    last_split = layered.last_split(freeze)
     work = layer_work(layered, last_split, "cuda")
     tensor_bytes = layered.output_bytes()[0]
     sizes = sizes_of(

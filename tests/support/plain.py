@@ -235,7 +235,7 @@ def check_features(session: Session, plain: Result, what: str, split: int | None
     The session's are those after the layers without parameters that follow the freeze, if any do.
     """
     model, freeze = session.prepared.model, session.prepared.freeze
-    following = model.segment(freeze, session.boundary, frozen=True)
+    following = model.segment(freeze, session.last_split, frozen=True)
     shape = model.output_shapes()[freeze]
     split_of = None if split is None else (lambda n: split)
     delivered = [features for features, _ in session.epoch(0, split_of=split_of)]

@@ -3,7 +3,7 @@
 States of a planned run::
 
     profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the
-                            freeze for the first half of epoch 0 and the earliest split that fits for the second;
+                            freeze for the first half of epoch 0 and the smallest split that fits for the second;
                             the oracle takes every split. Then the strategy decides.
     decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the
                             new split is better by more than the hysteresis
@@ -12,8 +12,8 @@ States of a planned run::
 While decided, a split that sends too little to show what the link is like is left for a batch or two now and then,
 where a faster link would make another split better: else a link that recovered would never be noticed.
 
-In every state a batch that did not fit this side's memory moves the earliest split, which nothing goes below, and one
-that a server has no memory for moves the latest, which nothing goes beyond.
+In every state a batch that did not fit this side's memory raises the smallest split, which nothing goes below, and one
+that a server has no memory for lowers the largest, which nothing goes beyond.
 Nothing of this changes what is trained: the split says where frozen layers run, not what comes out of them.
 """
 
@@ -25,20 +25,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from hapi.client.planning.bounds import (
-    Change,
-    OtherDeviceError,
-    allowed,
-    earliest_that_fits,
-    fitted,
-    kept_splits,
-    latest_up_to_freeze,
-    received_ahead,
-)
 from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
+from hapi.client.planning.plan_records import Change, OtherDeviceError, fitted, kept_splits
 from hapi.client.planning.profile_phase import Profiling
+from hapi.client.planning.split_range import SplitRange, first_that_fits, last_up_to_freeze, received_ahead
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
@@ -97,11 +89,11 @@ class SplitController:
         self._profiled: set[int] = set()
         """Epochs whose profiling is over."""
         self._lock = threading.Lock()
-        self.earliest_at_first = earliest_that_fits(sizes, job)
+        self.weights_from = first_that_fits(sizes, job)
         """No batch is ever split before this layer: what its weights take counts at every split."""
-        self.job = job = replace(job, weights_from=self.earliest_at_first)
-        self._earliest, self._latest = self.earliest_at_first, sizes.last_split
-        self._late = latest_up_to_freeze(strategy, sizes, job, self._earliest)
+        self.job = job = replace(job, weights_from=self.weights_from)
+        self._range = SplitRange(self.weights_from, sizes.last_split)
+        self._late = last_up_to_freeze(strategy, sizes, job, self.weights_from)
         """The later of the two splits that are profiled."""
         self._split = self._late
         self._profiling = Profiling(meter, sizes)
@@ -134,10 +126,10 @@ class SplitController:
         with self._lock:
             if self._profiling.left:
                 split, timed = self._profiling.open()
-                return self._within(split), timed
+                return self._range.nearest(split), timed
             if self._looks:
                 self.looks += 1
-                return self._within(self._looks.pop()), False
+                return self._range.nearest(self._looks.pop()), False
             if self._unopened_change:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
@@ -188,8 +180,8 @@ class SplitController:
         first = max(1, batches // 2) if limit is None else limit
         second = max(1, batches - first) if limit is None else limit
         if self.strategy == ORACLE:
-            return [(split, ORACLE_BATCHES) for split in range(self._earliest, self._latest + 1)]
-        return [(self._late, first), (self._earliest, second)]
+            return [(split, ORACLE_BATCHES) for split in self._range.splits]
+        return [(self._late, first), (self._range.min_split, second)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
         """A batch was trained; ``rates``, ``bounds``: arrivals since the last one, and how long some took at most."""
@@ -214,47 +206,39 @@ class SplitController:
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
-        if split >= self._latest:
+        if not self._range.drop_up_to(split):
             return False
-        self._earliest = max(self._earliest, split + 1)
         self._keep_within((epoch, batch), split, f"out of memory at split {split}")
         return True
 
     def movable(self, split: int) -> bool:
-        """Whether an earlier split than ``split`` fits this side's memory; from any thread."""
-        return split > self._earliest
+        """Whether a smaller split than ``split`` fits this side's memory; from any thread."""
+        return split > self._range.min_split
 
     def refused(self, epoch: int, batch: int, split: int) -> bool:
         """A server has no memory for a batch at ``split``; False if it has none for any that fits this side's."""
-        if not self.movable(split):
+        if not self._range.drop_from(split):
             return False
-        self._latest = min(self._latest, split - 1)
         self._keep_within((epoch, batch), split, f"a server has no memory for split {split}")
         return True
-
-    def _within(self, split: int) -> int:
-        return min(max(split, self._earliest), self._latest)
 
     def _keep_within(self, at: tuple[int, int], split: int, why: str) -> None:
         """The bounds have moved past ``split``: leave what lies outside of them."""
         self._schedule_again()
         if self._profiling.left:
-            nearest = self._within(split)
+            nearest = self._range.nearest(split)
             why += f", profiling goes on from split {nearest}"
             self.changes.append(Change(epoch=at[0], batch=at[1], before=split, after=nearest, why=why))
             with self._lock:
-                self._split = self._within(self._split)
-        elif self._within(self._split) != self._split:
-            after = self._within(self._split) if self.plan is None else self._allowed(self.plan)
+                self._split = self._range.nearest(self._split)
+        elif self._split not in self._range:
+            after = self._range.nearest(self._split) if self.plan is None else self._range.best(self.plan)
             self._change(at, after, why)
-
-    def _allowed(self, found: Plan) -> int:
-        return allowed(found, self._earliest, self._latest)
 
     @property
     def received_ahead(self) -> int:
         """Bytes of batches that may be on this side at once."""
-        return received_ahead(self.sizes, self.job, self._earliest)
+        return received_ahead(self.sizes, self.job, self._range.min_split)
 
     # -- deciding ----------------------------------------------------------------------------------------
 
@@ -269,10 +253,10 @@ class SplitController:
         self.profile = profile
         self._price_cache(at[0])
         self.plan = plan("auto" if self.strategy == ORACLE else self.strategy, profile, self.job)
-        tried = {s: seconds for s, seconds in self.measured.items() if s == self._within(s)}
+        tried = {s: seconds for s, seconds in self.measured.items() if s in self._range}
         if split is None and tried:
             split = min(tried, key=lambda s: tried[s])
-        chosen = self._within(split) if split is not None else self._allowed(self.plan)
+        chosen = self._range.best(self.plan) if split is None else self._range.nearest(split)
         self._change(at, chosen, why)
         self._watch = None
         if self._replan:
@@ -286,7 +270,7 @@ class SplitController:
         """
         if self.plan is None or self._why is None:
             return
-        after = self._allowed(self.plan)
+        after = self._range.best(self.plan)
         now = self._seconds(self._split)
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
         if after == self._split or gain <= DriftDetector.HYSTERESIS:
@@ -318,9 +302,8 @@ class SplitController:
         elif split == self._looking:
             self._looking = None
         if again is None and self._look.due(rates, bits):
-            splits = range(self._earliest, self._latest + 1)
             again = self._looking = self._look.split(
-                self.strategy, self.profile, self.job, splits, self._split
+                self.strategy, self.profile, self.job, self._range, self._split
             )
         if again is not None:
             with self._lock:
@@ -369,8 +352,8 @@ class SplitController:
         return {
             "strategy": self.strategy,
             "split": self._split,
-            "earliest": self._earliest,
-            "latest": self._latest,
+            "min_split": self._range.min_split,
+            "max_split": self._range.max_split,
             "profiled": sorted(self._profiled),
             "profile": self.profile.to_json(),
             "changes": [change.to_json() for change in self.changes],
@@ -384,15 +367,12 @@ class SplitController:
         """
         if state is None:
             return
-        split, earliest, latest, profiled = kept_splits(state, self.sizes.last_split)
+        split, min_split, max_split, profiled = kept_splits(state, self.sizes.last_split)
         try:
             profile = fitted(Profile.from_json(state["profile"]), self.sizes)
         except OtherDeviceError:
             return  # it is profiled anew
-        earliest = max(self._earliest, earliest)
-        if earliest <= latest:  # else the client's memory is another one now, and the server's may be too
-            self._latest = latest
-        self._earliest = earliest
+        self._range.narrow(min_split, max_split)
         self._profiled.update(profiled)
         self.changes, self.looks = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
         self.earlier_changes = len(self.changes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hapi.client.planning.bounds import allowed
 from hapi.client.planning.drift import Drift, DriftDetector
+from hapi.client.planning.split_range import SplitRange
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import ENOUGH_BYTES, Arrivals, link_rate
 from hapi.profiler.profile import Job, Profile
@@ -76,18 +76,18 @@ class LinkProbe:
         self._hints = 0
         return faster
 
-    def split(self, strategy: str, profile: Profile, job: Job, splits: range, split: int) -> int | None:
-        """Which of ``splits`` to look from; None when a faster link would make no other better than ``split``.
+    def split(self, strategy: str, profile: Profile, job: Job, allowed: SplitRange, split: int) -> int | None:
+        """The ``allowed`` split to look from; None when a faster link would make no other better than ``split``.
 
         That is the split that sends least of those whose frames are large enough to show the link, or most of all.
         """
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * self.FASTER)
         found = plan(strategy, replace(profile, link=link), job)
-        best, now = (found.candidates[s].estimate for s in (allowed(found, splits[0], splits[-1]), split))
+        best, now = (found.candidates[s].estimate for s in (allowed.best(found), split))
         if best.epoch_seconds >= now.epoch_seconds * (1 - DriftDetector.HYSTERESIS):
             return None
         samples = min(job.request_size, profile.server.cos_batch)
-        sent = {s: samples * profile.sent_bytes(s) for s in splits}
+        sent = {s: samples * profile.sent_bytes(s) for s in allowed.splits}
         enough = [s for s in sent if sent[s] >= self.SHOWN_BYTES]
         looks = min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])
         there, here = (estimate(profile, job, s).epoch_seconds for s in (looks, split))

@@ -10,6 +10,7 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
+from hapi.client.planning.split_range import SplitRange
 from hapi.client.prepare import JobContext
 from hapi.client.settings import TrainSettings
 from hapi.errors import ConfigError, UsageError
@@ -79,16 +80,16 @@ class Fixed:
 class Named(Fixed):
     """The caller names the splits."""
 
-    def __init__(self, prepared: JobContext, split_of: Callable[[int], int], earliest: int) -> None:
-        """``earliest``: the layers after this split have their weights here."""
+    def __init__(self, prepared: JobContext, split_of: Callable[[int], int], weights_from: int) -> None:
+        """``weights_from``: the layers after this split have their weights here."""
         super().__init__(prepared, 0)
         self._split_of = split_of
-        self._range = range(earliest, prepared.candidate_splits.stop)
+        self._range = SplitRange(weights_from, prepared.last_split)
 
     def open(self, number: int) -> ExtractionJob:
         split = self._split_of(number)
         if split not in self._range:
-            raise UsageError(f"split {split} is outside {self._range.start} to {self._range.stop - 1}")
+            raise UsageError(f"split {split} is outside {self._range.min_split} to {self._range.max_split}")
         return self.prepared.job(split)
 
 

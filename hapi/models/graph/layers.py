@@ -107,12 +107,16 @@ class LayeredModel:
         0 to ``freeze``, and past it over layers without parameters, buffers and randomness (pooling, ReLU,
         flatten) that take each sample for itself: they need no gradient when nothing trainable lies before them.
         """
-        stop = self.resolve(freeze)
-        for layer in self.layers[stop:]:
+        return range(self.last_split(freeze) + 1)
+
+    def last_split(self, freeze: int) -> int:
+        """The largest of the :meth:`candidate_splits`: layers after it are trained."""
+        last = self.resolve(freeze)
+        for layer in self.layers[last:]:
             if layer.tensors or layer.random or layer.mixes:
                 break
-            stop = layer.index
-        return range(stop + 1)
+            last = layer.index
+        return last
 
     def tensor_names(self, start: int, stop: int) -> list[str]:
         """Parameters and buffers that layers ``start + 1`` to ``stop`` read, in layer order, each once."""

@@ -1,0 +1,91 @@
+"""What is kept of a plan and given to one: changes, checkpoints and profiles, checked against the job. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from hapi.errors import ConfigError
+from hapi.profiler.fit import Sizes
+from hapi.profiler.profile import Profile
+
+
+class OtherDeviceError(ConfigError):
+    """A profile whose seconds are those of another kind of device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The split changed."""
+
+    epoch: int
+    batch: int
+    """The first batch that is extracted at the new split."""
+    before: int
+    after: int
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "from": self.before,
+            "to": self.after,
+            "why": self.why,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """What :meth:`to_json` made; ValueError, KeyError or TypeError for anything else."""
+        epoch, batch, before, after = (document[name] for name in ("epoch", "batch", "from", "to"))
+        if not all(type(v) is int and v >= 0 for v in (epoch, batch, before, after)):
+            raise ValueError("a change of split is not made of whole numbers")
+        return cls(epoch=epoch, batch=batch, before=before, after=after, why=str(document["why"]))
+
+
+def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
+    """(split, min_split, max_split, profiled epochs) of a plan that was kept.
+
+    ValueError, KeyError or TypeError for anything that is no plan of a model whose last split is ``last_split``.
+    """
+    split, min_split, max_split, profiled = (
+        state[name] for name in ("split", "min_split", "max_split", "profiled")
+    )
+    if not all(type(s) is int and 0 <= s <= last_split for s in (split, min_split, max_split)):
+        raise ValueError("its splits are none of this model")
+    if not all(type(e) is int for e in profiled):
+        raise ValueError("its profiled epochs are no numbers")
+    return split, min_split, max_split, profiled
+
+
+def fitted(profile: Profile, sizes: Sizes) -> Profile:
+    """``profile`` with the bytes of this job, which are known.
+
+    :class:`ConfigError` if it is of another model, :class:`OtherDeviceError` if of another kind of device.
+    """
+    given = [(layer.name, layer.output_bytes) for layer in profile.layers[: profile.last_split]]
+    known = [(layer.name, layer.output_bytes) for layer in sizes.layers[: sizes.last_split]]
+    ends = (profile.freeze, profile.last_split, len(profile.layers))
+    if ends != (sizes.freeze, sizes.last_split, len(sizes.layers)) or given != known:
+        different = next((a[0] for a, b in zip(given, known, strict=False) if a != b), "")
+        at = f"its layer {different!r} differs" if different else f"it has {ends[2]} layers, freeze {ends[0]}"
+        raise ConfigError(
+            f"the profile of {profile.model!r} does not fit {sizes.model!r} with {len(sizes.layers)} layers and "
+            f"freeze {sizes.freeze}: {at}; use one of the same model, freeze and image size (--save-profile)"
+        )
+    if profile.client_tier.device != sizes.client.device:
+        raise OtherDeviceError(
+            f"the profile was measured with the client on {profile.client_tier.device}, this one is on "
+            f"{sizes.client.device}; measure anew"
+        )
+    layers = tuple(
+        replace(own, server_seconds=other.server_seconds, client_seconds=other.client_seconds)
+        for own, other in zip(sizes.layers, profile.layers, strict=True)
+    )
+    return replace(
+        profile,
+        layers=layers,
+        samples=sizes.samples,
+        optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
+    )

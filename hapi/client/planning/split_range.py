@@ -1,0 +1,111 @@
+"""The splits that a run may take: what this side's memory holds, and what has failed since. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hapi.profiler.cost import memory
+from hapi.profiler.fit import Sizes, profile_of
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.strategies import PLANNERS, Plan, plan
+
+
+@dataclass
+class SplitRange:
+    """The candidate splits from ``min_split`` to ``max_split``, both included; it only ever becomes smaller."""
+
+    min_split: int
+    max_split: int
+
+    def __contains__(self, split: int) -> bool:
+        """Whether ``split`` may be taken."""
+        return self.min_split <= split <= self.max_split
+
+    @property
+    def splits(self) -> range:
+        """All of them, in order."""
+        return range(self.min_split, self.max_split + 1)
+
+    def nearest(self, split: int) -> int:
+        """The allowed split that is nearest to ``split``."""
+        return min(max(split, self.min_split), self.max_split)
+
+    def best(self, found: Plan) -> int:
+        """The plan's split; if it is not allowed, the fastest allowed one that fits the memory, or that does not."""
+        if found.split in self:
+            return found.split
+        inside = found.candidates[self.min_split : self.max_split + 1]
+        fitting = [c.estimate for c in inside if c.fits] or [c.estimate for c in inside]
+        return min(fitting, key=lambda e: e.epoch_seconds).split
+
+    def drop_up_to(self, split: int) -> bool:
+        """Allow only splits after ``split``; False, with nothing changed, if there is none."""
+        if split >= self.max_split:
+            return False
+        self.min_split = max(self.min_split, split + 1)
+        return True
+
+    def drop_from(self, split: int) -> bool:
+        """Allow only splits before ``split``; False, with nothing changed, if there is none."""
+        if split <= self.min_split:
+            return False
+        self.max_split = min(self.max_split, split - 1)
+        return True
+
+    def narrow(self, min_split: int, max_split: int) -> None:
+        """Take over the ends of a run before this one.
+
+        If nothing would be left, this side's memory is another one now and the server's may be too: then
+        ``max_split`` does not count.
+        """
+        self.min_split = max(self.min_split, min_split)
+        if self.min_split <= max_split:
+            self.max_split = max_split
+
+
+def first_that_fits(sizes: Sizes, job: Job) -> int:
+    """HAPI, Algorithm 1, line 6: the smallest split that is predicted to fit the client's memory.
+
+    Raises :class:`DeviceMemoryError` when none does; its message says what would.
+    """
+    blank = _blank(sizes)
+    if job.memory_bytes is None:
+        return 0
+    for split in range(sizes.last_split + 1):
+        if memory(blank, job, split).peak <= job.memory_bytes:
+            return split
+    return plan("auto", blank, job).split  # raises
+
+
+def last_up_to_freeze(strategy: str, sizes: Sizes, job: Job, min_split: int) -> int:
+    """The split next to the freeze that is predicted to fit: the least that the client can do (HAPI, Algorithm 1).
+
+    Raises :class:`DeviceMemoryError` when ``strategy`` will find no split that fits.
+    """
+    blank = _blank(sizes)
+    if strategy in PLANNERS:
+        plan(strategy, blank, job)  # raises
+    fitting = (
+        split
+        for split in range(sizes.freeze, min_split - 1, -1)
+        if job.memory_bytes is None or memory(blank, job, split).peak <= job.memory_bytes
+    )
+    return next(fitting, min_split)
+
+
+def received_ahead(sizes: Sizes, job: Job, min_split: int) -> int:
+    """Bytes of batches that may be there at once: the job's bound, and on a CPU no more than its memory leaves.
+
+    Of the splits from ``min_split`` on that fit, the one that leaves least counts: any of them may be next.
+    """
+    if job.memory_bytes is None or sizes.client.device != "cpu":
+        return job.prefetch_bytes
+    blank = _blank(sizes)
+    needs = [memory(blank, job, split) for split in range(min_split, sizes.last_split + 1)]
+    left = [job.memory_bytes - (m.peak - m.batches) for m in needs if m.peak <= job.memory_bytes]
+    return max(0, min([job.prefetch_bytes, *left]))
+
+
+def _blank(sizes: Sizes) -> Profile:
+    """A profile that knows bytes and memory, and no seconds."""
+    return profile_of(sizes, {}, (1.0, 0.0))
