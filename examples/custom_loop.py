@@ -4,7 +4,7 @@
     python examples/custom_loop.py /tmp/store
 
 The session starts a server for the store in a process of its own. With a server that runs beside the data,
-give its URL instead: TrainSettings(server=("http://storage:8099",), ...).
+give its URL instead: SessionSettings(server=("http://storage:8099",), ...).
 """
 
 import sys
@@ -16,7 +16,7 @@ import hapi
 
 
 def main(store: str) -> None:
-    settings = hapi.TrainSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
+    settings = hapi.SessionSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
     with hapi.Session.open(settings) as session:
         print(f"frozen up to layer {session.prepared.freeze}, the server runs {session.split} layers")
         model = session.trained  # the layers after the freeze: an nn.Module like any other

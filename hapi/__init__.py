@@ -3,7 +3,7 @@
     import hapi
 
     hapi.pack("~/flowers", "store/flowers")
-    with hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18")) as session:
+    with hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18")) as session:
         for features, labels in session.epoch(0):
             ...
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hapi.api.datasets import index, pack
     from hapi.api.models import list_models, open_model, push
     from hapi.client.session import Session
-    from hapi.client.settings import TrainSettings
+    from hapi.client.settings import SessionSettings
     from hapi.data.epoch_order import Shuffle
     from hapi.data.mount import DatasetReader, open_dataset
     from hapi.errors import HapiError
@@ -48,8 +48,8 @@ __all__ = (
     "Profile",
     "ServerSettings",
     "Session",
+    "SessionSettings",
     "Shuffle",
-    "TrainSettings",
     "Trainer",
     "__version__",
     "errors",
@@ -69,7 +69,7 @@ __all__ = (
 
 _MODULES = {
     "Session": "hapi.client.session",
-    "TrainSettings": "hapi.client.settings",
+    "SessionSettings": "hapi.client.settings",
     "Trainer": "hapi.train.trainer",
     "pack": "hapi.api.datasets",
     "PackOptions": "hapi.ingest.pack_options",

@@ -31,7 +31,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     It makes tensors on a CPU cheaper. ``hapi-train`` calls it; a loop of one's own calls it before the first tensor::
 
         hapi.keep_freed_memory()
-        session = hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18"))
+        session = hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18"))
 
     All blocks come from one heap, also those of threads that begin later. Nothing is done where there is no ``mallopt``
     (only glibc has it), or where the ``environment`` (``MALLOC_...``, ``GLIBC_TUNABLES``) says how memory is kept.

@@ -380,8 +380,8 @@ def test_scripts_can_be_run(script: str) -> None:
 
 
 def test_every_configuration_is_read() -> None:
-    from hapi.client.settings import TrainSettings
     from hapi.config.settings import load
+    from hapi.train.settings import TrainSettings
 
     paths = sorted((ROOT / "configs").rglob("*.yaml"))
     assert len(paths) >= 7, "configs/ holds one runnable experiment for each family"

@@ -15,10 +15,10 @@ from torch import nn
 
 from hapi.allocator import keep_freed_memory
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, status_bytes, warm_up_libraries
-from hapi.client.settings import TrainSettings
 from hapi.models.zoo.build import ModelSpec, structure
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.work import fill
+from hapi.train.settings import TrainingSettings
 from hapi.train.trainer import make_optimizer
 
 _WARM_STEPS = 2
@@ -44,7 +44,7 @@ def main() -> None:
         micro = MicroBatch(case["micro_batch"])
         rest = FrozenSuffix(segment, tuple(shape), dtype, micro, device, MemoryBudget(None, device))
     trained = model.segment(last_split, len(model), frozen=False)
-    optimizer = make_optimizer(TrainSettings(model=case["model"], momentum=0.9), trained)
+    optimizer = make_optimizer(TrainingSettings(momentum=0.9), trained)
     for _ in range(_WARM_STEPS):
         _step(features, rest, trained, optimizer)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here

@@ -26,12 +26,12 @@ from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.prefetcher import Prefetcher
 from hapi.client.memory import warm_up_libraries
 from hapi.client.planning.split_source import planning_of
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import HttpTransport
+from hapi.config.settings import load
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.profiler.profile import Profile
+from hapi.train.settings import TrainSettings
 from hapi.train.trainer import make_optimizer
 
 
@@ -43,6 +43,7 @@ class SweepClient:
         self._token = token
         self._limit = limit
         self._session: Session | None = None
+        self._optimizer_bytes = 0.0
         self._optimizer: torch.optim.Optimizer | None = None
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -63,12 +64,12 @@ class SweepClient:
     def do_open(self, **settings: Any) -> dict[str, Any]:
         """Another model or batch size."""
         self.close()
-        made = TrainSettings(**{**settings, "server": tuple(settings["server"])})
-        if made.memory is None:
+        made = load(TrainSettings, None, settings).value
+        if made.session.memory is None:
             keep_freed_memory()
         self._session = session = self._connect(made)
         session.trained.train()
-        self._optimizer = make_optimizer(made, session.trained)
+        self._optimizer = make_optimizer(made.training, session.trained)
         self._ids = session.prepared.training_ids
         return {
             "splits": list(session.prepared.candidate_splits),
@@ -89,12 +90,17 @@ class SweepClient:
         return {}
 
     def _connect(self, settings: TrainSettings) -> Session:
-        if self._limit is None:
-            return Session.open(settings, token=self._token)
-        transports = [
-            LimitedTransport(HttpTransport(url, token=self._token), self._limit) for url in settings.server
-        ]
-        return Session(settings, resolve_job(settings, transports=transports))
+        transports, limit = None, self._limit
+        if limit is not None:
+            urls = settings.session.server
+            transports = [LimitedTransport(HttpTransport(url, token=self._token), limit) for url in urls]
+        self._optimizer_bytes = settings.training.optimizer_bytes
+        return Session.open(
+            settings.session,
+            token=self._token,
+            optimizer_bytes=self._optimizer_bytes,
+            transports=transports,
+        )
 
     def do_limit(self, bits: float | None) -> dict[str, Any]:
         """The link's rate from now on."""
@@ -169,7 +175,9 @@ class SweepClient:
         They choose from the mean of that profile and of ``before``, itself the mean of ``parts`` profiles.
         """
         session = self._opened(profiled or samples)
-        planning = planning_of(session.settings, session.prepared, session.meter, session.budget)
+        planning = planning_of(
+            session.settings, session.prepared, session.meter, session.budget, self._optimizer_bytes
+        )
         if planning is None:
             raise HapiError("the sweep's session has no strategy; this is a defect of hapi")
         session.planning = planning

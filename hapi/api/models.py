@@ -32,7 +32,7 @@ def push(
     >>> pushed.manifest.classes
     4
 
-    Train with it: ``TrainSettings(model="store:squeeze", ...)``.
+    Train with it: ``SessionSettings(model="store:squeeze", ...)``.
 
     Args:
         model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``.

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import OneLineParser, read_token, run_command
+from hapi.cli.shared.common import OneLineParser, run_command
 from hapi.cli.shared.numbers import DAY, count, host_memory, seconds, size
+from hapi.config.token import read_token
 from hapi.errors import UsageError
 from hapi.factories import search_here
 from hapi.units import format_bytes

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, read_token, run_command
-from hapi.config.fields import flag_of
+from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, run_command
+from hapi.config.fields import flag_of, flat
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.paths import check_outputs
-from hapi.process import output
+from hapi.process import output as standard
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from hapi.client.loading.epoch_stats import PassReport
     from hapi.client.planning.controller import SplitController
     from hapi.client.session import Session
-    from hapi.client.settings import TrainSettings
+    from hapi.train.settings import OutputSettings, TrainingSettings, TrainSettings
     from hapi.train.trainer import Trainer
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of ``hapi-train``."""
-    from hapi.client.settings import TrainSettings
+    from hapi.train.settings import TrainSettings
 
     p = OneLineParser(
         prog="hapi-train",
@@ -60,7 +60,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from hapi.client.settings import TrainSettings
+    from hapi.train.settings import TrainSettings
 
     loaded: Loaded[TrainSettings] = load(
         TrainSettings, args.experiment, overrides_of(args, TrainSettings), os.environ
@@ -73,29 +73,31 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
-    settings = loaded.value
-    if settings.memory is None:  # with a bound, what is free is not the job's
+    settings, output = loaded.value, loaded.value.output
+    session_settings = settings.session
+    if session_settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
     with Leaving("hapi-train"):
         from hapi.client.session import Session
         from hapi.train.trainer import Trainer
 
-    if settings.allow_model or is_factory(settings.model):
+    if session_settings.allow_model or is_factory(session_settings.model):
         search_here()
     check_together(loaded)
     check_files(loaded, experiment)
-    tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
-    with Session.open(settings, token=read_token(settings.token_file), tracer=tracer) as session:
+    tracer = Tracer(enabled=output.trace is not None, process="hapi-train")
+    with Session.open(
+        session_settings, tracer=tracer, optimizer_bytes=settings.training.optimizer_bytes
+    ) as session:
         _announce(session, loaded)
-        trainer = Trainer(
-            session, ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
-        )
+        printer = ProgressPrinter(output.progress and sys.stderr.isatty(), session.planning)
+        trainer = Trainer(session, settings.training, printer)
         try:
             report = trainer.run()
         except BaseException:
             _after_failure(trainer, tracer, loaded)
             raise
-    failed = _write_outputs(settings, tracer, report, min(_LAST_SECONDS, settings.patience))
+    failed = _write_outputs(output, tracer, report, min(_LAST_SECONDS, session_settings.patience))
     _summarise(report, trainer.trained_epochs)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
@@ -107,12 +109,13 @@ _LAST_SECONDS = 15.0
 
 
 def _write_outputs(
-    settings: TrainSettings, tracer: Tracer, report: dict[str, Any], seconds: float
+    settings: OutputSettings, tracer: Tracer, report: dict[str, Any], seconds: float
 ) -> list[str]:
     """Write each output, whatever becomes of the others; returns what failed, also after ``seconds`` of trying again.
 
     The report comes last and says it too.
     """
+    report = {**report, "settings": {**report["settings"], **flat(settings)}}
     failed: list[str] = []
     deadline = time.monotonic() + seconds
     if settings.trace is not None:
@@ -125,7 +128,7 @@ def _write_outputs(
     if settings.report is not None:
         from hapi.train.report import write_report
 
-        lost = [] if output.current is None else output.current.lost()
+        lost = [] if standard.current is None else standard.current.lost()
         said = {**report, "troubles": [*report["troubles"], *lost, *failed]}
         failed += _tried(lambda: write_report(str(settings.report), said), deadline)
     return failed
@@ -148,28 +151,28 @@ def _tried(write: Callable[[], None], deadline: float) -> list[str]:
 
 def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings]) -> None:
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
-    settings = trainer.settings
-    for line in _write_outputs(settings, tracer, trainer.report(), 0.0):
+    for line in _write_outputs(loaded.value.output, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
-    if settings.checkpoint and trainer.has_checkpoint:
-        print(f"go on with: --resume --checkpoint {settings.checkpoint}", file=sys.stderr)
+    checkpoint = loaded.value.training.checkpoint
+    if checkpoint and trainer.has_checkpoint:
+        print(f"go on with: --resume --checkpoint {checkpoint}", file=sys.stderr)
 
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Settings that would have no effect beside the others are refused, so that nobody relies on them."""
-    settings = loaded.value
-    if settings.checkpoint is None:
-        if settings.resume:
+    session, training = loaded.value.session, loaded.value.training
+    if training.checkpoint is None:
+        if training.resume:
             raise UsageError("--resume needs --checkpoint FILE")
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE")
-    if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
+    if session.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
-    for epoch in settings.profile_epoch:
-        if epoch >= settings.epochs and settings.checkpoint is None:  # with one, more epochs may follow
+    for epoch in session.profile_epoch:
+        if epoch >= session.epochs and training.checkpoint is None:  # with one, more epochs may follow
             raise UsageError(
-                f"--profile-epoch {epoch}: expected 0 to {settings.epochs - 1}, the last epoch; give more --epochs"
+                f"--profile-epoch {epoch}: expected 0 to {session.epochs - 1}, the last epoch; give more --epochs"
             )
 
 
@@ -180,25 +183,26 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     """
     from hapi.train.checkpoint_files import numbered
 
-    settings, told = loaded.value, loaded.as_given
+    session, training, output = loaded.value.session, loaded.value.training, loaded.value.output
+    told = loaded.as_given
     check_outputs(
         (
-            (told("--report"), settings.report),
-            (told("--html"), settings.html),
-            (told("--trace"), settings.trace),
-            (told("--checkpoint"), settings.checkpoint),
-            (told("--save-profile"), settings.save_profile),
+            (told("--report"), output.report),
+            (told("--html"), output.html),
+            (told("--trace"), output.trace),
+            (told("--checkpoint"), training.checkpoint),
+            (told("--save-profile"), training.save_profile),
         ),
         (
             ("the experiment file", experiment),
-            (told("--weights"), settings.weights),
-            (told("--profile"), settings.profile),
-            (told("--token-file"), settings.token_file),
-            (told("--ca-file"), settings.ca_file),
+            (told("--weights"), session.weights),
+            (told("--profile"), session.profile),
+            (told("--token-file"), session.token_file),
+            (told("--ca-file"), session.ca_file),
         ),
     )
-    if settings.checkpoint is not None and not settings.resume:
-        for path in (numbered(settings.checkpoint, n) for n in range(settings.keep)):
+    if training.checkpoint is not None and not training.resume:
+        for path in (numbered(training.checkpoint, n) for n in range(training.keep)):
             if path.exists():
                 raise UsageError(
                     f"--checkpoint {path}: exists; give --resume to go on with it, or remove it to begin anew"
@@ -318,11 +322,11 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
     order = prepared.order
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
-    for warning in _warnings(session):
+    for warning in _warnings(session, loaded.value.training):
         print(f"note  {loaded.as_given(warning)}", flush=True)
 
 
-def _warnings(session: Session) -> Iterator[str]:
+def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     """What runs, but is hardly what was meant."""
     from hapi.train.checkpoint_files import existing
 
@@ -331,8 +335,8 @@ def _warnings(session: Session) -> Iterator[str]:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
     if settings.sample_cache is not None and not session.caches:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
-    if settings.resume and settings.checkpoint and not existing(settings.checkpoint):
-        yield f"--resume: there is no {settings.checkpoint} yet, so training begins anew"
+    if training.resume and training.checkpoint and not existing(training.checkpoint):
+        yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
 
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import ModelSettings
 from hapi.client.soundness import check_head
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
@@ -49,34 +49,40 @@ class ClientModel:
 
 
 def open_client_model(
-    settings: TrainSettings, servers: ServerPool, store: str | None, *, classes: int, shape: tuple[int, ...]
+    settings: ModelSettings,
+    servers: ServerPool,
+    store: str | None,
+    *,
+    seed: int,
+    classes: int,
+    shape: tuple[int, ...],
 ) -> ClientModel:
     """The model of the settings, with a fresh head for ``classes``, for samples of ``shape``.
+
+    ``seed`` is the head's, and that of random weights.
 
     Weights from a local file are pushed into ``store`` first, under a name made of their content, since the
     server must read them too; without a store to write to, :class:`UsageError` says how to push them.
     """
     if settings.model.startswith(STORE_PREFIX):
         name = given_name(settings.model.removeprefix(STORE_PREFIX), "--model")
-        return _pushed(settings, servers, name, settings.allow_model, classes, shape)
+        return _pushed(settings, servers, name, settings.allow_model, seed, classes, shape)
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
-        weights={"auto": "DEFAULT", "random": f"random:{settings.seed}"}.get(
-            settings.weights, settings.weights
-        ),
+        weights={"auto": "DEFAULT", "random": f"random:{seed}"}.get(settings.weights, settings.weights),
         input_shape=shape,
         blocks=settings.blocks,
-        head_seed=settings.seed,
+        head_seed=seed,
     )
     check_head(spec, classes, allow_import=True)
     if settings.weights == "auto":
-        spec, layered = _pretrained_or_random(spec, settings.seed)
+        spec, layered = _pretrained_or_random(spec, seed)
     else:
         layered = build(spec, allow_import=True)
     if is_file(spec.weights):
         name = _push_file(spec, layered, store)
-        return _pushed(settings, servers, name, (*settings.allow_model, settings.model), classes, shape)
+        return _pushed(settings, servers, name, (*settings.allow_model, settings.model), seed, classes, shape)
     return ClientModel(
         layered, lambda split: zoo_reference(spec, layered, split), lambda split: None, spec.weights
     )
@@ -125,10 +131,11 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
 
 
 def _pushed(
-    settings: TrainSettings,
+    settings: ModelSettings,
     servers: ServerPool,
     name: str,
     allowed: Sequence[str],
+    seed: int,
     classes: int,
     shape: tuple[int, ...],
 ) -> ClientModel:
@@ -138,9 +145,7 @@ def _pushed(
         raise UsageError(f"--blocks: model {name!r} was pushed with its own; push it again with these")
     check_allowed(pushed.spec.architecture, allowed, name)
     check_head(replace(pushed.spec, input_shape=shape), classes, allow_import=allowed)
-    layered = pushed.layered(
-        num_classes=classes, head_seed=settings.seed, input_shape=shape, allow_import=allowed
-    )
+    layered = pushed.layered(num_classes=classes, head_seed=seed, input_shape=shape, allow_import=allowed)
     _check_forms(pushed, layered)
 
     def fetch(entries: Sequence[TensorEntry]) -> Iterable[tuple[str, memoryview]]:

@@ -17,19 +17,17 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.planning.controller import STRATEGY_NAMES
-from hapi.client.settings import TrainSettings, default_store
+from hapi.client.settings import DataSettings, ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.soundness import check_count, check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import HttpTransport, Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.slow_server import AnswerLimits
-from hapi.config.settings import checked
 from hapi.data.epoch_order import EpochOrder, Shuffle, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.factories import is_factory
-from hapi.models.devices import resolve_device
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.paths import user_path
@@ -103,18 +101,19 @@ class JobContext:
 
 
 def resolve_job(
-    settings: TrainSettings, *, token: str | None = None, transports: Sequence[Transport] | None = None
+    settings: SessionSettings,
+    device: torch.device,
+    *,
+    token: str | None = None,
+    transports: Sequence[Transport] | None = None,
 ) -> JobContext:
     """Connect and decide. ``transports`` replaces the servers of the settings (tests, the loopback).
 
-    The settings may have been made in Python, so their ranges are checked here too.
     Raises :class:`HapiError` with one line that says what does not fit; starts an embedded server when the
     settings name none, and ends it again when anything fails.
     """
-    settings = checked(settings)
     folder = settings.sample_cache
     cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
-    device = resolve_device(settings.device, "--device")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     embedded: EmbeddedServer | None = None
@@ -141,7 +140,7 @@ def resolve_job(
         raise
 
 
-def pace_of(settings: TrainSettings) -> AnswerLimits:
+def pace_of(settings: NetworkSettings) -> AnswerLimits:
     """What the settings demand of a server's answers."""
     return AnswerLimits(
         silence=settings.timeout,
@@ -152,7 +151,7 @@ def pace_of(settings: TrainSettings) -> AnswerLimits:
 
 
 def _prepare(
-    settings: TrainSettings,
+    settings: SessionSettings,
     servers: ServerPool,
     urls: list[str],
     embedded: EmbeddedServer | None,
@@ -164,7 +163,9 @@ def _prepare(
     order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     shape = check_inputs(description, transform)
-    model = open_client_model(settings, servers, store, classes=len(description.classes), shape=shape)
+    model = open_client_model(
+        settings, servers, store, seed=settings.seed, classes=len(description.classes), shape=shape
+    )
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
     strategy, split = resolve_split(layered, settings.split, freeze)
@@ -206,7 +207,7 @@ def _prepare(
     return prepared
 
 
-def _embed(settings: TrainSettings, store: str) -> tuple[EmbeddedServer, str]:
+def _embed(settings: ModelSettings, store: str) -> tuple[EmbeddedServer, str]:
     is_folder = "://" not in store or store.startswith("file://")
     folder = user_path(store.removeprefix("file://"), "--store")
     try:
@@ -258,7 +259,7 @@ def _names(listed: Any) -> list[str]:
         ) from None
 
 
-def transform_of(settings: TrainSettings, description: DatasetDescription) -> TransformSpec | None:
+def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
     """The data set's own transform, or the settings' image size with the data set's own normalisation."""
     if settings.image_size is None:
         return description.transform
@@ -266,7 +267,7 @@ def transform_of(settings: TrainSettings, description: DatasetDescription) -> Tr
     return spec if own is None else replace(spec, mean=own.mean, std=own.std)
 
 
-def order_of(settings: TrainSettings, description: DatasetDescription) -> EpochOrder:
+def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOrder:
     """The order that the settings name; with groups and windows that suit the server's store when none are named."""
     default_shuffle = Shuffle(description.group, description.window)
     return EpochOrder(
@@ -326,7 +327,7 @@ def _job(
 
 
 def _divide(
-    settings: TrainSettings, servers: ServerPool, description: DatasetDescription
+    settings: DataSettings, servers: ServerPool, description: DatasetDescription
 ) -> tuple[IntArray, IntArray, DatasetDescription | None]:
     """(training ids, validation ids, description of the validation data set when it is another one)."""
     everything = np.arange(description.count, dtype=np.int64)

@@ -1,6 +1,6 @@
 """A session: features for a training loop, extracted partly beside the store and partly here.
 
-    session = Session.open(TrainSettings(model="resnet50", dataset="photos", server=("http://store:8099",)))
+    session = Session.open(SessionSettings(model="resnet50", dataset="photos", server=("http://store:8099",)))
     optimiser = torch.optim.SGD(session.trained.parameters(), lr=0.01)
     for epoch in range(3):
         for features, labels in session.epoch(epoch):
@@ -35,9 +35,11 @@ from hapi.client.planning.meter import Meter
 from hapi.client.planning.split_source import Fixed, Named, Planned, Splits, planning_of
 from hapi.client.prepare import JobContext, resolve_job
 from hapi.client.recheck import Recheck, ServerLeftError
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
+from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.config.settings import checked
+from hapi.config.token import read_token
 from hapi.data.epoch_order import batches
 from hapi.errors import DataError, DeviceMemoryError, HapiError, UsageError
 from hapi.models.devices import exact_arithmetic, finish, resolve_device
@@ -53,7 +55,7 @@ class Session:
 
     Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe. A whole training::
 
-        settings = hapi.TrainSettings(model="resnet50", dataset="flowers", server=("http://store:8099",))
+        settings = hapi.SessionSettings(model="resnet50", dataset="flowers", server=("http://store:8099",))
         with hapi.Session.open(settings) as session:
             optimizer = torch.optim.AdamW(session.trained.parameters(), lr=1e-4)
             for epoch in range(3):
@@ -69,17 +71,19 @@ class Session:
 
     def __init__(
         self,
-        settings: TrainSettings,
+        settings: SessionSettings,
         prepared: JobContext,
-        tracer: Tracer | None = None,
-        budget: MemoryBudget | None = None,
+        budget: MemoryBudget,
+        tracer: Tracer,
+        optimizer_bytes: float,
     ) -> None:
+        """See :meth:`open`, which makes ``prepared`` and ``budget`` from checked settings."""
         self.settings = settings
         self.prepared = prepared
-        self.tracer = tracer or Tracer(enabled=False)
+        self.tracer = tracer
         self.device = prepared.device
         exact_arithmetic(self.device)
-        self.budget = budget or MemoryBudget(settings.memory, self.device)
+        self.budget = budget
         self._servers: ServerPool = prepared.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
         self._micro_batch = MicroBatch(settings.micro_batch)
@@ -99,7 +103,9 @@ class Session:
         self.recheck = Recheck(prepared, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
         try:
-            self.planning = planning_of(settings, prepared, self.meter, self.budget, self._expected())
+            self.planning = planning_of(
+                settings, prepared, self.meter, budget, optimizer_bytes, self._expected()
+            )
             """Chooses the split of each batch; None when it is fixed."""
             if (
                 self.planning is not None and self.recheck is None
@@ -113,14 +119,35 @@ class Session:
 
     @classmethod
     def open(
-        cls, settings: TrainSettings, *, token: str | None = None, tracer: Tracer | None = None
+        cls,
+        settings: SessionSettings,
+        *,
+        token: str | None = None,
+        tracer: Tracer | None = None,
+        optimizer_bytes: float = 2.0,
+        transports: Sequence[Transport] | None = None,
     ) -> Session:
-        """Connect, choose data set and model, and check that they fit."""
+        """Check the settings, connect, choose data set and model, and check that they fit.
+
+        Args:
+            settings: where the data is, the model and its split, and how they are used.
+            token: the servers' bearer token; None for that of the settings' ``token_file`` or of ``HAPI_TOKEN``.
+            tracer: records what happens; None for nothing.
+            optimizer_bytes: bytes that the loop's optimiser keeps for each byte of trained parameters, beside
+                gradients (0 for plain SGD, 1 with momentum, 2 for Adam): for the plan's estimate of memory.
+            transports: replace the servers of the settings.
+
+        Raises:
+            HapiError: one line that says what does not fit. Nothing is left open then.
+        """
         settings = checked(settings)
-        budget = MemoryBudget(settings.memory, resolve_device(settings.device, "--device"))
-        prepared = resolve_job(settings, token=token)
+        if token is None and transports is None:
+            token = read_token(settings.token_file)
+        device = resolve_device(settings.device, "--device")
+        budget = MemoryBudget(settings.memory, device)
+        prepared = resolve_job(settings, device, token=token, transports=transports)
         try:
-            return cls(settings, prepared, tracer, budget)
+            return cls(settings, prepared, budget, tracer or Tracer(enabled=False), optimizer_bytes)
         except BaseException:
             prepared.servers.close()
             prepared.close()

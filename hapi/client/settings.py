@@ -1,4 +1,8 @@
-"""What a person can set for a training run, by YAML file, environment or flag. Defaults say where they come from."""
+"""Settings of a session, in groups: each part of the client takes the groups that it needs.
+
+Defaults say where they come from. Users see one flat list: flags, keys of a YAML file, arguments of
+:class:`SessionSettings`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,11 @@ from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_S
 from hapi.config.settings import setting
 
 OnOff = Literal["on", "off"]
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """One training run. The fields are the flags of ``hapi-train``; they are checked when a session opens.
-
-    >>> import hapi
-    >>> settings = hapi.TrainSettings(model="resnet50", dataset="flowers", server=("http://store:8099",), bs=256)
-    >>> settings.split
-    'auto'
-    """
+class ModelSettings:
+    """The network, and how this side runs its part of it."""
 
     model: str = setting(
         "architecture (resnet50, transformer, any torchvision name, timm:NAME, package.module:factory) "
@@ -47,6 +44,73 @@ class TrainSettings:
         "last frozen layer, by index or name (default: the paper's for its families, else all but the head)",
         default=None,
     )
+    device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
+    threads: int | None = setting("CPU threads of the trainer", default=None, low=1, high=1024)
+    micro_batch: int = setting(
+        "samples at a time through the frozen layers on this side (measured flat from 16 up on a CPU)",
+        default=64,
+        low=1,
+        high=1 << 20,
+    )
+    memory: int | None = setting(
+        "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
+        default=None,
+        low=1 << 20,
+        high=1 << 48,
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """The samples, and in which order and batches they are used."""
+
+    dataset: str | None = setting(
+        "data set in the server's store (default: the only one there)", default=None
+    )
+    image_size: int | None = setting(
+        "side of the square input, in pixels, instead of the data set's own",
+        default=None,
+        low=1,
+        high=4096,
+    )
+    augment: tuple[str, ...] = setting(
+        "random transforms of the training samples: imagenet (resized-crop,flip), crop-flip (crop,flip), or any of "
+        "resized-crop[:scale=A-B][:ratio=A-B], crop[:padding=N], flip[:p=X], "
+        "jitter[:brightness=X][:contrast=X][:saturation=X][:hue=X], as in torchvision",
+        default=(),
+    )
+    validation: float | str | None = setting(
+        "share of the samples held out (0.1), or the name of another data set, measured after each epoch",
+        default=None,
+    )
+    bs: int = setting("training batch size", default=128, low=1, high=1 << 20, flags=("--batch-size",))
+    epochs: int = setting("passes over the data", default=3, low=1, high=1 << 20)
+    seed: int = setting(
+        "seed of order, head, random weights, random transforms and dropout",
+        default=0,
+        low=0,
+        high=(1 << 31) - 1,
+    )
+    shuffle: str = setting(
+        "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples in "
+        "random order, WINDOW of them open at a time; the default ones suit the server's store",
+        default="full",
+    )
+    trainers: int = setting(
+        "trainers that share each epoch without overlap; --bs is of each. Averaging gradients is their own affair",
+        default=1,
+        low=1,
+        high=65536,
+    )
+    trainer: int = setting("which of them this one is, from 0", default=0, low=0, high=65535)
+    drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningSettings:
+    """The split, and how it is chosen."""
+
     split: int | str = setting(
         "where the server stops: auto (measured and chosen while training runs), the strategies hapi, nsg, bandwidth "
         "and oracle, the static ones none, freeze and min, an index or a layer's name",
@@ -71,34 +135,11 @@ class TrainSettings:
     profile: str | None = setting(
         "choose the split at once from this saved profile, or from that in a run's report", default=None
     )
-    save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
-    memory: int | None = setting(
-        "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
-        default=None,
-        low=1 << 20,
-        high=1 << 48,
-        unit="bytes",
-    )
 
-    dataset: str | None = setting(
-        "data set in the server's store (default: the only one there)", default=None
-    )
-    image_size: int | None = setting(
-        "side of the square input, in pixels, instead of the data set's own",
-        default=None,
-        low=1,
-        high=4096,
-    )
-    augment: tuple[str, ...] = setting(
-        "random transforms of the training samples: imagenet (resized-crop,flip), crop-flip (crop,flip), or any of "
-        "resized-crop[:scale=A-B][:ratio=A-B], crop[:padding=N], flip[:p=X], "
-        "jitter[:brightness=X][:contrast=X][:saturation=X][:hue=X], as in torchvision",
-        default=(),
-    )
-    validation: float | str | None = setting(
-        "share of the samples held out (0.1), or the name of another data set, measured after each epoch",
-        default=None,
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """The servers, and how samples and features come from them."""
 
     server: tuple[str, ...] = setting("URL of a hapi-server; may be repeated", default=(), env="HAPI_SERVER")
     store: str | None = setting(
@@ -106,41 +147,6 @@ class TrainSettings:
     )
     token_file: str | None = setting("file with the bearer token (or HAPI_TOKEN)", default=None)
     ca_file: str | None = setting("certificate authority (PEM) to trust for https servers", default=None)
-
-    bs: int = setting("training batch size", default=128, low=1, high=1 << 20, flags=("--batch-size",))
-    epochs: int = setting("passes over the data", default=3, low=1, high=1 << 20)
-    lr: float = setting("learning rate", default=0.01, above=0, high=1e6)
-    optimizer: OptimizerName = setting("optimiser", default="sgd")
-    momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
-    weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
-    seed: int = setting(
-        "seed of order, head, random weights, random transforms and dropout",
-        default=0,
-        low=0,
-        high=(1 << 31) - 1,
-    )
-    shuffle: str = setting(
-        "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples in "
-        "random order, WINDOW of them open at a time; the default ones suit the server's store",
-        default="full",
-    )
-    trainers: int = setting(
-        "trainers that share each epoch without overlap; --bs is of each. Averaging gradients is their own affair",
-        default=1,
-        low=1,
-        high=65536,
-    )
-    trainer: int = setting("which of them this one is, from 0", default=0, low=0, high=65535)
-    drop_last: bool = setting("leave out the last batch of an epoch when it is not full", default=False)
-
-    device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
-    threads: int | None = setting("CPU threads of the trainer", default=None, low=1, high=1024)
-    micro_batch: int = setting(
-        "samples at a time through the frozen layers on this side (measured flat from 16 up on a CPU)",
-        default=64,
-        low=1,
-        high=1 << 20,
-    )
     request_size: int = setting(
         "samples per request (128 in the paper, section 5.1)", default=128, low=1, high=65536
     )
@@ -196,12 +202,10 @@ class TrainSettings:
     slow_server_seconds: float = setting(
         "seconds of waiting over which that is measured", default=RATE_SECONDS, above=0, high=86400
     )
-
     check_features: OnOff = setting(
         "whether features that are infinite or no numbers end the training (one pass over each frame)",
         default="on",
     )
-
     recheck: int = setting(
         "samples of each epoch, drawn in secret, that are computed here too, from another server's stored samples "
         "where there is one; a server whose answers differ is left",
@@ -210,23 +214,18 @@ class TrainSettings:
         high=1 << 20,
     )
 
-    checkpoint: str | None = setting(
-        "file that training is saved to after each epoch and on Ctrl-C", default=None
-    )
-    checkpoint_every: int | None = setting(
-        "batches between checkpoints inside an epoch", default=None, low=1, high=1 << 40
-    )
-    keep: int = setting(
-        "checkpoints that are left: FILE, FILE.1 (the one before) and so on; --resume takes the newest that is whole",
-        default=1,
-        low=1,
-        high=1000,
-    )
-    resume: bool = setting("go on from --checkpoint when it exists", default=False)
-    report: str | None = setting("file for the JSON report", default=None)
-    html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)
-    trace: str | None = setting("file for a trace that Perfetto opens", default=None)
-    progress: bool = setting("live progress bar", default=True)
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings(NetworkSettings, PlanningSettings, DataSettings, ModelSettings):
+    """Settings of a session; they are checked when it opens. ``hapi-train --help`` describes each of them.
+
+    It is each of the groups, so that what needs one of them takes it as it is.
+
+    >>> import hapi
+    >>> settings = hapi.SessionSettings(model="resnet50", dataset="flowers", server=("http://store:8099",), bs=256)
+    >>> settings.split
+    'auto'
+    """
 
 
 def default_store() -> str:

@@ -9,9 +9,6 @@ from hapi.profiler.fit import Sizes, Tier
 from hapi.profiler.profile import LayerProfile, SampleProfile
 from hapi.profiler.work import LayerWork, layer_work
 
-OPTIMIZER_STATE = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
-"""Bytes that torch's optimisers keep per byte of parameters, beside the gradients (rmsprop: with momentum)."""
-
 
 def sizes_of(
     model: LayeredModel,
@@ -21,12 +18,12 @@ def sizes_of(
     stored_bytes: float,
     encoded: bool,
     client: Tier,
-    optimizer: str = "momentum",
+    optimizer_bytes: float = 1.0,
     work: Sequence[LayerWork] | None = None,
 ) -> Sizes:
     """Sizes of ``model`` frozen at ``freeze`` for samples of ``stored_bytes`` each; ``encoded`` ones are decoded first.
 
-    ``optimizer``: a key of :data:`OPTIMIZER_STATE`. ``work``: of these layers, if it is known already.
+    ``optimizer_bytes``: the optimiser's per byte of parameters. ``work``: of these layers, if it is known already.
     """
     tensor_bytes = model.output_bytes()[0]
     last_split = model.last_split(freeze)
@@ -57,5 +54,5 @@ def sizes_of(
             tensor_bytes=tensor_bytes,
         ),
         client=client,
-        optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer],
+        optimizer_bytes_per_parameter_byte=optimizer_bytes,
     )

@@ -15,11 +15,12 @@ from torch import nn
 
 from hapi.atomic import replacing
 from hapi.client.prepare import JobContext
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.store.open import open_store
 from hapi.train.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
+from hapi.train.settings import TrainingSettings
 
 FORMAT = 5
 log = logging.getLogger("hapi.client")
@@ -48,23 +49,23 @@ class Progress:
         return progress
 
 
-def identity_of(settings: TrainSettings, prepared: JobContext) -> dict[str, Any]:
+def identity_of(session: SessionSettings, training: TrainingSettings, prepared: JobContext) -> dict[str, Any]:
     """What must be equal for a resumed run to be the same training; the split may differ."""
-    s, transform = settings, prepared.transforms[0]
+    transform = prepared.transforms[0]
     return {
-        "seed": s.seed,
-        "model": s.model,
+        "seed": session.seed,
+        "model": session.model,
         "weights": prepared.weights,
         "dataset": prepared.description.reference.version,
         "training samples": len(prepared.training_ids),
         "freeze": prepared.freeze,
-        "bs": s.bs,
-        "drop_last": s.drop_last,
+        "bs": session.bs,
+        "drop_last": session.drop_last,
         **prepared.order.identity(),
-        "optimizer": s.optimizer,
-        "lr": s.lr,
-        "momentum": s.momentum,
-        "weight_decay": s.weight_decay,
+        "optimizer": training.optimizer,
+        "lr": training.lr,
+        "momentum": training.momentum,
+        "weight_decay": training.weight_decay,
         "transform": None if transform is None else transform.to_json(),
         "frozen layers": prepared.front_digest,
     }

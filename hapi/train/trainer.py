@@ -15,8 +15,10 @@ from torch import nn
 
 import hapi
 from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.planning.split_source import fixed_split
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+from hapi.config.fields import flat
+from hapi.config.settings import checked
 from hapi.errors import DeviceMemoryError, DivergedError, HapiError, UnprocessableError, UsageError
 from hapi.models.graph.tracing import TRACE_LOCK
 from hapi.process.memory_errors import is_out_of_memory
@@ -27,6 +29,7 @@ from hapi.train.divergence import Finite
 from hapi.train.interrupts import Interrupts
 from hapi.train.keeping import Keeper
 from hapi.train.report import Measured, Totals, epoch_entry
+from hapi.train.settings import TrainingSettings
 
 log = logging.getLogger("hapi.client")
 
@@ -63,7 +66,7 @@ def step_seed(seed: int, epoch: int, batch: int) -> int:
     return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
 
 
-def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(settings: TrainingSettings, module: nn.Module) -> torch.optim.Optimizer:
     """The optimiser that the settings name, over ``module``'s parameters."""
     parameters, s = [p for p in module.parameters() if p.requires_grad], settings
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
@@ -80,21 +83,29 @@ def make_optimizer(settings: TrainSettings, module: nn.Module) -> torch.optim.Op
 class Trainer:
     """Trains a session's layers for the settings' epochs, as ``hapi-train`` does; see :meth:`run`::
 
-        with hapi.Session.open(hapi.TrainSettings(store="store", model="resnet18", epochs=3)) as session:
+        with hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18", epochs=3)) as session:
             report = hapi.Trainer(session).run()
         print(report["epochs"][-1]["accuracy"])
 
     Args:
         session: an open session; it stays open.
+        settings: optimiser and checkpoints; they are checked here.
         watcher: told epochs and steps; None for nothing.
     """
 
-    def __init__(self, session: Session, watcher: TrainingCallback | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        settings: TrainingSettings | None = None,
+        watcher: TrainingCallback | None = None,
+    ) -> None:
         self.session = session
-        self.settings = session.settings
+        self.settings = settings = checked(settings or TrainingSettings())
+        if settings.save_profile is not None and session.planning is None:
+            raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         self.watcher = watcher or _NoCallback()
         self.trained = session.trained
-        self.optimizer = make_optimizer(self.settings, self.trained)
+        self.optimizer = make_optimizer(settings, self.trained)
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []
         """The report's entries, those of before a resume included."""
@@ -102,8 +113,8 @@ class Trainer:
         """Epochs that this process ended."""
         self.ended: dict[str, Any] = {"how": "running"}
         """How the training ended, for the report."""
-        path, settings = self.settings.checkpoint, self.settings
-        self.keeper = Keeper(self._save if path else None, settings.checkpoint_every, settings.patience)
+        save = self._save if settings.checkpoint else None
+        self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
         self._finite = Finite(self.trained, self.optimizer, settings.lr)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
         self._correct = torch.zeros((), dtype=torch.int64, device=session.device)
@@ -135,7 +146,7 @@ class Trainer:
             if path and self.settings.resume:
                 self._resume(path)
             try:
-                while self.progress.epoch < self.settings.epochs:
+                while self.progress.epoch < self.session.settings.epochs:
                     self._epoch(interrupts)
             except (KeyboardInterrupt, Exception) as error:
                 self._end(error)
@@ -218,7 +229,7 @@ class Trainer:
         span = self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch)
         # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
         with TRACE_LOCK, span:
-            torch.manual_seed(step_seed(self.settings.seed, progress.epoch, progress.batch))
+            torch.manual_seed(step_seed(self.session.settings.seed, progress.epoch, progress.batch))
             try:
                 logits = self.trained(features)
                 loss = nn.functional.cross_entropy(logits, labels)
@@ -229,7 +240,7 @@ class Trainer:
                 if not is_out_of_memory(error):
                     raise
                 raise DeviceMemoryError(
-                    f"the trained layers with a batch of {self.settings.bs} do not fit {self.session.device}; "
+                    f"the trained layers with a batch of {self.session.settings.bs} do not fit {self.session.device}; "
                     "choose a smaller --bs or a later --freeze"
                 ) from None
             except ValueError as error:
@@ -316,7 +327,7 @@ class Trainer:
             trained=self.trained,
             optimizer=self.optimizer,
             progress=progress,
-            identity=identity_of(self.settings, self.session.prepared),
+            identity=self._identity(),
             epochs=self.epochs,
             plan=None if self.session.planning is None else self.session.planning.state(),
             totals=self._totals(),
@@ -324,12 +335,15 @@ class Trainer:
         )
         self._keep = self.settings.keep
 
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.session.settings, self.settings, self.session.prepared)
+
     def _resume(self, path: str) -> None:
         found = checkpoint.load_newest(
             path,
             trained=self.trained,
             optimizer=self.optimizer,
-            identity=identity_of(self.settings, self.session.prepared),
+            identity=self._identity(),
             restore_plan=self._restore_plan,
         )
         if found is not None:
@@ -356,14 +370,14 @@ class Trainer:
     def report(self) -> dict[str, Any]:
         """The run's report, JSON-able."""
         session, prepared = self.session, self.session.prepared
-        settings = asdict(self.settings)
+        settings = {**flat(session.settings), **flat(self.settings)}
         planning = session.planning
         plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": self._memory()}}
         recheck = {} if session.recheck is None else {"recheck": session.recheck.to_json()}
         timeline = {} if self._timeline is None else {"timeline": self._timeline}
         return {
             "hapi": hapi.__version__,
-            "model": self.settings.model,
+            "model": session.settings.model,
             "weights": prepared.weights,
             "layers": len(prepared.model.layers),
             "freeze": prepared.freeze,
@@ -373,9 +387,9 @@ class Trainer:
             "strategy": prepared.strategy,
             "dataset": prepared.description.reference.to_json(),
             "classes": list(prepared.description.classes),
-            "batch_size": self.settings.bs,
+            "batch_size": session.settings.bs,
             **prepared.order.identity(),
-            "request_size": self.settings.request_size,
+            "request_size": session.settings.request_size,
             **asdict(self._totals()),
             "servers": prepared.urls,
             "device": str(session.device),

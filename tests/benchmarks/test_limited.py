@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.local_job import SETTINGS, pack_blobs, service_of
+from support.local_job import pack_blobs, service_of, settings_of
 
 from benchmarks.testbed.limited import BURST_SECONDS, PIECE_SECONDS, LimitedTransport, RateLimit
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import LoopbackTransport
 from hapi.errors import UsageError
 from hapi.server.http.loopback import loopback_handler
@@ -132,9 +130,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def test_a_session_trains_through_it(service: Service) -> None:
     clock = Clock()
     limit = limit_of(clock, 1e6)
-    settings = TrainSettings(**{**SETTINGS, "split": 4})
+    settings = settings_of(split=4).session
     transports = [LimitedTransport(LoopbackTransport(loopback_handler(service)), limit) for _ in range(2)]
-    with Session(settings, resolve_job(settings, transports=transports)) as session:
+    with Session.open(settings, transports=transports) as session:
         before = clock.now
         counts = [len(labels) for _, labels in session.epoch(0)]
         traffic = session.last.traffic

@@ -37,8 +37,8 @@ from support.local_job import pack_blobs
 
 from hapi.cli import train as command
 from hapi.cli.main import main
-from hapi.client.settings import TrainSettings
 from hapi.config.settings import load
+from hapi.train.settings import TrainSettings
 
 FAST = ("--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", "--no-progress")
 
@@ -241,7 +241,7 @@ def test_an_earlier_checkpoint_is_not_overwritten(capsys: pytest.CaptureFixture[
     "path", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_the_experiments_can_be_read(path: Path) -> None:
-    settings = load(TrainSettings, path).value
+    settings = load(TrainSettings, path).value.session
     assert settings.model == path.stem
 
 

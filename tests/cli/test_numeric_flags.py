@@ -11,10 +11,10 @@ import pytest
 from benchmarks.cli.bench import configure as configure_benchmarks
 from hapi.cli import main, server, train
 from hapi.cli.shared.numbers import Number, host_memory
-from hapi.client.settings import TrainSettings
 from hapi.config.fields import SettingField, every_field, flag_of, members
 from hapi.config.settings import load, overrides_of
 from hapi.errors import UsageError
+from hapi.train.settings import TrainSettings
 
 ABSURD = (
     "9" * 30, "1" + "0" * 5000, "-1", "-0.5", "nan", "inf", "-inf", "", " ", "1e400", "1e99", "0x10", "1_", "--", "1,2",

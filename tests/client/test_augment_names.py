@@ -10,10 +10,10 @@ from torchvision.transforms import v2
 
 from hapi.cli.train import parser
 from hapi.client.augment import augmented, parsed
-from hapi.client.settings import TrainSettings
 from hapi.config.settings import load, overrides_of
 from hapi.data.manifest import SampleLayout
 from hapi.errors import UsageError
+from hapi.train.settings import TrainSettings
 from hapi.wire.references import Augmentation, TransformSpec
 
 SPEC = TransformSpec.for_image_size(32)
@@ -97,7 +97,7 @@ def test_samples_that_cannot_be_augmented() -> None:
 def test_as_flags_and_as_a_file(tmp_path: Path) -> None:
     def settings(*flags: str) -> Any:
         args = parser().parse_args([*flags])
-        return load(TrainSettings, args.experiment, overrides_of(args, TrainSettings)).value.augment
+        return load(TrainSettings, args.experiment, overrides_of(args, TrainSettings)).value.session.augment
 
     assert settings() == ()
     given = ("resized-crop:scale=0.2-1", "flip")

@@ -20,7 +20,7 @@ from support.lock_owners import living_elsewhere
 from hapi.cli.main import main
 from hapi.client import models
 from hapi.client.models import open_client_model
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import ModelSettings
 from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, UsageError
@@ -110,9 +110,9 @@ def weights(tmp_path: Path, folder: Path) -> str:
 
 def open_from_file(service: Service, store: Path | str, weights: str) -> str:
     """Where the weights are in the end."""
-    settings = TrainSettings(model=FACTORY, weights=weights)
+    settings = ModelSettings(model=FACTORY, weights=weights)
     servers = ServerPool([LoopbackTransport(loopback_handler(service))])
-    return open_client_model(settings, servers, str(store), classes=4, shape=SHAPE).weights
+    return open_client_model(settings, servers, str(store), seed=0, classes=4, shape=SHAPE).weights
 
 
 def test_two_jobs_with_one_file_of_weights(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hapi.client.models import open_client_model
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import ModelSettings
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import HapiError
@@ -39,9 +39,9 @@ def opened(document: dict[str, Any], classes: int = 4) -> None:
     def handler(method: str, path: str, asked: bytes) -> tuple[int, dict[str, str], Iterator[Buffer]]:
         return 200, {}, iter([json.dumps(document).encode()])
 
-    settings = TrainSettings(model="store:mine", server=("http://x:1",))
+    settings = ModelSettings(model="store:mine")
     model = open_client_model(
-        settings, ServerPool([LoopbackTransport(handler)]), None, classes=classes, shape=(3, 32, 32)
+        settings, ServerPool([LoopbackTransport(handler)]), None, seed=0, classes=classes, shape=(3, 32, 32)
     )
     model.layered.front_digest(2)
 
@@ -104,7 +104,7 @@ def test_what_is_no_description() -> None:
 
 
 def test_the_path_is_a_name(tmp_path: Path) -> None:
-    settings = TrainSettings(model="store:../../x", server=("http://x:1",))
+    settings = ModelSettings(model="store:../../x")
     with pytest.raises(HapiError, match="is not a name"):
         open_client_model(settings, ServerPool([LoopbackTransport(lambda *a: (200, {}, iter([])))]), None,
-                          classes=4, shape=(3, 32, 32))  # fmt: skip
+                          seed=0, classes=4, shape=(3, 32, 32))  # fmt: skip

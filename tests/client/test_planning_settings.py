@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.config.settings import load
 from hapi.errors import ConfigError, UsageError
+from hapi.train.settings import TrainSettings
 
 
-def from_yaml(folder: Path, text: str) -> TrainSettings:
+def from_yaml(folder: Path, text: str) -> SessionSettings:
     path = folder / "experiment.yaml"
     path.write_text(text)
-    return load(TrainSettings, path).value
+    return load(TrainSettings, path).value.session
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_yaml_that_is_wrong(tmp_path: Path, text: str) -> None:
 def test_flags() -> None:
     found = load(
         TrainSettings, None, {"profile_epoch": ["0", "3"], "replan": "off", "memory": "512MiB"}
-    ).value
+    ).value.session
     assert (found.profile_epoch, found.replan, found.memory) == ((0, 3), "off", 512 << 20)
     for wrong in ({"profile_epoch": ["-1"]}, {"replan": "maybe"}, {"profile_batches": "none"}):
         with pytest.raises(UsageError, match=f"--{next(iter(wrong)).replace('_', '-')}"):

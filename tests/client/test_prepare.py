@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from support.local_job import COUNT, open_session, pack_blobs, service_of
 
-from hapi.client.prepare import choose_dataset, resolve_job, transform_of
-from hapi.client.settings import TrainSettings, default_store
+from hapi.client.prepare import choose_dataset, transform_of
+from hapi.client.session import Session
+from hapi.client.settings import DataSettings, SessionSettings, default_store
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.data.epoch_order import Shuffle
@@ -134,9 +135,9 @@ def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
         group=1,
         window=1,
     )
-    assert transform_of(TrainSettings(), description) == own
+    assert transform_of(DataSettings(), description) == own
     expected = TransformSpec(resize=64, crop=56, mean=own.mean, std=own.std)
-    assert transform_of(TrainSettings(image_size=56), description) == expected
+    assert transform_of(DataSettings(image_size=56), description) == expected
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_a_store_without_data_sets() -> None:
 def test_a_failure_closes_what_was_opened(service: Service) -> None:
     transport = LoopbackTransport(loopback_handler(service))
     with pytest.raises(UsageError):
-        resolve_job(TrainSettings(dataset="blobs", weights="random", split=99), transports=[transport])
+        Session.open(SessionSettings(dataset="blobs", weights="random", split=99), transports=[transport])
     with pytest.raises(HapiError, match="closed"):
         transport.call("GET", "/v1")
 
@@ -177,7 +178,7 @@ def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_store() == f"{tmp_path}/hapi/store"
     with pytest.raises(UsageError, match=rf"no data set in the store '{tmp_path}/hapi/store'; make one with"):
-        resolve_job(TrainSettings())
+        Session.open(SessionSettings())
 
 
 @pytest.mark.parametrize(
@@ -198,4 +199,4 @@ def test_what_the_embedded_server_may_import(
 
     monkeypatch.setattr("hapi.client.prepare.EmbeddedServer", started)
     with pytest.raises(HapiError, match=re.escape(f"allowed: {allowed}")):
-        resolve_job(TrainSettings(store=str(store), threads=1, **changes))
+        Session.open(SessionSettings(store=str(store), threads=1, **changes))

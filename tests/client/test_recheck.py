@@ -11,17 +11,23 @@ from unittest import mock
 import pytest
 import torch
 from support import lying
-from support.local_job import COUNT, SETTINGS, Silent, built, pack_blobs, remembering, service_of
+from support.local_job import (
+    COUNT,
+    Silent,
+    built,
+    pack_blobs,
+    remembering,
+    service_of,
+    settings_of,
+    trainer_of,
+)
 
-from hapi.client.prepare import resolve_job
 from hapi.client.recheck import TOLERANCE
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.errors import DataError, TransportError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
-from hapi.train.trainer import Trainer
 
 SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
 
@@ -36,10 +42,10 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
 
 def session_over(*handlers: Handler, **changes: Any) -> Session:
     """Over these servers, named a, b, c."""
-    settings = TrainSettings(**{**SETTINGS, "recheck": COUNT, "patience": 1.0, **changes})
+    settings = settings_of(**{"recheck": COUNT, "patience": 1.0, **changes}).session
     transports = [LoopbackTransport(h, name) for h, name in zip(handlers, "abc", strict=False)]
     with mock.patch("hapi.client.models.build", built):
-        return Session(settings, resolve_job(settings, transports=transports))
+        return Session.open(settings, transports=transports)
 
 
 def epoch_of(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -167,7 +173,7 @@ def test_which_samples_is_not_known_before(honest: Handler) -> None:
 
 def test_the_report_says_what_was_compared(honest: Handler) -> None:
     with session_over(honest, recheck=3, epochs=1) as session:
-        report = Trainer(session, Silent()).run()
+        report = trainer_of(session, Silent()).run()
     assert report["recheck"]["samples"] >= 3 and report["recheck"]["left"] == []
 
 

@@ -16,7 +16,7 @@ from support.local_job import COUNT, open_session, pack_blobs, service_of
 from hapi.client import session as session_module
 from hapi.client.loading import receiver as receiving
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.errors import DataError, HapiError, UsageError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
@@ -259,18 +259,18 @@ def test_every_split_gives_the_same_features(service: Service, session: Session,
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("bs", 0), ("lr", -1.0), ("optimizer", "adagrad"), ("seed", -1), ("bs", "x")],
+    [("bs", 0), ("in_flight", -1.0), ("replan", "maybe"), ("seed", -1), ("bs", "x")],
 )
 def test_settings_made_in_python_are_checked(field: str, value: object) -> None:
     started = time.monotonic()
     with pytest.raises(UsageError, match=field):
-        Session.open(TrainSettings(server=("http://127.0.0.1:9",), **{field: value}))  # type: ignore[arg-type]
+        Session.open(SessionSettings(server=("http://127.0.0.1:9",), **{field: value}))  # type: ignore[arg-type]
     assert time.monotonic() - started < 2
 
 
 def test_one_server_as_plain_text_is_one_server() -> None:
     with pytest.raises(HapiError, match=r"http://127.0.0.1:9/v1/datasets.*refused"):
-        Session.open(TrainSettings(server="http://127.0.0.1:9", patience=0))  # type: ignore[arg-type]
+        Session.open(SessionSettings(server="http://127.0.0.1:9", patience=0))  # type: ignore[arg-type]
 
 
 def test_trainers_share_an_epoch_in_chunk_windows(service: Service) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of
+from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of, trainer_of
 
 from hapi.allocator import give_back_freed_memory
 from hapi.client.planning.controller import SplitController
@@ -39,7 +39,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def train(service: Service | Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
-        return Trainer(session, watcher or Silent()).run()
+        return trainer_of(session, watcher or Silent(), **changes).run()
 
 
 def losses(report: dict[str, Any]) -> list[float]:
@@ -100,7 +100,7 @@ def test_a_fixed_split_takes_no_names(service: Service) -> None:
 @pytest.mark.parametrize("flag", ["profile", "save_profile"])
 def test_a_fixed_split_takes_no_profile(service: Service, flag: str) -> None:
     with pytest.raises(UsageError, match=f"--{flag.replace('_', '-')} needs a split that is chosen"):
-        open_session(service, split="freeze", **{flag: "file"})
+        train(service, split="freeze", **{flag: "file"})
 
 
 # -- the same training ---------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_an_epochs_estimate_is_of_the_split_that_it_ran_at(
 
     monkeypatch.setattr(SplitController, "begin_pass", begin)
     with open_session(service, split="auto", epochs=2, replan="off") as session:
-        entry = Trainer(session, Silent()).run()["epochs"][1]
+        entry = Trainer(session, watcher=Silent()).run()["epochs"][1]
         planning = session.planning
     assert planning is not None and planning.profile is not None
     assert entry["splits"] == [[7, 5]]
@@ -267,7 +267,7 @@ def starved_training(
 ) -> tuple[Any, Any, list[Any]]:
     with open_session(service, split="auto", **changes) as session:
         ran = starve(session, capacity)
-        report = Trainer(session, Silent()).run()
+        report = Trainer(session, watcher=Silent()).run()
     for entry in report["epochs"]:
         assert entry["samples"] == COUNT
         assert sum(n for _, n in entry["splits"]) == 5
@@ -309,7 +309,7 @@ def test_memory_that_goes_later_moves_the_plan(service: Service, reference: list
         starve(session, lambda split: 0 if gone[0] and split < FREEZE else 99)
         watcher = Silent()
         watcher.on_step = lambda steps: gone.__setitem__(0, steps >= 7)  # type: ignore[method-assign]
-        report = Trainer(session, watcher).run()
+        report = Trainer(session, watcher=watcher).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert session.split >= min(FREEZE, report["plan"]["split"])
     assert sum(n for _, n in report["epochs"][1]["splits"]) == 5
@@ -422,7 +422,7 @@ def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]
         assert first > 0 and all(model.tensors.get(n).is_meta != (n in here) for n in model.tensors.names())
         with pytest.raises(UsageError, match=f"outside {first} to"):
             list(session.epoch(0, split_of=lambda number: 0))
-        report = Trainer(session, Silent()).run()
+        report = Trainer(session, watcher=Silent()).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     fits = [c["fits"] for c in report["plan"]["candidates"]]
     assert not fits[0] and fits[FREEZE]

@@ -23,12 +23,12 @@ from support.hostile_tools import peak_bytes, resident_bytes
 from support.local_job import built, pack_blobs, remembering, service_of
 from support.tiny_http import TinyServer, serving
 
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import Handler
 from hapi.config.settings import load, overrides_of
 from hapi.errors import HapiError, UsageError
+from hapi.train.settings import TrainSettings
 
 SECONDS = 60.0
 """A few seconds on an idle machine; before there were bounds, no end."""
@@ -57,11 +57,13 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
         yield remembering(running)
 
 
-def settings_of(*flags: str) -> TrainSettings:
+def settings_of(*flags: str) -> SessionSettings:
     """As hapi-train reads them."""
     from hapi.cli.train import parser
 
-    return load(TrainSettings, None, overrides_of(parser().parse_args(flags), TrainSettings), {}).value
+    return load(
+        TrainSettings, None, overrides_of(parser().parse_args(flags), TrainSettings), {}
+    ).value.session
 
 
 def train_here(kind: Kind, *urls: str) -> HapiError | None:
@@ -70,7 +72,7 @@ def train_here(kind: Kind, *urls: str) -> HapiError | None:
     try:
         with (
             mock.patch("hapi.client.models.build", built),
-            Session(settings, resolve_job(settings)) as session,
+            Session.open(settings) as session,
         ):
             assert sum(len(labels) for _, labels in session.epoch(0)) == 40
     except HapiError as error:

@@ -17,9 +17,8 @@ from support.local_job import Silent, built
 from support.plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from torchvision.transforms.v2 import functional as F
 
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import LoopbackTransport
 from hapi.data.transforms.random_params import FLIP, resized_crop, uniforms
 from hapi.errors import ConflictError
@@ -50,25 +49,25 @@ def service(store: Path) -> Iterator[Service]:
     running.close()
 
 
-def settings_of(**changes: Any) -> TrainSettings:
+def settings_of(**changes: Any) -> SessionSettings:
     chosen: dict[str, Any] = {
         "model": "resnet18", "weights": "random", "dataset": "digits", "image_size": SIDE, "bs": BATCH, "seed": SEED,
         "split": 4, "freeze": 11, "request_size": 5, "micro_batch": 3, "device": "cpu", "augment": ("imagenet",),
         "epochs": EPOCHS, "threads": 1,
     }  # fmt: skip
-    return TrainSettings(**{**chosen, **changes})
+    return SessionSettings(**{**chosen, **changes})
 
 
 def open_session(service: Service, **changes: Any) -> Session:
     settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service))
     with mock.patch("hapi.client.models.build", built):
-        return Session(settings, resolve_job(settings, transports=[transport]))
+        return Session.open(settings, transports=[transport])
 
 
 def train(service: Service, watcher: Silent | None = None, **changes: Any) -> list[float]:
     with open_session(service, **changes) as session:
-        report = Trainer(session, watcher or Silent()).run()
+        report = Trainer(session, watcher=watcher or Silent()).run()
     return [entry["loss"] for entry in report["epochs"]]
 
 

@@ -13,10 +13,9 @@ from unittest import mock
 import numpy as np
 
 from hapi.client.loading.epoch_stats import PassReport
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import Handler, LoopbackTransport
+from hapi.config.settings import load
 from hapi.data.manifest import Manifest
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import SourceOptions, open_source
@@ -26,6 +25,8 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
+from hapi.train.settings import TrainSettings
+from hapi.train.trainer import Trainer, TrainingCallback
 from hapi.wire.frames import Buffer
 
 COUNT = 46
@@ -79,12 +80,24 @@ def remembering(service: Service) -> Handler:
     return remembered
 
 
+def settings_of(**changes: Any) -> TrainSettings:
+    """The settings of a small job, and these, by the names that ``hapi-train`` has for them."""
+    return load(TrainSettings, None, {**SETTINGS, **changes}).value
+
+
+def trainer_of(session: Session, watcher: TrainingCallback | None = None, **changes: Any) -> Trainer:
+    """A trainer over ``session`` with these settings of the training; those of a session may be among them."""
+    return Trainer(session, settings_of(**changes).training, watcher)
+
+
 def open_session(service: Service | Handler, **changes: Any) -> Session:
-    """Of this service, or of what answers for it."""
-    settings = TrainSettings(**{**SETTINGS, **changes})
+    """Of this service, or of what answers for it; settings of a training may be among ``changes``."""
+    settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service) if isinstance(service, Service) else service)
     with mock.patch("hapi.client.models.build", built):
-        return Session(settings, resolve_job(settings, transports=[transport]))
+        return Session.open(
+            settings.session, optimizer_bytes=settings.training.optimizer_bytes, transports=[transport]
+        )
 
 
 _built_once = lru_cache(maxsize=2)(build)

@@ -21,9 +21,8 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from hapi.cli.main import main
-from hapi.client.prepare import resolve_job
 from hapi.client.session import Session
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import LoopbackTransport
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
@@ -185,11 +184,11 @@ def file_order(store: Path) -> np.ndarray:
 def open_session(
     service: Service, f: Family, split: int | str, freeze: int | str, *, device: str = "cpu", **more: object
 ) -> Session:
-    settings = TrainSettings(
+    settings = SessionSettings(
         model=f.name, weights="random", dataset="digits", image_size=f.size, bs=BATCH, seed=SEED,
         split=split, freeze=freeze, request_size=5, micro_batch=3, device=device, **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    return Session(settings, resolve_job(settings, transports=[LoopbackTransport(loopback_handler(service))]))
+    return Session.open(settings, transports=[LoopbackTransport(loopback_handler(service))])
 
 
 def split_training(session: Session) -> Result:

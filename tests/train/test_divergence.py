@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.local_job import Silent, open_session, pack_blobs, remembering, service_of
+from support.local_job import Silent, open_session, pack_blobs, remembering, service_of, trainer_of
 from torch import nn
 
 from hapi.client.transport.http import Handler
@@ -43,7 +43,7 @@ class Poisoning(Silent):
 
 def diverging(service: Handler, watcher: Silent, **changes: Any) -> tuple[Trainer, DivergedError]:
     with open_session(service, **changes) as session:
-        trainer = Trainer(session, watcher)
+        trainer = trainer_of(session, watcher, **changes)
         if isinstance(watcher, Poisoning):
             watcher.trainer = trainer
         with pytest.raises(DivergedError) as caught:
@@ -97,8 +97,8 @@ def test_ctrl_c_does_not_keep_what_diverged(service: Handler, tmp_path: Path) ->
 
     path = tmp_path / "training.pt"
     watcher = Stopped(7, "weight")
-    with open_session(service, checkpoint=str(path)) as session:
-        watcher.trainer = trainer = Trainer(session, watcher)
+    with open_session(service) as session:
+        watcher.trainer = trainer = trainer_of(session, watcher, checkpoint=str(path))
         with pytest.raises(KeyboardInterrupt):
             trainer.run()
     assert torch.load(path, weights_only=True)["progress"]["batch"] == 0

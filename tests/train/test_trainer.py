@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.local_job import COUNT, Silent, open_session, pack_blobs, remembering, service_of
+from support.local_job import COUNT, Silent, open_session, pack_blobs, remembering, service_of, trainer_of
 from torch import nn
 
-from hapi.client.settings import TrainSettings
 from hapi.client.transport.http import Handler
 from hapi.errors import ConflictError, DeviceMemoryError, HapiError
 from hapi.train import checkpoint
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import write_report
-from hapi.train.trainer import Trainer, make_optimizer, step_seed
+from hapi.train.settings import TrainingSettings
+from hapi.train.trainer import make_optimizer, step_seed
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
 
 def train(service: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
-        return Trainer(session, watcher).run()
+        return trainer_of(session, watcher, **changes).run()
 
 
 def names_in(folder: Path) -> list[str]:
@@ -66,7 +66,7 @@ def test_optimisers(settings: dict[str, Any], kind: type, expected: dict[str, An
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     for parameter in module[0].parameters():
         parameter.requires_grad_(False)
-    made = make_optimizer(TrainSettings(lr=0.5, weight_decay=0.01, **settings), module)
+    made = make_optimizer(TrainingSettings(lr=0.5, weight_decay=0.01, **settings), module)
     assert type(made) is kind
     (group,) = made.param_groups
     assert {"lr": 0.5, "weight_decay": 0.01, **expected}.items() <= group.items()
@@ -210,7 +210,7 @@ def test_interrupted_in_validation(
 ) -> None:
     """It takes effect at once, and the resumed run validates without training the epoch again."""
     path = str(tmp_path / "training.pt")
-    with open_session(service, validation=0.2, checkpoint=path) as session:
+    with open_session(service, validation=0.2) as session:
 
         def interrupted() -> Iterator[Any]:
             os.kill(os.getpid(), signal.SIGINT)
@@ -218,7 +218,7 @@ def test_interrupted_in_validation(
 
         monkeypatch.setattr(session, "validation", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            Trainer(session, Silent()).run()
+            trainer_of(session, Silent(), checkpoint=path).run()
     watcher = Silent()
     report = train(service, watcher, validation=0.2, checkpoint=path, resume=True)
     assert watcher.steps == 4
@@ -283,8 +283,8 @@ def test_the_damaged_one_is_replaced_before_a_whole_one(tmp_path: Path, service:
 def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C inside a step leaves the checkpoint of before it."""
     path = tmp_path / "training.pt"
-    with open_session(service, checkpoint=str(path), checkpoint_every=2) as session:
-        trainer = Trainer(session, Silent())
+    with open_session(service) as session:
+        trainer = trainer_of(session, Silent(), checkpoint=str(path), checkpoint_every=2)
         step = trainer.optimizer.step
 
         def torn() -> None:
@@ -301,9 +301,9 @@ def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch:
 def test_the_server_fails_for_good(service: Handler, tmp_path: Path) -> None:
     """Whatever the error, the steps that were done are kept."""
     path = tmp_path / "training.pt"
-    with open_session(service, checkpoint=str(path), prefetch_bytes=0) as session:
+    with open_session(service, prefetch_bytes=0) as session:
         watcher = Silent()
-        trainer = Trainer(session, watcher)
+        trainer = trainer_of(session, watcher, checkpoint=str(path))
         watcher.on_step = lambda steps: session.close() if steps == 2 else None  # type: ignore[method-assign]
         with pytest.raises(HapiError, match="closed"):
             trainer.run()
@@ -315,11 +315,11 @@ def test_an_error_that_nobody_foresaw_keeps_the_steps_that_were_done(
     service: Handler, tmp_path: Path
 ) -> None:
     path = tmp_path / "training.pt"
-    with open_session(service, checkpoint=str(path), prefetch_bytes=0) as session:
+    with open_session(service, prefetch_bytes=0) as session:
         watcher = Silent()
         watcher.on_step = lambda steps: [][steps] if steps == 3 else None  # type: ignore[method-assign]
         with pytest.raises(IndexError):
-            Trainer(session, watcher).run()
+            trainer_of(session, watcher, checkpoint=str(path)).run()
     assert torch.load(path, weights_only=True)["progress"]["batch"] == 3
 
 
@@ -327,8 +327,8 @@ def test_a_step_beyond_the_host_memory_says_so(
     service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "training.pt"
-    with open_session(service, checkpoint=str(path)) as session:
-        trainer = Trainer(session, Silent())
+    with open_session(service) as session:
+        trainer = trainer_of(session, Silent(), checkpoint=str(path))
         done: list[int] = []
 
         def full(*_: Any) -> None:
@@ -344,8 +344,8 @@ def test_a_step_beyond_the_host_memory_says_so(
 
 
 def test_nothing_done_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(service, checkpoint=str(tmp_path / "training.pt")) as session:
-        trainer = Trainer(session, Silent())
+    with open_session(service) as session:
+        trainer = trainer_of(session, Silent(), checkpoint=str(tmp_path / "training.pt"))
         session.close()
         with pytest.raises(HapiError):
             trainer.run()
@@ -392,10 +392,10 @@ def test_another_job_is_refused(service: Handler, begun: Path, changes: dict[str
 
 def test_a_front_that_was_replaced_is_another_job(service: Handler, begun: Path) -> None:
     """The names are the same: pushed anew, or another version of a library's default weights."""
-    with open_session(service, checkpoint=str(begun), resume=True) as session:
+    with open_session(service) as session:
         session.prepared.front_digest = "0" * 32
         with pytest.raises(ConflictError, match=r"its frozen layers is '[0-9a-f]{32}', this one's '0{32}'"):
-            Trainer(session, Silent()).run()
+            trainer_of(session, Silent(), checkpoint=str(begun), resume=True).run()
 
 
 def test_two_jobs_on_one_checkpoint(service: Handler, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hapi.cli.entry import EXIT_INTERRUPTED, Interruptible
@@ -19,8 +18,6 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
-MAX_TOKEN_BYTES = 4096
-"""Longest token: it must fit a header beside others."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -101,27 +98,3 @@ def exit_code(error: HapiError) -> int:
     if isinstance(error, DivergedError):
         return EXIT_DIVERGED
     return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED
-
-
-def read_token(token_file: str | None) -> str | None:
-    """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None."""
-    if token_file is None:
-        origin, token = "HAPI_TOKEN", os.environ.get("HAPI_TOKEN", "").strip()
-        if not token:
-            return None
-    else:
-        origin = f"--token-file {token_file}"
-        try:
-            with Path(token_file).open("rb") as file:
-                token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii", "replace").strip()
-        except OSError as error:
-            raise UsageError(f"{origin}: cannot be read: {error.strerror or error}") from None
-    if (
-        not token
-        or len(token) > MAX_TOKEN_BYTES
-        or not token.isascii()
-        or not token.isprintable()
-        or " " in token
-    ):
-        raise UsageError(f"{origin}: expected one token of printable ASCII without spaces")
-    return token

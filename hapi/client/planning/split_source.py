@@ -12,7 +12,7 @@ from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
 from hapi.client.planning.split_range import SplitRange
 from hapi.client.prepare import JobContext
-from hapi.client.settings import TrainSettings
+from hapi.client.settings import DataSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals
 from hapi.profiler.profile import Job, Profile
@@ -123,27 +123,23 @@ class Planned:
 
 
 def planning_of(
-    settings: TrainSettings,
+    settings: SessionSettings,
     prepared: JobContext,
     meter: Meter,
     budget: MemoryBudget,
+    optimizer_bytes: float,
     cached: Callable[[int], tuple[float, float]] | None = None,
 ) -> SplitController | None:
     """The planning of a session; None when its split is fixed, which no profile has a say in.
 
-    ``cached``: see :class:`SplitController`.
+    ``optimizer_bytes``: see :meth:`hapi.client.session.Session.open`. ``cached``: see :class:`SplitController`.
     """
     if prepared.strategy is None:
-        for flag, value in (("--profile", settings.profile), ("--save-profile", settings.save_profile)):
-            if value is not None:
-                raise UsageError(
-                    f"{flag} needs a split that is chosen from a profile, such as --split auto; "
-                    f"split {settings.split} is fixed"
-                )
+        if settings.profile is not None:
+            raise UsageError(f"--profile {fixed_split(settings)}")
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
     description = prepared.description
-    momentum = "momentum" if settings.momentum else "sgd"
     sizes = sizes_of(
         prepared.model,
         settings.model,
@@ -151,7 +147,7 @@ def planning_of(
         stored_bytes=description.total_bytes / max(1, description.count),
         encoded=prepared.transforms[0] is not None,
         client=tier_of(prepared.device),
-        optimizer=momentum if settings.optimizer == "sgd" else settings.optimizer,
+        optimizer_bytes=optimizer_bytes,
     )
     job = Job(
         bs=settings.bs,
@@ -179,7 +175,14 @@ def planning_of(
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
 
 
-def _samples_of_an_epoch(settings: TrainSettings, prepared: JobContext) -> int:
+def fixed_split(settings: PlanningSettings) -> str:
+    """The end of the error for a flag about profiles, beside a split that no profile has a say in."""
+    return (
+        f"needs a split that is chosen from a profile, such as --split auto; split {settings.split} is fixed"
+    )
+
+
+def _samples_of_an_epoch(settings: DataSettings, prepared: JobContext) -> int:
     """That this trainer uses; at least 1, as an epoch without any is refused when it begins."""
     count, trainers = len(prepared.training_ids), prepared.order.trainers
     if settings.drop_last:

@@ -1,0 +1,39 @@
+"""The bearer token of a server and of its clients."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hapi.errors import UsageError
+
+VARIABLE = "HAPI_TOKEN"
+MAX_TOKEN_BYTES = 4096
+"""Longest token: it must fit a header beside others."""
+
+
+def read_token(token_file: str | None) -> str | None:
+    """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None.
+
+    Raises :class:`UsageError` for a file that cannot be read and for what is no token.
+    """
+    if token_file is None:
+        origin, token = VARIABLE, os.environ.get(VARIABLE, "").strip()
+        if not token:
+            return None
+    else:
+        origin = f"--token-file {token_file}"
+        try:
+            with Path(token_file).open("rb") as file:
+                token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise UsageError(f"{origin}: cannot be read: {error.strerror or error}") from None
+    if (
+        not token
+        or len(token) > MAX_TOKEN_BYTES
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
+        raise UsageError(f"{origin}: expected one token of printable ASCII without spaces")
+    return token

@@ -1,0 +1,67 @@
+"""Settings of a training: those of its session, of the trainer itself, and of what ``hapi-train`` writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hapi.client.settings import SessionSettings
+from hapi.config.settings import group, setting
+
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
+OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
+"""Bytes that torch's optimisers keep per byte of parameters, beside the gradients (sgd: without, rmsprop: with
+momentum)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """Optimiser and checkpoints of a :class:`hapi.Trainer`, which checks them.
+
+    >>> import hapi
+    >>> hapi.TrainingSettings(optimizer="adamw", lr=1e-4, checkpoint="run.pt").keep
+    1
+    """
+
+    lr: float = setting("learning rate", default=0.01, above=0, high=1e6)
+    optimizer: OptimizerName = setting("optimiser", default="sgd")
+    momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
+    weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
+    checkpoint: str | None = setting(
+        "file that training is saved to after each epoch and on Ctrl-C", default=None
+    )
+    checkpoint_every: int | None = setting(
+        "batches between checkpoints inside an epoch", default=None, low=1, high=1 << 40
+    )
+    keep: int = setting(
+        "checkpoints that are left: FILE, FILE.1 (the one before) and so on; --resume takes the newest that is whole",
+        default=1,
+        low=1,
+        high=1000,
+    )
+    resume: bool = setting("go on from --checkpoint when it exists", default=False)
+    save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Bytes that the optimiser keeps per byte of trained parameters, beside the gradients."""
+        return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """Files and lines that ``hapi-train`` writes about a training."""
+
+    report: str | None = setting("file for the JSON report", default=None)
+    html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)
+    trace: str | None = setting("file for a trace that Perfetto opens", default=None)
+    progress: bool = setting("live progress bar", default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """All settings of ``hapi-train``: its flags and the keys of its YAML files, where there are no groups."""
+
+    session: SessionSettings = group()
+    training: TrainingSettings = group()
+    output: OutputSettings = group()
