@@ -15,7 +15,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
 from hapi.errors import UsageError
-from hapi.store.s3 import s3_settings
+from hapi.store.s3 import profile_credentials, s3_settings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -107,7 +107,10 @@ def connect(url: str) -> Connection:
         settings = s3_settings(os.environ)
         client["allow_http"] = settings.allow_http
         config: Any = settings.config(urlsplit(url).netloc)
-        store = from_url(url, config=config, client_options=client, retry_config=retry)
+        provider = None if settings.profile is None else profile_credentials(settings.profile)
+        store = from_url(
+            url, config=config, client_options=client, retry_config=retry, credential_provider=provider
+        )
         address = settings.endpoint or f"Amazon's S3 in {settings.region}"
         return Connection(store, address, settings.origin, settings.region)
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:

@@ -18,6 +18,8 @@ _WRONG_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure")
 _OLD_TOKEN = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _OTHER_RANGE = r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)"
+_PROVIDER = "External AWS credential provider"
+"""How obstore names what :func:`hapi.store.s3.profile_credentials` gives it."""
 _CAUSES = (
     ("ConnectionRefused", "refuses connections; is it running, and is the endpoint right?"),
     ("dns error", "has a host name that nobody knows; check the endpoint"),
@@ -59,6 +61,12 @@ def _meaning(error: BaseException, url: str, key: str, connection: Connection) -
         )
     if isinstance(error, FileNotFoundError):
         return NotFoundError(f"there is no object {where}")
+    refused = _found(f"{_PROVIDER}: (.*)", said)
+    if refused is not None:
+        text = f"{where}: the {connection.origin} are not to be had now: {refused[:300].strip()}"
+        if re.match(r"\w*(Connection|Connect|Timeout)\w*Error:", refused):
+            return StoreUnavailableError(text)
+        return StoreError(f"{text}; log in again, for example with 'aws sso login'")
     if "/latest/api/token" in said or "/latest/meta-data" in said:
         return StoreError(
             f"{where}: no credentials for {address}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "

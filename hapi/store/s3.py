@@ -2,15 +2,18 @@
 
 The places and their order are those of Amazon's own tools: the environment, then a profile in
 ``~/.aws/credentials`` and ``~/.aws/config``, then what the machine itself is given (container, web identity,
-instance), which obstore asks for.
+instance), which obstore asks for. A profile whose keys come from elsewhere (single sign-on, an assumed role, a process)
+is left to obstore's provider over boto3, which is loaded for such a profile only.
 """
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 from collections.abc import Mapping
 from configparser import ConfigParser, Error
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,8 +31,11 @@ _MACHINE = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 )
 _MAX_FILE_BYTES = 1 << 20
-_INDIRECT = ("credential_process", "sso_session", "sso_start_url", "role_arn", "login_session")
-"""Settings of a profile that has its keys from elsewhere."""
+_BEFORE_KEYS = ("role_arn", "sso_session", "sso_start_url")
+_AFTER_KEYS = ("login_session", "credential_process")
+"""Settings of a profile that has its keys from elsewhere, by whether its own keys go before."""
+_LIFETIME = timedelta(minutes=5)
+"""Time after which boto3 is asked again; it renews what ends within ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +59,17 @@ class S3Settings:
     allow_http: bool
     anonymous: bool
     keys: S3Keys | None
-    """None: unsigned requests, or credentials that the machine is given."""
+    """None: unsigned requests, or credentials from :attr:`profile` or of the machine."""
+    profile: str | None = None
+    """The profile whose keys come from elsewhere, see :func:`profile_credentials`."""
 
     @property
     def origin(self) -> str:
         """Where the credentials come from, in words."""
         if self.anonymous:
             return "unsigned, by AWS_SKIP_SIGNATURE"
+        if self.profile is not None:
+            return f"credentials of profile {self.profile!r}"
         return self.keys.origin if self.keys is not None else "credentials of this machine"
 
     def config(self, bucket: str) -> dict[str, Any]:
@@ -85,7 +95,8 @@ def s3_settings(environment: Mapping[str, str]) -> S3Settings:
     Read are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE``,
     ``AWS_SHARED_CREDENTIALS_FILE``, ``AWS_CONFIG_FILE``, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``,
     ``AWS_REGION``, ``AWS_DEFAULT_REGION``, ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST``, ``AWS_ALLOW_HTTP`` and
-    ``AWS_SKIP_SIGNATURE``; of a profile its keys, ``region``, ``endpoint_url`` and ``addressing_style``.
+    ``AWS_SKIP_SIGNATURE``; of a profile its keys or where they come from, ``region``, ``endpoint_url`` and
+    ``addressing_style``.
     """
     profile = _Profile.chosen(environment)
     endpoint = _first(environment, _ENDPOINTS) or profile.values.get("endpoint_url") or None
@@ -95,7 +106,8 @@ def s3_settings(environment: Mapping[str, str]) -> S3Settings:
     anonymous = _is_true(environment, "AWS_SKIP_SIGNATURE")
     virtual_hosts = _virtual_hosts(environment, profile, endpoint)
     keys = None if anonymous else _environment_keys(environment) or profile.keys()
-    if keys is None and not anonymous:
+    elsewhere = keys is None and not anonymous and profile.is_indirect
+    if keys is None and not anonymous and not elsewhere:
         _check_machine(environment, endpoint, profile.credentials_file)
     return S3Settings(
         endpoint=endpoint,
@@ -104,7 +116,28 @@ def s3_settings(environment: Mapping[str, str]) -> S3Settings:
         allow_http=endpoint is not None and endpoint.startswith("http://"),
         anonymous=anonymous,
         keys=keys,
+        profile=profile.name if elsewhere else None,
     )
+
+
+def profile_credentials(profile: str) -> Any:
+    """Return obstore's provider of the credentials of ``profile``, as boto3 finds and renews them.
+
+    :class:`UsageError` without boto3, or when the profile cannot be used. A login that has ended shows at the first
+    request.
+    """
+    try:
+        session = importlib.import_module("boto3").Session(profile_name=profile)
+        provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
+        return provider(session, ttl=_LIFETIME)
+    except ImportError:
+        raise UsageError(
+            f"profile {profile!r} has its keys from elsewhere, which takes boto3: pip install 'hapi[aws]', or put them "
+            f'into the environment: eval "$(aws configure export-credentials --profile {profile} --format env)"'
+        ) from None
+    except Exception as error:  # botocore's, which has no class here
+        text = " ".join(str(error).split())[:300]
+        raise UsageError(f"profile {profile!r}: no credentials: {text}") from None
 
 
 def _virtual_hosts(environment: Mapping[str, str], profile: _Profile, endpoint: str | None) -> bool:
@@ -158,7 +191,9 @@ class _Profile:
         return cls(name=name, credentials_file=credentials_file, values=values)
 
     def keys(self) -> S3Keys | None:
-        """The profile's own keys; :class:`UsageError` when it has them from elsewhere."""
+        """The profile's own keys; None where it has none that count. :class:`UsageError` for half of them."""
+        if any(name in self.values for name in _BEFORE_KEYS):
+            return None
         access, secret = self.values.get("aws_access_key_id"), self.values.get("aws_secret_access_key")
         origin = f"profile {self.name!r}"
         if access and secret:
@@ -167,13 +202,12 @@ class _Profile:
         if access or secret:
             missing = "aws_secret_access_key" if access else "aws_access_key_id"
             raise UsageError(f"{origin} in {self.credentials_file} has no {missing}")
-        indirect = next((name for name in _INDIRECT if name in self.values), None)
-        if indirect is not None:
-            raise UsageError(
-                f"{origin} has its keys by {indirect}, which is not followed here; put them into the environment "
-                f'with: eval "$(aws configure export-credentials --profile {self.name} --format env)"'
-            )
         return None
+
+    @property
+    def is_indirect(self) -> bool:
+        """Whether its keys, where it has no own ones that count, come from elsewhere."""
+        return any(name in self.values for name in (*_BEFORE_KEYS, *_AFTER_KEYS))
 
     def addressing_style(self) -> str:
         """``addressing_style`` of the profile, or of its nested settings for S3; "" when it has none."""

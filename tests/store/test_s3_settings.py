@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from hapi.errors import UsageError
 from hapi.store.connect import StoreTimeouts
-from hapi.store.s3 import S3Settings, s3_settings
+from hapi.store.s3 import S3Settings, profile_credentials, s3_settings
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
 CREDENTIALS = """
@@ -23,6 +24,12 @@ aws_secret_access_key = l
 aws_session_token = t
 [half]
 aws_access_key_id = HALF
+[lab-admin]
+aws_access_key_id = OLD
+aws_secret_access_key = o
+[vault]
+aws_access_key_id = VAULT
+aws_secret_access_key = v
 """
 CONFIG = """
 [default]
@@ -35,6 +42,11 @@ s3 =
     addressing_style = virtual
 [profile corporate]
 sso_session = corp
+[profile lab-admin]
+role_arn = arn:aws:iam::1:role/admin
+source_profile = lab
+[profile vault]
+credential_process = /usr/bin/vault
 """
 
 
@@ -106,14 +118,33 @@ def test_machines_that_are_given_credentials() -> None:
         s3_settings(elsewhere)
 
 
+def test_profiles_with_keys_from_elsewhere(home: dict[str, str]) -> None:
+    """Roles and single sign-on go before a profile's own keys, a process comes after them, as for Amazon's tools."""
+    for name in ("corporate", "lab-admin"):
+        settings = s3_settings({**home, "AWS_PROFILE": name})
+        assert (settings.keys, settings.profile) == (None, name)
+        assert settings.origin == f"credentials of profile {name!r}"
+        assert s3_settings({**home, **KEYS, "AWS_PROFILE": name}).profile is None
+    settings = s3_settings({**home, "AWS_PROFILE": "vault"})
+    assert (key_of(settings), settings.profile) == ("VAULT", None)
+    elsewhere = {**home, "AWS_ENDPOINT_URL": "https://store.example", "AWS_PROFILE": "corporate"}
+    assert s3_settings(elsewhere).profile == "corporate"
+    assert s3_settings({**elsewhere, "AWS_SKIP_SIGNATURE": "1"}).profile is None
+
+
+def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(UsageError, match=r"hapi\[aws\].*export-credentials --profile corporate"):
+        profile_credentials("corporate")
+
+
 WRONG = {
     "half of the keys": ({"AWS_ACCESS_KEY_ID": "a"}, "AWS_SECRET_ACCESS_KEY is not"),
     "the other half": ({"AWS_SECRET_ACCESS_KEY": "a"}, "AWS_ACCESS_KEY_ID is not"),
     "half a profile": ({"AWS_PROFILE": "half"}, "'half' .* has no aws_secret_access_key"),
-    "no such profile": ({"AWS_PROFILE": "nobody"}, "they have: corporate, default, half, lab"),
-    "keys from elsewhere": (
-        {"AWS_PROFILE": "corporate"},
-        "sso_session.*export-credentials --profile corporate",
+    "no such profile": (
+        {"AWS_PROFILE": "nobody"},
+        "they have: corporate, default, half, lab, lab-admin, vault",
     ),
     "no URL": ({**KEYS, "AWS_ENDPOINT_URL": "store:9000"}, "expected https://HOST"),
     "no host": ({**KEYS, "AWS_ENDPOINT_URL": "https://"}, "expected https://HOST"),

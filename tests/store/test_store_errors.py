@@ -5,6 +5,7 @@ A small server answers as the stores do; what OpenStack Swift itself says is in 
 
 from __future__ import annotations
 
+import json
 import ssl
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.exceptions import UnauthenticatedError
 
 from hapi.errors import (
     HapiError,
@@ -24,6 +26,8 @@ from hapi.errors import (
     UsageError,
     from_problem,
 )
+from hapi.store.connect import Connection
+from hapi.store.error_mapping import store_error
 from hapi.store.open import open_store
 from hapi.store.remote import RANGE_TRIES
 
@@ -33,7 +37,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.status, self.headers, self.body, self.cut = 200, dict[str, str](), b"", 0
-        self.requests = 0
+        self.requests, self.signed = 0, ""
         answers = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -41,6 +45,7 @@ class Answers:
 
             def do_GET(self) -> None:
                 answers.requests += 1
+                answers.signed = f"{self.headers['Authorization']} {self.headers['X-Amz-Security-Token']}"
                 self.send_response(answers.status)
                 for name, value in {"Content-Length": str(len(answers.body)), **answers.headers}.items():
                     self.send_header(name, value)
@@ -84,6 +89,17 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
     server.close()
 
 
+@pytest.fixture
+def profile(answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of profiles, of which ``elsewhere`` is chosen."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "elsewhere")
+    return tmp_path / "config"
+
+
 def said(kind: type[HapiError]) -> str:
     """What a read of eight bytes says."""
     with pytest.raises(HapiError) as caught:
@@ -115,6 +131,40 @@ def test_refusals(answers: Answers, status: int, body: bytes, words: str) -> Non
     answers.status, answers.body = status, body
     assert words in said(StoreError)
     assert answers.requests == 1  # no use to ask again
+
+
+def test_keys_of_a_process(answers: Answers, profile: Path) -> None:
+    keys = {"Version": 1, "AccessKeyId": "PROCESS", "SecretAccessKey": "s", "SessionToken": "t0k3n"}
+    (profile.parent / "keys").write_text(json.dumps({**keys, "Expiration": "2999-01-01T00:00:00Z"}))
+    profile.write_text(
+        f"[profile elsewhere]\nregion = eu-west-1\ncredential_process = cat {profile.parent / 'keys'}\n"
+    )
+    answers.status, answers.body = 403, document("AccessDenied")
+    assert "denies access (credentials of profile 'elsewhere')" in said(StoreError)
+    assert "Credential=PROCESS/" in answers.signed and answers.signed.endswith(" t0k3n")
+
+
+def test_a_login_that_has_ended(answers: Answers, profile: Path) -> None:
+    profile.write_text(
+        "[profile elsewhere]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = r\n"
+        "[sso-session corp]\nsso_start_url = https://corp.example/start\nsso_region = eu-west-1\n"
+    )
+    text = said(StoreError)
+    assert "the credentials of profile 'elsewhere' are not to be had now: SSOTokenLoadError: " in text
+    assert text.endswith("log in again, for example with 'aws sso login'") and answers.requests == 0
+
+
+def test_a_profile_that_cannot_be_used(profile: Path) -> None:
+    profile.write_text("[profile elsewhere]\nrole_arn = arn:aws:iam::1:role/r\n")
+    with pytest.raises(UsageError, match=r"profile 'elsewhere': no credentials: .*source_profile"):
+        open_store("s3://bucket")
+
+
+@pytest.mark.parametrize("name", ["EndpointConnectionError", "ConnectTimeoutError"])
+def test_a_login_service_that_is_out_of_reach(name: str) -> None:
+    error = UnauthenticatedError(f"for path External AWS credential provider: {name}: no\n\nDebug source:\nx")
+    found = store_error(error, "s3://b", "k", Connection(None, origin="credentials of profile 'p'"))
+    assert type(found) is StoreUnavailableError and "aws sso login" not in str(found)
 
 
 def test_what_is_not_there(answers: Answers) -> None:
