@@ -24,12 +24,11 @@ from benchmarks.testbed.conditions import Spread
 from benchmarks.testbed.testbed import stop_all
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.transport.http import HttpTransport
-from hapi.clocks import StageClock
 from hapi.errors import TransportError
+from hapi.server.context import RequestContext
+from hapi.server.frame_stream import Frames
 from hapi.server.http.app import Application
-from hapi.server.service import Frame
 from hapi.wire.frames import StreamEnd, byte_view, data_frame, end_frame
-from hapi.wire.report import STAGES
 
 FROM_DEVICE, FROM_HOST = "features from the device", "features from host memory"
 SAMPLES = 20 * COS_BATCH
@@ -47,12 +46,11 @@ class DeviceFeatures(ResidentFeatures):
     def _pick(self, rows: torch.Tensor) -> torch.Tensor:
         return self._resident.index_select(0, rows)
 
-    def _frames(self) -> Iterator[Frame]:
-        clock = StageClock(STAGES)
+    def _frames(self, context: RequestContext) -> Frames:
         for chunk, header in zip(self.chunks, self.headers, strict=True):
             rows = self._device.pinned(torch.arange(chunk.start, chunk.stop))
             output = self._device.host_buffer((len(rows), *FEATURE_SHAPE), torch.float32)
-            self._device.begin(self._pick, rows, output, key="resident", clock=clock).result()
+            self._device.begin(self._pick, rows, output, key="resident", clock=context.clock).result()
             yield data_frame(header, [byte_view(output.numpy()), byte_view(self.labels[chunk])])
         yield [end_frame(StreamEnd(len(self.chunks), len(self.labels)))]
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
 
 import numpy as np
 from aiohttp import web
 
-from hapi.clocks import StageClock
-from hapi.server.device.device import ANONYMOUS
+from hapi.server.context import RequestContext
+from hapi.server.frame_stream import Frames, FrameStream
 from hapi.server.http.app import Application
 from hapi.server.scheduling.costs import Request
-from hapi.server.scheduling.fair_queue import Tenant
-from hapi.server.service import Frame, FrameStream, Service
+from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
-from hapi.server.status import Progress
 from hapi.store.open import open_store
 from hapi.wire import messages
 from hapi.wire.frames import (
@@ -40,7 +36,6 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
-from hapi.wire.report import STAGES
 
 FEATURE_SHAPE = (256, 14, 14)
 """Shape of one sample's features: ResNet18 after layer3; 200,704 bytes in float32."""
@@ -64,21 +59,13 @@ class ResidentFeatures(Service):
         """The same, whatever ``path`` and ``body``."""
         return messages.TensorsRequest(name="features", digest="0" * 64, names=("features",))
 
-    def stream(
-        self,
-        request: Request,
-        cancelled: threading.Event | None = None,
-        queue_seconds: float = 0.0,
-        expected_wait: Callable[[], float] = lambda: 0.0,
-        tenant: Tenant = ANONYMOUS,
-        progress: Progress | None = None,
-        latest: float = math.inf,
-    ) -> FrameStream:
+    def stream(self, request: Request, context: RequestContext | None = None) -> FrameStream:
         """The prepared features."""
+        context = context or RequestContext(clock=self.clock(request))
         length = sum(frame_bytes(header) for header in self.headers) + END_BYTES
-        return FrameStream(length, self._frames(), StageClock(STAGES), len(self.labels))
+        return FrameStream(context, length, self._frames(context), samples=len(self.labels))
 
-    def _frames(self) -> Iterator[Frame]:
+    def _frames(self, context: RequestContext) -> Frames:
         for chunk, header in zip(self.chunks, self.headers, strict=True):
             yield data_frame(header, [byte_view(self.features[chunk]), byte_view(self.labels[chunk])])
         yield [end_frame(StreamEnd(len(self.chunks), len(self.labels)))]

@@ -101,61 +101,77 @@ class Dataset:
         return self.locate(ids).length
 
     def locate(self, ids: npt.ArrayLike) -> Located:
-        """Shard, offset and length of each of these samples; a shard is a place in ``shards``."""
+        """Shard, offset and length of each of these samples; a shard is a place in ``shards``.
+
+        Raises:
+            NotFoundError: An id is out of range. What takes the result instead of ids does not check again.
+        """
         return self.index.directory.locate(self._checked(ids))
+
+    def labels_at(self, located: Located) -> IntArray:
+        """Labels of the samples at ``located``, int64 [n]."""
+        return self.index.label[located.ids]
 
     def read(
         self,
         ids: npt.ArrayLike,
         hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
-        located: Located | None = None,
     ) -> Samples:
-        """Bytes of these samples, every one checked against its checksum.
+        """Bytes of these samples, as :meth:`read_at`; :class:`NotFoundError` for an id out of range."""
+        return self.read_at(self.locate(ids), hint, out)
 
-        ``hint``: what :meth:`hapi.data.reading.reader.Reader.hint` says of the reads to come. The bytes go into ``out``
-        (uint8, long enough) or into new memory of ``lengths(ids).sum()`` bytes, for the caller to bound; for remote
-        stores there are also the gaps between near samples. ``located``: what :meth:`locate` said of them before.
+    def read_at(
+        self,
+        located: Located,
+        hint: AccessHint | None = None,
+        out: npt.NDArray[np.uint8] | None = None,
+    ) -> Samples:
+        """Bytes of the samples at ``located``, every one checked against its checksum.
+
         When the same version was packed again meanwhile, its new shards are read from then on.
-        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of
-        range, :class:`ConflictError` when another version has replaced this one, which is kept no longer.
+
+        Args:
+            located: Of this data set's :meth:`locate`.
+            hint: What :meth:`hapi.data.reading.reader.Reader.access_hint` says of the reads to come.
+            out: Where the bytes go, uint8, long enough; None for new memory of ``located.length.sum()`` bytes, for the
+                caller to bound. For remote stores there are also the gaps between near samples.
+
+        Raises:
+            DataError: A sample is damaged; the first one is named.
+            ConflictError: Another version has replaced this one, which is kept no longer.
         """
-        located = self.locate(ids) if located is None else located
-        wanted = np.asarray(ids).astype(np.int64)
+        wanted = located.ids.copy()
         offsets = offsets_of(located.length)
         total = int(offsets[-1])
         data = np.empty(total, dtype=np.uint8) if out is None else out[:total]
         self._found(lambda: self.reader.read(wanted, located, offsets, data, hint), wanted, located.shard)
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
-    def checked(self, sample: int, piece_bytes: int, step: Callable[[], None]) -> int:
-        """The checksum of one sample, which was read and has it, with no more than a piece of it in memory.
+    def checked(self, place: Located, piece_bytes: int, step: Callable[[], None]) -> int:
+        """The checksum of the one sample at ``place``, which was read and has it, with no more than a piece in memory.
 
-        ``step()`` is called before each piece, and may raise. Raises as :meth:`read`.
+        ``step()`` is called before each piece, and may raise. Raises as :meth:`read_at`.
         """
-        ids = np.array([sample], dtype=np.int64)
-        located = self.locate(ids)
-        length, offset = int(located.length[0]), int(located.offset[0])
+        length, offset = int(place.length[0]), int(place.offset[0])
         buffer = memoryview(bytearray(min(piece_bytes, length)))
 
         def check() -> None:
             digest = xxhash.xxh3_64()
             for start in range(0, length, piece_bytes):
                 step()
-                part = buffer[: min(piece_bytes, length - start)]
-                self.store.read_into(self.shard_key(int(located.shard[0])), offset + start, part)
-                digest.update(part)
-            self._checks(ids, np.array([digest.intdigest()], dtype=np.uint64))
+                piece = buffer[: min(piece_bytes, length - start)]
+                self.store.read_into(self.shard_key(int(place.shard[0])), offset + start, piece)
+                digest.update(piece)
+            self._checks(place.ids, np.array([digest.intdigest()], dtype=np.uint64))
 
-        self._found(check, ids, located.shard)
-        return int(self.index.checksum[sample])
+        self._found(check, place.ids, place.shard)
+        return int(self.index.checksum[place.ids[0]])
 
-    def read_part(self, sample: int, start: int, out: memoryview) -> None:
-        """Bytes of one sample from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
-        ids = np.array([sample], dtype=np.int64)
-        located = self.locate(ids)
-        shard, offset = int(located.shard[0]), int(located.offset[0]) + start
-        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), ids, located.shard)
+    def read_part(self, place: Located, start: int, out: memoryview) -> None:
+        """Bytes of the one sample at ``place`` from ``start`` on into ``out``, for the caller to check."""
+        shard, offset = int(place.shard[0]), int(place.offset[0]) + start
+        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), place.ids, place.shard)
 
     def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
         """Have ``read()`` read samples ``ids``, again when this version's shards were moved meanwhile."""

@@ -158,20 +158,23 @@ class DatasetReader:
         ids: IntArray,
         hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
-        located: Located | None = None,
     ) -> Samples:
         """The bytes of samples ``ids``, checked, from the sample cache where it has them. Thread-safe.
 
         Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of range,
         :class:`ConflictError` when another version has replaced this one.
         """
+        return self._read_at(self.dataset.locate(ids), hint, out)
+
+    def _read_at(
+        self, located: Located, hint: AccessHint | None, out: npt.NDArray[np.uint8] | None
+    ) -> Samples:
         cache, dataset = self.sample_cache, self.dataset
         if cache is None:
-            return dataset.read(ids, hint, out, located)
-        lengths = dataset.lengths(ids) if located is None else located.length
-        wanted, offsets = ids.astype(np.int64), offsets_of(lengths)
+            return dataset.read_at(located, hint, out)
+        wanted, offsets = located.ids.copy(), offsets_of(located.length)
         data = np.empty(int(offsets[-1]), dtype=np.uint8) if out is None else out[: int(offsets[-1])]
-        samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels(ids))
+        samples = Samples(ids=wanted, data=data, offsets=offsets, labels=dataset.labels_at(located))
         cache.through(samples, lambda missing: dataset.read(missing, hint))
         return samples
 
@@ -265,7 +268,7 @@ class DatasetReader:
             if total > self._stretch_bytes and len(self._stretches) >= _LARGE_STRETCHES:
                 return
             buffer = self._buffer(total)
-            reading = self._threads.submit(self.read, ids, self._hint, buffer, located.part(0, len(ids)))
+            reading = self._threads.submit(self._read_at, located.part(0, len(ids)), self._hint, buffer)
             self._stretches.append(_Stretch(self._planned, self._planned + len(ids), reading, buffer))
             self._planned += len(ids)
             self._reach = min(self._stretch_bytes, max(1, 2 * self._reach))

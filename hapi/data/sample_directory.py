@@ -41,6 +41,8 @@ _CHUNK = 1 << 16
 class Located:
     """Where n samples lie, in the order asked for."""
 
+    ids: IntArray
+    """int64 [n]."""
     shard: npt.NDArray[np.uint32]
     """uint32 [n], a place in the table of shards."""
     offset: IntArray
@@ -53,7 +55,7 @@ class Located:
 
     def part(self, low: int, high: int) -> Located:
         """Of samples ``low..high`` (high excluded) among them, views."""
-        return Located(self.shard[low:high], self.offset[low:high], self.length[low:high])
+        return Located(self.ids[low:high], self.shard[low:high], self.offset[low:high], self.length[low:high])
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Regular:
         offset *= self.length
         if self.offset:
             offset += self.offset
-        return Located(shard.astype(np.uint32), offset, np.full(len(ids), self.length, dtype=np.int64))
+        return Located(ids, shard.astype(np.uint32), offset, np.full(len(ids), self.length, dtype=np.int64))
 
     @classmethod
     def guess(cls, entries: npt.NDArray[np.void], firsts: IntArray) -> Regular | None:
@@ -125,6 +127,7 @@ class SampleDirectory:
             return self.regular.locate(ids)
         found = self.entries.take(ids)  # a third faster than an index
         return Located(
+            ids=ids,
             shard=np.ascontiguousarray(found["shard"]),
             offset=found.view(np.int64)[::2],  # without flags, word 0 is the offset
             length=found["length"].astype(np.int64),

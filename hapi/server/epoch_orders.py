@@ -21,8 +21,7 @@ from hapi.data.dataset import Dataset
 from hapi.data.epoch_order import Shuffle
 from hapi.data.reading.reader import AccessHint
 from hapi.errors import NotFoundError
-from hapi.server.device.device import ANONYMOUS
-from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.fair_queue import ANONYMOUS, Tenant
 from hapi.wire.sequences import ChunkWindows, SequenceRange
 
 KEPT_BYTES = 256 << 20
@@ -107,7 +106,7 @@ class Orders:
     def access_hint(
         self, dataset: Dataset, windows: ChunkWindows | None, tenant: Tenant = ANONYMOUS
     ) -> AccessHint | None:
-        """How :meth:`hapi.data.dataset.Dataset.read` is to read for a request from these windows, if any.
+        """How :meth:`hapi.data.dataset.Dataset.read_at` is to read for a request from these windows, if any.
 
         The jobs that read just now share the cache: the tenant's own, and a few of each other one.
         """

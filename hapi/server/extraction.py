@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -18,8 +16,10 @@ from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import TooLargeError, UnprocessableError
 from hapi.process.threads import Threads
 from hapi.profiler.timing import TimedLayers
+from hapi.server.account import Account, Marks
 from hapi.server.batching.forward_memory import Key
 from hapi.server.batching.policies import FIXED_BATCH
+from hapi.server.context import RequestContext
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device, Layers, PassPriority
 from hapi.server.device.front_loader import front_key
@@ -29,14 +29,12 @@ from hapi.server.device.model_cache import FrozenPrefix
 from hapi.server.device.sizing import FrontSizes
 from hapi.server.device.worker import Workers
 from hapi.server.feeding import Fed, Feeding, Span
+from hapi.server.frame_stream import Frame, Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
-from hapi.server.requests import Account, RequestClock
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import MAX_COS_BATCH, ServerSettings
-from hapi.server.status import Progress
 from hapi.wire import messages
 from hapi.wire.frames import (
-    Buffer,
     FrameHeader,
     StreamEnd,
     TensorSpec,
@@ -46,8 +44,6 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
-
-Frame = Iterable[Buffer]
 
 
 class Extraction:
@@ -74,91 +70,106 @@ class Extraction:
         self._host = host
         self._orders, self._copies = itertools.count(1), itertools.count(1)
 
-    def frames(
+    def stream(
         self,
         dataset: Dataset,
         request: messages.ExtractRequest,
-        near: AccessHint | None,
-        clock: RequestClock,
-        cancelled: threading.Event,
-        tenant: Tenant,
-        progress: Progress,
-        latest: float,
-    ) -> Iterator[Any]:
-        """First the answer's length in bytes, then its frames.
+        hint: AccessHint | None,
+        context: RequestContext,
+    ) -> FrameStream:
+        """Answer ``request``: layers are loaded and memory is reserved now, samples are read with the frames.
 
-        ``near`` is for :meth:`Dataset.read`, ``latest`` for :meth:`DeviceMemory.claim`.
+        Args:
+            dataset: The one that the request names.
+            request: What to compute.
+            hint: For :meth:`Dataset.read_at`.
+            context: Of the request.
+
+        Raises:
+            NotFoundError: The data set has no such id; told before anything is loaded.
+            UnprocessableError: The samples do not fit the model.
+            TooLargeError: One sample is more than the server allows.
+            BusyError: The memory did not come free by the deadline.
         """
         _check_input(dataset, request)
-        # Ids that are not there are refused before anything is loaded.
-        feeding = Feeding(dataset, request, near, self._decoders, clock, self._account.busy)
-        begun = self._account.marks(clock)
-        with ExitStack() as stack:
-            with self._account.busy.running(), clock.stage("model"):
-                sizes = self._workers.sizing.of(request)
-            worker = stack.enter_context(self._workers.one(sizes.weights[0].key))
-            ask = self._ask(request, sizes)
-            with clock.stage("device_wait"):
-                claim = stack.enter_context(worker.memory.claim(ask, cancelled, latest))
-                beside = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
-                need = feeding.need(claim.batch, beside)
-                held = stack.enter_context(self._host.claim("features", need, cancelled, latest))
-            feeding.grant(held, claim.batch, beside)
-            stack.enter_context(halving(lambda: worker.memory.out_of_memory(ask.key, claim.batch)))
-            worker.cos_batch = claim.batch
-            progress.choose(worker.name, claim.batch)
-            with self._account.busy.running(), clock.stage("model"):
-                loading = worker.cache.front(front_key(request), lambda: worker.fronts.load(request))
-                front = stack.enter_context(loading)
-            if self._settings.model_reuse:
-                worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
-            stream = _Stream(
-                request,
-                worker.device,
-                front,
-                claim.batch,
-                clock,
-                self._turn(request, tenant),
-                ask.key,
-                progress,
+        feeding = Feeding(dataset, request, hint, self._decoders, context.clock)
+        begun = self._account.marks(context.clock)
+        with ExitStack() as resources:
+            passes = self._prepared(request, feeding, context, resources)
+            return FrameStream(
+                context,
+                sum(frame_bytes(h) for h in passes.headers) + end_bytes(passes.timed_layers),
+                self._frames(passes, feeding, begun),
+                samples=len(request.ids),
+                resources=resources.pop_all(),
             )
-            headers = stream.headers()
-            timed_layers = request.split if request.time_layers else 0
-            yield sum(frame_bytes(h) for h in headers) + end_bytes(timed_layers)
 
-            timed = TimedLayers(front.layers(), worker.device.device) if request.time_layers else None
-            with Prefetcher(self._loaders, feeding.load, stream.spans, cancelled) as loaded:
-                yield from self._computed(stream, headers, loaded, timed or front.segment)
-            layers = () if timed is None else tuple(timed.seconds)
-            report = self._account.report(begun, clock, stream.largest, layers)
-            yield [end_frame(StreamEnd(len(headers), len(request.ids), report.to_json()), timed_layers)]
-
-    def _computed(
+    def _prepared(
         self,
-        stream: _Stream,
-        headers: Sequence[FrameHeader],
-        loaded: Prefetcher[Span, Fed],
-        layers: Layers,
-    ) -> Iterator[Frame]:
+        request: messages.ExtractRequest,
+        feeding: Feeding,
+        context: RequestContext,
+        resources: ExitStack,
+    ) -> _Passes:
+        """Choose the device, reserve memory and load the layers; ``resources`` give all of it back."""
+        busy, clock = self._account.busy, context.clock
+        with busy.running(), clock.stage("model"):
+            sizes = self._workers.sizing.of(request)
+        worker = resources.enter_context(self._workers.one(sizes.weights[0].key))
+        ask = self._ask(request, sizes)
+        with clock.stage("device_wait"):
+            claim = resources.enter_context(worker.memory.claim(ask, context.interest))
+            beside = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
+            need = feeding.need(claim.batch, beside)
+            held = resources.enter_context(self._host.claim("features", need, context.interest))
+        feeding.grant(held, claim.batch, beside)
+        resources.enter_context(halving(lambda: worker.memory.out_of_memory(ask.key, claim.batch)))
+        worker.cos_batch = claim.batch
+        context.progress.choose(worker.name, claim.batch)
+        with busy.running(), clock.stage("model"):
+            loading = worker.cache.front(front_key(request), lambda: worker.fronts.load(request))
+            front = resources.enter_context(loading)
+        if self._settings.model_reuse:
+            worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
+        priority = self._priority(request, context.tenant)
+        return _Passes(request, context, worker.device, front, claim.batch, ask.key, priority)
+
+    def _frames(self, passes: _Passes, feeding: Feeding, begun: Marks) -> Frames:
+        """A frame for each COS batch, and the end."""
+        request, context, front = passes.request, passes.context, passes.front
+
+        def load(span: Span) -> Fed:
+            with self._account.busy.running():
+                return feeding.load(span)
+
+        timed = TimedLayers(front.layers(), passes.device.device) if passes.timed_layers else None
+        with Prefetcher(self._loaders, load, passes.spans, context.interest) as loaded:
+            yield from self._computed(passes, loaded, timed or front.segment)
+        layers = () if timed is None else tuple(timed.seconds)
+        report = self._account.report(begun, context, passes.largest, layers)
+        end = StreamEnd(len(passes.headers), len(request.ids), report.to_json())
+        yield [end_frame(end, passes.timed_layers)]
+
+    def _computed(self, passes: _Passes, loaded: Prefetcher[Span, Fed], layers: Layers) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
+        device, front, progress = passes.device, passes.front, passes.context.progress
         frame: Frame | None = None
-        for header in headers:
+        for header in passes.headers:
             if frame is not None and not loaded.ready():
                 yield frame
                 frame = None
             fed = loaded.next()
-            shape = (len(fed.labels), *stream.front.output_shape)
-            output = stream.device.host_buffer(shape, stream.front.output_dtype)
+            output = device.host_buffer((len(fed.labels), *front.output_shape), front.output_dtype)
             with self._account.busy.running():
-                running = stream.device.begin(
+                running = device.begin(
                     layers,
-                    stream.device.pinned(fed.inputs),
+                    device.pinned(fed.inputs),
                     output,
-                    key=stream.key,
-                    clock=stream.clock,
-                    turn=stream.turn,
+                    key=passes.key,
+                    clock=passes.context.clock,
+                    priority=passes.priority,
                 )
-            stream.progress.forward = running.stage
+            progress.forward = running.stage
             try:
                 if frame is not None:
                     yield frame
@@ -166,16 +177,16 @@ class Extraction:
                 running.leave()  # until then it writes into ``output``
                 raise
             with self._account.busy.running():
-                stream.largest = max(stream.largest, running.result())
-            stream.progress.done += len(fed.labels)
+                passes.largest = max(passes.largest, running.result())
+            progress.done += len(fed.labels)
             frame = data_frame(header, [tensor_bytes(output), byte_view(fed.labels)])
             # The inputs go before the next ones come.
-            stream.progress.forward = str
+            progress.forward = str
             del fed, running, output
         if frame is not None:
             yield frame
 
-    def _turn(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
+    def _priority(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
         # Layers that are timed run one by one: not together with others.
         merge_key = None if request.time_layers else request.model.digest
         return PassPriority(tenant=tenant, order=next(self._orders), merge_key=merge_key)
@@ -224,29 +235,28 @@ class Extraction:
 
 
 @dataclass
-class _Stream:
-    """One request's answer while it is made."""
+class _Passes:
+    """The forward passes of one request, one for each COS batch."""
 
     request: messages.ExtractRequest
+    context: RequestContext
     device: Device
     front: FrozenPrefix
     batch: int
-    clock: RequestClock
-    turn: PassPriority
+    """COS batch."""
     key: Key
-    progress: Progress
+    priority: PassPriority
     largest: int = 0
     """COS batch that fitted."""
 
-    @property
-    def spans(self) -> list[Span]:
-        """The samples of each COS batch."""
+    def __post_init__(self) -> None:
         count = len(self.request.ids)
-        return [(i, min(i + self.batch, count)) for i in range(0, count, self.batch)]
-
-    def headers(self) -> list[FrameHeader]:
-        """Of its frames."""
-        return [_features_header(self.request.ids[low:high], self.front) for low, high in self.spans]
+        self.spans: list[Span] = [(i, min(i + self.batch, count)) for i in range(0, count, self.batch)]
+        """The samples of each."""
+        self.headers = [_features_header(self.request.ids[low:high], self.front) for low, high in self.spans]
+        """Of their frames."""
+        self.timed_layers = self.request.split if self.request.time_layers else 0
+        """Layers whose seconds the end frame has."""
 
 
 def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from hapi.allocator import give_back_freed_memory
 from hapi.arrays import IntArray
-from hapi.clocks import BusyClock, StageClock
+from hapi.clocks import StageClock
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
 from hapi.data.transforms.decode_limits import SMALL_BYTES
@@ -49,19 +49,17 @@ class Feeding:
         self,
         dataset: Dataset,
         request: ExtractRequest,
-        near: AccessHint | None,
+        hint: AccessHint | None,
         decoders: Decoders,
         clock: StageClock,
-        busy: BusyClock,
     ) -> None:
-        """``near`` is for :meth:`Dataset.read`. :class:`NotFoundError` for an id that is not there."""
+        """``hint`` is for :meth:`Dataset.read_at`. :class:`NotFoundError` for an id that is not there."""
         self._dataset = dataset
-        self._request = request
-        self._near = near
+        self._transform = request.transform
+        self._hint = hint
         self._decoders = decoders
         self._clock = clock
-        self._busy = busy
-        self._places = dataset.locate(request.ids)
+        self._located = dataset.locate(request.ids)
         self._shape = input_shape(dataset.layout, request.transform)
         self.piece_bytes = 0
         """Most stored bytes of a piece, if that is at least one sample."""
@@ -71,7 +69,7 @@ class Feeding:
 
         ``least`` is with pieces of one sample, ``most`` with whole COS batches.
         """
-        lengths = self._places.length
+        lengths = self._located.length
         longest = int(lengths.max())
         whole = int(np.add.reduceat(lengths, np.arange(0, len(lengths), batch)).max())
         fixed = self._fixed(longest, batch, sample_bytes)
@@ -79,17 +77,16 @@ class Feeding:
 
     def grant(self, nbytes: int, batch: int, sample_bytes: int) -> None:
         """Take ``nbytes``, which lie within :meth:`need` of the same ``batch`` and ``sample_bytes``."""
-        fixed = self._fixed(int(self._places.length.max()), batch, sample_bytes)
+        fixed = self._fixed(int(self._located.length.max()), batch, sample_bytes)
         self.piece_bytes = (nbytes - fixed) // self._copies
 
     def load(self, span: Span) -> Fed:
         """The samples of ``span``. Raises what reading and decoding raise, and what says that memory was short."""
         low, high = span
-        with self._busy.running():
-            inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
-            for start, stop in self._pieces(low, high):
-                self._fill(start, stop, inputs[start - low : stop - low])
-            return Fed(inputs, self._dataset.labels(self._request.ids[low:high]))
+        inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
+        for start, stop in self._pieces(low, high):
+            self._fill(start, stop, inputs[start - low : stop - low])
+        return Fed(inputs, self._dataset.labels_at(self._located.part(low, high)))
 
     @property
     def _copies(self) -> int:
@@ -97,7 +94,7 @@ class Feeding:
         return 2 if self._decoders.processes else 1
 
     def _fixed(self, longest: int, batch: int, sample_bytes: int) -> int:
-        at_once = min(self._decoders.at_once, len(self._places.length))
+        at_once = min(self._decoders.at_once, len(self._located.length))
         return batch * sample_bytes + at_once * self._working(longest)
 
     def _working(self, longest: int) -> int:
@@ -110,7 +107,7 @@ class Feeding:
         )  # two copies, and as floats
 
     def _pieces(self, low: int, high: int) -> Iterator[Span]:
-        ends = np.cumsum(self._places.length[low:high])
+        ends = np.cumsum(self._located.length[low:high])
         start = 0
         while start < len(ends):
             before = int(ends[start - 1]) if start else 0
@@ -132,13 +129,13 @@ class Feeding:
         self._fill(middle, high, out[middle - low :])
 
     def _decode(self, low: int, high: int, out: torch.Tensor) -> None:
-        dataset, request, clock = self._dataset, self._request, self._clock
-        places = self._places.part(low, high)
+        dataset, clock = self._dataset, self._clock
+        located = self._located.part(low, high)
         with clock.stage("read"):
-            out_of_heap = _own_memory(int(places.length.sum()))
-            samples = dataset.read(request.ids[low:high], self._near, out_of_heap, places)
+            out_of_heap = _own_memory(int(located.length.sum()))
+            samples = dataset.read_at(located, self._hint, out_of_heap)
         with clock.stage("decode"):
-            self._decoders.batch(samples, dataset.layout, request.transform, clock, out)
+            self._decoders.batch(samples, dataset.layout, self._transform, clock, out)
 
 
 def _own_memory(nbytes: int) -> npt.NDArray[np.uint8] | None:

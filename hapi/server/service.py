@@ -1,21 +1,16 @@
 """What a server does with a request, without sockets: documents in, streams of frames out.
 
-The HTTP application and the loopback handler are two thin skins over this class. A stream's generator holds
-its resources (resident layers, buffers) until it ends or is closed; at most two COS batches of it are in
-memory: the one being sent and the one being made.
+The HTTP application and the loopback handler are two thin skins over this class. A stream holds its resources
+(resident layers, reserved memory) until it ends or is closed; at most two COS batches of it are in memory: the one
+being sent and the one being made.
 """
 
 from __future__ import annotations
 
-import math
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from hapi.clocks import StageClock
-from hapi.data.dataset import Dataset
 from hapi.data.listing import list_datasets
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.transforms.decode_limits import DecodeLimits
@@ -24,46 +19,24 @@ from hapi.errors import (
     TooLargeError,
 )
 from hapi.repository.repository import list_models, open_model
+from hapi.server.account import Account
+from hapi.server.context import RequestClock, RequestContext
 from hapi.server.datasets import OpenDatasets
 from hapi.server.decoding.pool import PIECE_BYTES, Decoders
-from hapi.server.device.device import ANONYMOUS
 from hapi.server.device.host_memory import HostMemory, host_budget
 from hapi.server.device.worker import make_workers
 from hapi.server.epoch_orders import Orders
 from hapi.server.extraction import Extraction
+from hapi.server.frame_stream import FrameStream
 from hapi.server.lifecycle.progress_watch import ProgressWatch
-from hapi.server.requests import Account, RequestClock
 from hapi.server.scheduling.costs import Request
-from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import ServerSettings
-from hapi.server.status import DeviceStatus, Progress
-from hapi.server.stored_bytes import Answering, StoredBytes
+from hapi.server.status import DeviceStatus
+from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
 from hapi.wire import messages
-from hapi.wire.frames import (
-    Buffer,
-)
-from hapi.wire.references import DatasetReference, check_name
+from hapi.wire.references import check_name
 from hapi.wire.sequences import SequenceRange
-
-Frame = Iterable[Buffer]
-T = TypeVar("T")
-
-
-@dataclass
-class FrameStream:
-    """An answer: its exact length, and its frames, each an iterable of buffers. Close it if not read to the end."""
-
-    content_length: int
-    frames: Iterator[Frame]
-    clock: StageClock
-    samples: int
-
-    def close(self) -> None:
-        """Release what the stream holds."""
-        close = getattr(self.frames, "close", None)
-        if close is not None:
-            close()
 
 
 class Service:
@@ -172,72 +145,43 @@ class Service:
             raise NotFoundError(f"no such path: {path[:200]!r}")
         return kinds[path](messages.parse_body(body))
 
-    def stream(
-        self,
-        request: Request,
-        cancelled: threading.Event | None = None,
-        queue_seconds: float = 0.0,
-        expected_wait: Callable[[], float] = lambda: 0.0,
-        tenant: Tenant = ANONYMOUS,
-        progress: Progress | None = None,
-        latest: float = math.inf,
-    ) -> FrameStream:
-        """The stream that answers ``request``.
+    def clock(self, request: Request) -> RequestClock:
+        """A clock for ``request``; what it counts is in its job's and the server's account too."""
+        return self.account.clock("" if isinstance(request, messages.TensorsRequest) else request.job)
 
-        It stops at the next COS batch once ``cancelled`` is set; ``queue_seconds``, and at its end what
-        ``expected_wait`` gives then, go into its report. Devices are shared out by ``tenant``. ``progress`` is told how
-        far it is. Until ``latest`` (``time.monotonic``) it waits for a device's memory.
+    def stream(self, request: Request, context: RequestContext | None = None) -> FrameStream:
+        """Answer ``request``; the stream's report has the stages of the context's clock.
+
+        It stops at the next COS batch once nobody is interested. Without ``context`` it is anonymous and has no
+        deadline.
+
+        Raises:
+            TooLargeError: The answer would be longer than the server allows.
+            HapiError: What the request names is not there, does not fit, or has no room now.
         """
-        cancelled = cancelled or threading.Event()
-        clock = self.account.clock(
-            "" if isinstance(request, messages.TensorsRequest) else request.job, expected_wait
-        )
-        clock.add("queue", queue_seconds)
-        progress = progress or Progress()
-        progress.stages_now = clock.under_way
-        if isinstance(request, messages.ExtractRequest):
-            dataset = self._dataset(request.dataset, clock)
-            near = self._orders.access_hint(dataset, request.windows, tenant)
-            parts = self.extraction.frames(dataset, request, near, clock, cancelled, tenant, progress, latest)
-            return self._start(parts, clock, len(request.ids))
-        to = Answering(clock, cancelled, progress, latest)
-        if isinstance(request, messages.SamplesRequest):
-            dataset = self._dataset(request.dataset, clock)
-            ids = request.ids
-            if isinstance(ids, SequenceRange):
-                with self.account.busy.running(), clock.stage("model"):
-                    ids = self._orders.find(dataset, ids, tenant)
-            near = self._orders.access_hint(dataset, request.windows, tenant)
-            return self._start(self._stored.samples(dataset, ids, near, to), clock, len(ids))
-        model = open_model(self.store, request.name, request.digest)
-        return self._start(self._stored.tensors(model, request.names, to), clock, 0)
-
-    def _start(self, parts: Iterator[Any], clock: RequestClock, samples: int) -> FrameStream:
-        """Run ``parts`` to its first yield, which is the length of the answer."""
-        length = next(parts)
-        if length > self.settings.max_response_bytes:
-            parts.close()  # type: ignore[attr-defined]
+        context = context or RequestContext(clock=self.clock(request))
+        context.clock.begin()
+        stream = self._opened(request, context)
+        length, most = stream.content_length, self.settings.max_response_bytes
+        if length > most:
+            stream.close()
             raise TooLargeError(
-                f"the answer would be {length} bytes, at most {self.settings.max_response_bytes} "
-                "(--max-response-bytes of hapi-server); send fewer samples per request (--request-size)"
+                f"the answer would be {length} bytes, at most {most} (--max-response-bytes of hapi-server); "
+                "send fewer samples per request (--request-size)"
             )
-        return FrameStream(length, _TimedFrames(parts, clock), clock, samples)
+        return stream
 
-    def _dataset(self, reference: DatasetReference, clock: RequestClock) -> Dataset:
-        with clock.stage("model"):  # with all that is loaded once
-            return self._datasets.get(reference)
-
-
-class _TimedFrames(Iterator[Frame]):
-    """Frames of which a clock is told. No generator, as closing one that has not begun closes nothing in it."""
-
-    def __init__(self, frames: Iterator[Frame], clock: RequestClock) -> None:
-        self._frames, self._clock = frames, clock
-
-    def __next__(self) -> Frame:
-        frame = next(self._frames)
-        self._clock.frame_made()
-        return frame
-
-    def close(self) -> None:
-        self._frames.close()  # type: ignore[attr-defined]
+    def _opened(self, request: Request, context: RequestContext) -> FrameStream:
+        if isinstance(request, messages.TensorsRequest):
+            model = open_model(self.store, request.name, request.digest)
+            return self._stored.tensors(model, request.names, context)
+        with context.clock.stage("model"):  # with all that is loaded once
+            dataset = self._datasets.get(request.dataset)
+        hint = self._orders.access_hint(dataset, request.windows, context.tenant)
+        if isinstance(request, messages.ExtractRequest):
+            return self.extraction.stream(dataset, request, hint, context)
+        ids = request.ids
+        if isinstance(ids, SequenceRange):
+            with self.account.busy.running(), context.clock.stage("model"):
+                ids = self._orders.find(dataset, ids, context.tenant)
+        return self._stored.samples(dataset, ids, hint, context)

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,10 +23,10 @@ from hapi.errors import (
     ShortageError,
     UnauthorizedError,
 )
+from hapi.server.context import RequestContext
 from hapi.server.scheduling.costs import Request
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.messages import ExtractRequest, SamplesRequest
-from hapi.wire.report import STAGES
 
 ERRORS_KEPT = 50
 MAX_LINE = 400
@@ -71,51 +71,24 @@ MEMORY_KINDS = ("weights", "idle_weights", "activations")
 """Layers that requests use or are about to; layers kept for later ones; what admitted requests may use beside."""
 
 
-class Progress:
-    """How far one request is: told by the threads that work on it, read by any."""
-
-    def __init__(self, chosen: Callable[[str, int], None] = lambda device, batch: None) -> None:
-        """``chosen`` is told the device and the COS batch, in samples, once they are known."""
-        self._chosen = chosen
-        self.device = ""
-        self.cos_batch = 0
-        self.done = 0
-        """Samples (of a request for tensors: tensors) that are computed or read."""
-        self.stages_now: Callable[[], Iterable[str]] = tuple
-        """Asks the request's clock; set when it has one."""
-        self.forward: Callable[[], str] = str
-        """The stage that its newest forward pass is in; empty when that is over."""
-
-    def choose(self, device: str, batch: int) -> None:
-        """The request runs on ``device`` with COS batches of ``batch`` samples."""
-        self.device, self.cos_batch = device, batch
-        self._chosen(device, batch)
-
-    def stages(self) -> tuple[str, ...]:
-        """Stages (:data:`hapi.wire.report.STAGES`) that are under way; several, as reading runs ahead."""
-        now = {*self.stages_now(), self.forward()}
-        return tuple(stage for stage in STAGES if stage in now)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunningRequest:
     """A request that holds a slot."""
 
     request_id: str
-    tenant: str
     asked: Request
+    context: RequestContext
     waited: float
     """Seconds in the queue."""
     began: float = field(default_factory=time.monotonic)
-    progress: Progress
 
     def to_json(self, now: float) -> dict[str, object]:
         """As ``/v1/status`` has it; ``now`` in ``time.monotonic`` seconds."""
-        asked, progress = self.asked, self.progress
+        asked, progress = self.asked, self.context.progress
         kind, name, dataset, total = _what(asked)
         return {
             "id": self.request_id,
-            "tenant": self.tenant,
+            "tenant": self.context.tenant.name,
             "kind": kind,
             "model": name,
             "dataset": dataset,

@@ -7,10 +7,10 @@ time, its last piece is not sent: the frame stays unfinished, and is not believe
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -18,14 +18,14 @@ import xxhash
 from hapi.arrays import IntArray
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
-from hapi.errors import BadRequestError, StoreError
+from hapi.errors import StoreError
 from hapi.process.threads import Threads
 from hapi.repository.stored import StoredModel
+from hapi.server.account import Account, Marks
+from hapi.server.context import RequestContext
 from hapi.server.device.host_memory import HostMemory, HostNeed
+from hapi.server.frame_stream import Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
-from hapi.server.requests import Account, RequestClock
-from hapi.server.status import Progress
-from hapi.waiting import moved
 from hapi.wire import messages
 from hapi.wire.frames import (
     END_BYTES,
@@ -40,9 +40,6 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
-from hapi.wire.samples import Samples
-
-Frame = Iterable[Buffer]
 
 FRAME_BYTES = 8 << 20
 """Stored bytes per frame of split 0, and of a piece: so many that headers do not count, so few that work overlaps."""
@@ -64,21 +61,23 @@ class Long:
     """``read(start, out)``"""
 
 
-@dataclass(frozen=True)
-class Answering:
-    """What the answer to one request works with."""
+Payload = Sequence[Buffer | Long]
+"""The tensors of one frame."""
 
-    clock: RequestClock
-    cancelled: threading.Event
-    progress: Progress
-    latest: float
-    """``time.monotonic`` until which it waits for memory."""
 
-    def step(self) -> None:
-        """Tell that the work goes on; :class:`BadRequestError` once nobody wants it."""
-        if self.cancelled.is_set():
-            raise BadRequestError("the client went away")
-        moved()
+class _Stored(Protocol):
+    """What is asked for, frame by frame."""
+
+    kind: str
+    """One of :data:`hapi.server.device.host_memory.HOST_KINDS`."""
+    headers: Sequence[FrameHeader]
+    samples: int
+
+    def load(self, frame: int, step: Callable[[], None]) -> Payload:
+        """Read what goes into frame number ``frame``; ``step()`` is called before each piece of what is long."""
+
+    def count(self, frame: int) -> int:
+        """Samples, or tensors, of the frame."""
 
 
 class StoredBytes:
@@ -92,77 +91,41 @@ class StoredBytes:
         """Stored bytes of a frame and of a piece."""
 
     def samples(
-        self, dataset: Dataset, ids: IntArray, near: AccessHint | None, to: Answering
-    ) -> Iterator[Any]:
-        """First the answer's length in bytes, then its frames. ``near`` is for :meth:`Dataset.read`."""
-        begun, limit = self._account.marks(to.clock), self.piece_bytes
-        places = dataset.locate(ids)
-        lengths = places.length
-        frames = by_bytes(lengths, limit, LONG * limit)
-        headers = [_stored_header(ids[low:high], int(lengths[low:high].sum())) for low, high in frames]
+        self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, context: RequestContext
+    ) -> FrameStream:
+        """Answer with the stored samples ``ids``; ``hint`` is for :meth:`Dataset.read_at`."""
+        return self._stream(_StoredSamples(dataset, ids, hint, self.piece_bytes), context)
 
-        def load(frame: tuple[int, int]) -> Samples | Long:
-            low, high = frame
-            with self._account.busy.running(), to.clock.stage("read"):
-                if lengths[low] > LONG * limit:
-                    sample = int(ids[low])
-                    check = dataset.checked(sample, limit, to.step)
-                    return Long(int(lengths[low]), check, lambda at, out: dataset.read_part(sample, at, out))
-                return dataset.read(ids[low:high], near, located=places.part(low, high))
+    def tensors(self, model: StoredModel, names: Sequence[str], context: RequestContext) -> FrameStream:
+        """Answer with the tensors ``names``, a frame for each."""
+        return self._stream(_StoredTensors(model, names, self.piece_bytes), context)
 
-        def frame_of(number: int, found: Samples | Long) -> Frame:
-            header = headers[number]
-            if isinstance(found, Samples):
-                parts = (found.data, found.offsets, found.labels)
-                return data_frame(header, [byte_view(part) for part in parts])
-            offsets, labels = np.array([0, found.nbytes], np.int64), dataset.labels(header.ids)
-            return data_frame(header, [self._pieces(found, to), byte_view(offsets), byte_view(labels)])
+    def _stream(self, stored: _Stored, context: RequestContext) -> FrameStream:
+        """The frames of ``stored``, within a claim of the host's memory."""
+        begun, nbytes = self._account.marks(context.clock), self._need(stored.headers)
+        with ExitStack() as resources:
+            need = HostNeed(least=nbytes, most=nbytes)
+            resources.enter_context(self._host.claim(stored.kind, need, context.interest))
+            return FrameStream(
+                context,
+                sum(frame_bytes(h) for h in stored.headers) + END_BYTES,
+                self._frames(stored, context, begun),
+                samples=stored.samples,
+                resources=resources.pop_all(),
+            )
 
-        def done(found: Samples | Long) -> int:
-            return len(found) if isinstance(found, Samples) else 1
+    def _frames(self, stored: _Stored, context: RequestContext, begun: Marks) -> Frames:
+        def load(number: int) -> Payload:
+            with self._account.busy.running(), context.clock.stage("read"):
+                return stored.load(number, context.step)
 
-        yield from self._frames("samples", headers, frames, load, frame_of, done, to)
-        yield self._end(len(frames), len(ids), to, begun)
-
-    def tensors(self, model: StoredModel, names: Sequence[str], to: Answering) -> Iterator[Any]:
-        """First the answer's length in bytes, then its frames, one for each tensor of ``names``."""
-        begun, limit = self._account.marks(to.clock), self.piece_bytes
-        headers = [FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in names]
-
-        def load(name: str) -> Buffer | Long:
-            with self._account.busy.running(), to.clock.stage("read"):
-                nbytes = model.tensor_spec(name).nbytes
-                if nbytes > LONG * limit:
-                    check = model.checked(name, limit, to.step)
-                    return Long(nbytes, check, lambda at, out: model.read_part(name, at, out))
-                tensor: Buffer = model.read_tensor(name)
-                return tensor
-
-        def frame_of(number: int, found: Buffer | Long) -> Frame:
-            payload = self._pieces(found, to) if isinstance(found, Long) else found
-            return data_frame(headers[number], [payload])
-
-        yield from self._frames("tensors", headers, names, load, frame_of, lambda found: 1, to)
-        yield self._end(len(headers), 0, to, begun)
-
-    def _frames(
-        self,
-        kind: str,
-        headers: Sequence[FrameHeader],
-        items: Sequence[Any],
-        load: Callable[[Any], Any],
-        frame_of: Callable[[int, Any], Frame],
-        done: Callable[[Any], int],
-        to: Answering,
-    ) -> Iterator[Any]:
-        """The length of the answer, then a frame for each of ``items``, within a claim of the host's memory."""
-        nbytes = self._need(headers)
-        with self._host.claim(kind, HostNeed(least=nbytes, most=nbytes), to.cancelled, to.latest):
-            yield sum(frame_bytes(h) for h in headers) + END_BYTES
-            with Prefetcher(self._loaders, load, items, to.cancelled) as loaded:
-                for number, found in enumerate(loaded):
-                    to.progress.done += done(found)
-                    yield frame_of(number, found)
+        with Prefetcher(self._loaders, load, range(len(stored.headers)), context.interest) as loaded:
+            for number, payload in enumerate(loaded):
+                context.progress.done += stored.count(number)
+                tensors = [self._pieces(p, context) if isinstance(p, Long) else p for p in payload]
+                yield data_frame(stored.headers[number], tensors)
+        report = self._account.report(begun, context)
+        yield [end_frame(StreamEnd(len(stored.headers), stored.samples, report.to_json()))]
 
     def _need(self, headers: Sequence[FrameHeader]) -> int:
         """Bytes of two frames, the one that is sent and the one that is read ahead."""
@@ -171,21 +134,21 @@ class StoredBytes:
         pieces = 3 if len(whole) < len(headers) else 0  # two that are sent, one that is checked
         return 2 * max(whole, default=0) + pieces * self.piece_bytes
 
-    def _pieces(self, long: Long, to: Answering) -> Pieces:
-        return Pieces(long.nbytes, self._sent(long, to))
+    def _pieces(self, long: Long, context: RequestContext) -> Pieces:
+        return Pieces(long.nbytes, self._sent(long, context))
 
-    def _sent(self, long: Long, to: Answering) -> Iterator[Buffer]:
+    def _sent(self, long: Long, context: RequestContext) -> Iterator[Buffer]:
         size = self.piece_bytes
 
         def load(start: int) -> memoryview:
             piece = memoryview(bytearray(min(size, long.nbytes - start)))
-            with self._account.busy.running(), to.clock.stage("read"):
+            with self._account.busy.running(), context.clock.stage("read"):
                 long.read(start, piece)
             return piece
 
         digest = xxhash.xxh3_64()
         sent = 0
-        with Prefetcher(self._loaders, load, range(0, long.nbytes, size), to.cancelled) as pieces:
+        with Prefetcher(self._loaders, load, range(0, long.nbytes, size), context.interest) as pieces:
             for piece in pieces:
                 digest.update(piece)
                 sent += len(piece)
@@ -193,9 +156,67 @@ class StoredBytes:
                     raise StoreError("a stored object changed while it was sent; ask again")
                 yield piece
 
-    def _end(self, frames: int, samples: int, to: Answering, begun: Any) -> list[bytes]:
-        report = self._account.report(begun, to.clock)
-        return [end_frame(StreamEnd(frames, samples, report.to_json()))]
+
+class _StoredSamples:
+    """Samples, several to a frame, but for long ones."""
+
+    kind = "samples"
+
+    def __init__(self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, piece_bytes: int) -> None:
+        self._dataset = dataset
+        self._hint = hint
+        self._piece_bytes = piece_bytes
+        self._located = dataset.locate(ids)
+        lengths = self._located.length
+        self._spans = by_bytes(lengths, piece_bytes, LONG * piece_bytes)
+        self.headers: Sequence[FrameHeader] = [
+            _stored_header(ids[low:high], int(lengths[low:high].sum())) for low, high in self._spans
+        ]
+        self.samples = len(ids)
+
+    def load(self, frame: int, step: Callable[[], None]) -> Payload:
+        """Bytes, offsets and labels of the frame's samples."""
+        dataset, located = self._dataset, self._located.part(*self._spans[frame])
+        length = int(located.length[0])
+        if length <= LONG * self._piece_bytes:
+            samples = dataset.read_at(located, self._hint)
+            return [byte_view(part) for part in (samples.data, samples.offsets, samples.labels)]
+        digest = dataset.checked(located, self._piece_bytes, step)
+        long = Long(length, digest, lambda start, out: dataset.read_part(located, start, out))
+        return [long, byte_view(np.array([0, length], np.int64)), byte_view(dataset.labels_at(located))]
+
+    def count(self, frame: int) -> int:
+        """Samples of the frame."""
+        low, high = self._spans[frame]
+        return high - low
+
+
+class _StoredTensors:
+    """Tensors of a pushed model, one to a frame."""
+
+    kind = "tensors"
+    samples = 0
+
+    def __init__(self, model: StoredModel, names: Sequence[str], piece_bytes: int) -> None:
+        self._model = model
+        self._names = names
+        self._piece_bytes = piece_bytes
+        self.headers: Sequence[FrameHeader] = [
+            FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in names
+        ]
+
+    def load(self, frame: int, step: Callable[[], None]) -> Payload:
+        """Bytes of the frame's tensor."""
+        model, name = self._model, self._names[frame]
+        nbytes = model.tensor_spec(name).nbytes
+        if nbytes <= LONG * self._piece_bytes:
+            return [model.read_tensor(name)]
+        digest = model.checked(name, self._piece_bytes, step)
+        return [Long(nbytes, digest, lambda start, out: model.read_part(name, start, out))]
+
+    def count(self, frame: int) -> int:
+        """One tensor."""
+        return 1
 
 
 def _stored_header(chunk: IntArray, total: int) -> FrameHeader:

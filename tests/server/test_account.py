@@ -27,8 +27,9 @@ from support.http_tools import (
 )
 
 from hapi.errors import BadRequestError
+from hapi.server.account import Account
+from hapi.server.context import RequestClock, RequestContext
 from hapi.server.http.loopback import loopback_handler
-from hapi.server.requests import Account
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.report import STAGES, RequestReport
@@ -36,6 +37,10 @@ from hapi.wire.report import STAGES, RequestReport
 
 def account(device: str = "cpu") -> Account:
     return Account("server", torch.device(device), running=3, reuse=True)
+
+
+def of(clock: RequestClock) -> RequestContext:
+    return RequestContext(clock=clock)
 
 
 def delta(pair: tuple[float, float]) -> float:
@@ -53,7 +58,7 @@ def test_own_work_and_that_of_others() -> None:
     a.clock("other").add("decode", 9.0, 2.0)
     a.clock("third").add("send", 9.0, 1.0)
     a.clock("mine").add("forward", 1.0, 0.25)  # another request of the same job
-    report = a.report(begun, mine, 16, (0.5, 0.25))
+    report = a.report(begun, of(mine), 16, (0.5, 0.25))
     assert delta(report.work) == pytest.approx(3.75) and delta(report.others) == pytest.approx(3.0)
     assert (report.cpu["forward"], report.seconds["forward"]) == (0.5, 1.0)
     assert set(report.cpu) == set(STAGES)
@@ -68,7 +73,7 @@ def test_the_seconds_of_other_processes_are_the_servers_own() -> None:
     mine = a.clock("mine")
     begun = a.marks(mine)
     spent[0] += 100.0
-    assert 100.0 <= delta(a.report(begun, mine).process) < 110.0
+    assert 100.0 <= delta(a.report(begun, of(mine)).process) < 110.0
 
 
 def test_a_job_alone_has_no_others() -> None:
@@ -77,7 +82,7 @@ def test_a_job_alone_has_no_others() -> None:
     mine = a.clock("mine")
     begun = a.marks(mine)
     mine.add("forward", 1.0, 0.5)
-    assert delta(a.report(begun, mine).others) == pytest.approx(0.0)
+    assert delta(a.report(begun, of(mine)).others) == pytest.approx(0.0)
 
 
 def test_a_request_of_nobody_known_cannot_tell_others_apart() -> None:
@@ -86,12 +91,12 @@ def test_a_request_of_nobody_known_cannot_tell_others_apart() -> None:
     begun = a.marks(nobody)
     nobody.add("read", 1.0, 0.5)
     a.clock("other").add("read", 1.0, 0.5)
-    report = a.report(begun, nobody)
+    report = a.report(begun, of(nobody))
     assert delta(report.work) == pytest.approx(1.0) and report.others == (0.0, 0.0)
     mine = a.clock("mine")
     begun = a.marks(mine)
     a.clock("").add("read", 1.0, 0.5)
-    assert delta(a.report(begun, mine).others) == pytest.approx(0.5), "it is an other to the others"
+    assert delta(a.report(begun, of(mine)).others) == pytest.approx(0.5), "it is an other to the others"
 
 
 def test_however_many_jobs_are_at_work_none_is_taken_for_another() -> None:
@@ -102,7 +107,7 @@ def test_however_many_jobs_are_at_work_none_is_taken_for_another() -> None:
         first.add("forward", 1.0, 0.75)
         second.add("forward", 1.0, 0.25)
     for marks, (first, _) in zip(begun, clocks, strict=True):
-        report = a.report(marks, first)
+        report = a.report(marks, of(first))
         assert delta(report.work) == pytest.approx(3000) and delta(report.others) == pytest.approx(2999)
 
 
@@ -113,7 +118,7 @@ def test_a_job_is_remembered_while_a_request_of_it_is_under_way() -> None:
     second = a.clock("mine")
     second.add("forward", 1.0, 1.0)
     del second
-    assert delta(a.report(begun, first).others) == pytest.approx(0.0)
+    assert delta(a.report(begun, of(first)).others) == pytest.approx(0.0)
     for i in range(100):
         a.clock(f"job{i}").add("read", 1.0, 1.0)
     gc.collect()
@@ -124,7 +129,7 @@ def test_a_job_is_remembered_while_a_request_of_it_is_under_way() -> None:
     begun = a.marks(again)
     again.add("forward", 1.0, 1.0)
     a.clock("other").add("forward", 1.0, 0.5)
-    assert delta(a.report(begun, again).others) == pytest.approx(0.5)
+    assert delta(a.report(begun, of(again)).others) == pytest.approx(0.5)
 
 
 def test_on_a_gpu_forward_passes_count_by_the_wall() -> None:
@@ -133,7 +138,7 @@ def test_on_a_gpu_forward_passes_count_by_the_wall() -> None:
     begun = a.marks(mine)
     mine.add("forward", 2.0, 0.1)
     mine.add("decode", 5.0, 5.0)
-    report = a.report(begun, mine)
+    report = a.report(begun, of(mine))
     assert delta(report.work) == pytest.approx(2.0) and report.process == (0.0, 0.0)
 
 
@@ -221,10 +226,10 @@ def test_new_memory_of_forward_passes_is_told() -> None:
     clock = a.clock("mine")
     with clock.stage("read"), mmap.mmap(-1, size) as new:
         new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
-    assert a.report(a.marks(clock), clock).pages == 0, "another stage's"
+    assert a.report(a.marks(clock), of(clock)).pages == 0, "another stage's"
     with clock.stage("forward"), mmap.mmap(-1, size) as new:
         new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
-    assert a.report(a.marks(clock), clock).pages >= size // (2 << 20), "a page may be a huge one"
+    assert a.report(a.marks(clock), of(clock)).pages >= size // (2 << 20), "a page may be a huge one"
 
 
 @pytest.mark.parametrize("way", ["http", "loopback"])
@@ -243,14 +248,15 @@ def test_when_the_first_frame_was_made(server: ServedApplication, known: Known, 
 def test_the_queue_counts_until_the_first_frame() -> None:
     account = Account("s", torch.device("cpu"), running=1, reuse=True)
     clock = account.clock("")
-    assert account.report(account.marks(clock), clock).first == 0.0, "no frame was made"
+    context = RequestContext(clock=clock)
+    assert account.report(account.marks(clock), context).first == 0.0, "no frame was made"
     clock.add("queue", 5.0)
     clock.frame_made()
-    first = account.report(account.marks(clock), clock).first
+    first = account.report(account.marks(clock), context).first
     assert 5.0 <= first < 65.0
     clock.add("queue", 5.0)
     clock.frame_made()
-    assert account.report(account.marks(clock), clock).first == first, "the first one counts"
+    assert account.report(account.marks(clock), context).first == first, "the first one counts"
 
 
 def test_an_answer_that_never_begins_gives_its_memory_back(server: ServedApplication, known: Known) -> None:

@@ -131,10 +131,12 @@ class Gate:
         return x * 2
 
 
-def begin(device: Device, layers: Any, value: float, turn: PassPriority | None = None, count: int = 1) -> Any:
+def begin(
+    device: Device, layers: Any, value: float, priority: PassPriority | None = None, count: int = 1
+) -> Any:
     x = torch.full((count, 3), value)
     out = torch.full_like(x, -1.0)
-    return device.begin(layers, x, out, key="k", clock=StageClock(STAGES), turn=turn), out
+    return device.begin(layers, x, out, key="k", clock=StageClock(STAGES), priority=priority), out
 
 
 def held_up(device: Device) -> tuple[Gate, Any]:
@@ -213,7 +215,7 @@ def test_new_memory_of_merged_passes_is_shared_by_their_samples() -> None:
             torch.empty(count, 3),
             key="k",
             clock=clock,
-            turn=PassPriority(merge_key="front"),
+            priority=PassPriority(merge_key="front"),
         )
         for count, clock in clocks.items()
     ]

@@ -29,6 +29,7 @@ from support.http_tools import (
 
 from hapi.data.dataset import Dataset
 from hapi.data.manifest import SampleLayout
+from hapi.data.sample_directory import Located
 from hapi.data.transforms.decode_limits import DecodeLimits, Held, image_bytes
 from hapi.errors import (
     BadRequestError,
@@ -44,6 +45,7 @@ from hapi.server.decoding.pool import Decoders
 from hapi.server.decoding.worker import decoded, order_of
 from hapi.server.device.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
 from hapi.server.stored_bytes import by_bytes
+from hapi.waiting import Interest
 from hapi.wire.frames import END_BYTES, FrameHeader, Pieces, TensorSpec, data_frame
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples
@@ -52,15 +54,11 @@ MIB = 1 << 20
 SMALL = TransformSpec.for_image_size(32)
 
 
-def never() -> threading.Event:
-    return threading.Event()
-
-
 def test_a_request_gets_its_share_or_what_it_needs() -> None:
     memory = HostMemory(800, slots=4)
     assert memory.share == 100
     for least, most, granted in ((1, 50, 50), (1, 500, 100), (300, 500, 300)):
-        with memory.claim("features", HostNeed(least=least, most=most), never()) as nbytes:
+        with memory.claim("features", HostNeed(least=least, most=most), Interest()) as nbytes:
             assert nbytes == granted == memory.kinds()["features"]
     assert set(memory.kinds()) == set(HOST_KINDS) and not any(memory.kinds().values())
 
@@ -68,7 +66,7 @@ def test_a_request_gets_its_share_or_what_it_needs() -> None:
 def test_what_never_fits_is_told_with_the_numbers() -> None:
     memory = HostMemory(800, slots=4)
     with pytest.raises(HostBudgetError, match=r"401 bytes .* 400 for requests .*--host-memory"):
-        memory.claim("samples", HostNeed(least=401, most=401), never()).__enter__()
+        memory.claim("samples", HostNeed(least=401, most=401), Interest()).__enter__()
     assert not HostBudgetError.retryable and HostBudgetError.status == 507
 
 
@@ -76,10 +74,10 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
     memory, order = HostMemory(800, slots=4), list[int]()
 
     def ask(number: int, least: int) -> None:
-        with memory.claim("features", HostNeed(least=least, most=least), never()):
+        with memory.claim("features", HostNeed(least=least, most=least), Interest()):
             order.append(number)
 
-    with memory.claim("samples", HostNeed(least=350, most=350), never()):
+    with memory.claim("samples", HostNeed(least=350, most=350), Interest()):
         threads = []
         for number, least in enumerate(
             (400, 10, 10)
@@ -95,16 +93,16 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
 
 
 def test_waiting_ends_with_the_client_and_with_the_time() -> None:
-    memory, gone = HostMemory(800, slots=4), threading.Event()
+    memory, gone = HostMemory(800, slots=4), Interest()
     need = HostNeed(least=400, most=400)
-    with memory.claim("features", need, never()):
+    with memory.claim("features", need, Interest()):
         with pytest.raises(BusyError, match="max-request-seconds"):
-            memory.claim("features", need, never(), time.monotonic()).__enter__()
+            memory.claim("features", need, Interest(deadline=time.monotonic())).__enter__()
         gone.set()
         with pytest.raises(BadRequestError, match="went away"):
             memory.claim("features", need, gone).__enter__()
     assert memory.waiting == 0
-    with memory.claim("features", need, never()):
+    with memory.claim("features", need, Interest()):
         pass
 
 
@@ -114,7 +112,7 @@ def test_many_requests_never_hold_more_than_the_budget() -> None:
     rng = np.random.default_rng(0)
 
     def ask(least: int) -> int:
-        with memory.claim("features", HostNeed(least=least, most=2 * least), never()):
+        with memory.claim("features", HostNeed(least=least, most=2 * least), Interest()):
             return sum(memory.kinds().values())
 
     with ThreadPoolExecutor(16) as crowd:
@@ -254,7 +252,7 @@ def test_a_long_sample_that_changes_while_it_is_sent_is_never_whole(
 ) -> None:
     known = Known(folder)
 
-    def other(self: Dataset, sample: int, start: int, out: memoryview) -> None:
+    def other(self: Dataset, place: Located, start: int, out: memoryview) -> None:
         out[:] = bytes(len(out))
 
     with served(folder) as application:

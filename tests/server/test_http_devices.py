@@ -38,6 +38,7 @@ from hapi.server.lifecycle import run
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
+from hapi.waiting import Interest
 from hapi.wire.frame_reader import BufferSource, FrameReader
 from hapi.wire.frames import StreamEnd
 from hapi.wire.messages import ExtractRequest
@@ -134,7 +135,7 @@ def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
         smallest=1,
         largest=1,
     )
-    with memory.claim(ask, threading.Event()):
+    with memory.claim(ask, Interest()):
         yield memory
 
 

@@ -80,8 +80,10 @@ def wanted(seed: int = 0, start: int = 0, stop: int = 10, shuffle: Shuffle = Shu
     )
 
 
-def dataset(count: int, near: Any = None) -> Any:
-    return SimpleNamespace(name="d", count=count, version="1", reader=SimpleNamespace(near=near))
+def dataset(count: int, access_hint: Any = None) -> Any:
+    return SimpleNamespace(
+        name="d", count=count, version="1", reader=SimpleNamespace(access_hint=access_hint)
+    )
 
 
 def test_an_order_is_computed_once_for_many_requests() -> None:
@@ -130,10 +132,10 @@ def test_a_tenant_with_many_sequences_pushes_out_its_own() -> None:
 def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> None:
     now, asked_with = [0.0], []
 
-    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> None:
+    def access_hint(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> None:
         asked_with.append(sharers)
 
-    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
+    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
     loud, quiet = Tenant(name="loud"), Tenant(name="quiet")
     for seed in range(1000):
         orders.access_hint(one, wanted(seed, shuffle=windows).windows, loud)
@@ -163,11 +165,11 @@ def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
 def test_jobs_with_windows_share_the_chunk_cache() -> None:
     now, asked_with = [0.0], []
 
-    def near(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> AccessHint | None:
+    def access_hint(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> AccessHint | None:
         asked_with.append(sharers)
         return AccessHint(shuffle.group, sharers=sharers) if sharers < 3 else None
 
-    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, near), Shuffle(10, 2)
+    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
     for seed, expected in (
         (0, AccessHint(10)),
         (0, AccessHint(10)),

@@ -58,7 +58,9 @@ def at_work(server: ServedApplication, known: Known, **headers: str) -> Iterator
         body = json.dumps(known.extract([n % 40 for n in range(4000)])).encode()
         sock.sendall(request_bytes(EXTRACT, body, X_Request_Id="slowreader1", **headers))
         until(
-            lambda: any(r.progress.done for r in server.application.board.requests()), 30, "its first batch"
+            lambda: any(r.context.progress.done for r in server.application.board.requests()),
+            30,
+            "its first batch",
         )
         yield
     server.idle()

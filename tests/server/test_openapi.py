@@ -20,10 +20,14 @@ from support.http_tools import (
     served,
 )
 
+from hapi.clocks import StageClock
 from hapi.errors import URN, by_slug
+from hapi.server.context import RequestClock, RequestContext
 from hapi.server.http import openapi
-from hapi.server.status import Progress, RunningRequest
+from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.status import RunningRequest
 from hapi.wire import messages, schemas
+from hapi.wire.report import STAGES
 
 DOCUMENT = json.loads(openapi.document())
 
@@ -112,7 +116,8 @@ def test_status_tells_requests_and_errors_as_told(application: ServedApplication
 
 def test_a_request_at_work_is_told_as_it_is(known: Known) -> None:
     asked = messages.ExtractRequest.from_json(known.extract())
-    at_work = RunningRequest(request_id="a", tenant="b", asked=asked, waited=0.5, progress=Progress())
+    context = RequestContext(clock=RequestClock(StageClock(STAGES), None), tenant=Tenant(name="b"))
+    at_work = RunningRequest(request_id="a", asked=asked, context=context, waited=0.5)
     schema = content_of(messages.STATUS_PATH)["properties"]["running"]["items"]
     jsonschema_rs.Draft202012Validator(closed(schema)).validate(at_work.to_json(at_work.began + 1))
 

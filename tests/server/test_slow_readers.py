@@ -22,6 +22,7 @@ from support.http_tools import (
 from test_http_clients import long_request, reset
 
 from hapi.models.graph.layers import Segment
+from hapi.server.context import RequestContext
 from hapi.wire.messages import ExtractRequest
 
 RUNNING = 2
@@ -169,9 +170,9 @@ def test_a_client_that_leaves_frees_the_device(
         cancelled: list[threading.Event] = []
         stream = server.service.stream
 
-        def noting(request: Any, event: threading.Event, *more: Any) -> Any:
-            cancelled.append(event)
-            return stream(request, event, *more)
+        def noting(request: Any, context: RequestContext) -> Any:
+            cancelled.append(context.interest)
+            return stream(request, context)
 
         monkeypatch.setattr(server.service, "stream", noting)
         sock = socket.create_connection(("127.0.0.1", server.port))

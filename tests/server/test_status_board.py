@@ -20,9 +20,9 @@ from hapi.errors import (
     StoreError,
     UnauthorizedError,
 )
-from hapi.server.requests import RequestClock
+from hapi.server.context import Progress, RequestClock, RequestContext
 from hapi.server.scheduling.fair_queue import Tenant
-from hapi.server.status import ERRORS_KEPT, MAX_LINE, Board, Progress, RunningRequest
+from hapi.server.status import ERRORS_KEPT, MAX_LINE, Board, RunningRequest
 from hapi.wire.messages import TensorsRequest
 from hapi.wire.report import STAGES
 
@@ -30,9 +30,8 @@ ASKED = TensorsRequest(name="m", digest="0" * 64, names=("a", "b"))
 
 
 def request(number: int = 0) -> RunningRequest:
-    return RunningRequest(
-        request_id=f"id{number}", tenant="t", asked=ASKED, waited=0.5, began=10.0, progress=Progress()
-    )
+    context = RequestContext(clock=RequestClock(StageClock(STAGES), None), tenant=Tenant(name="t"))
+    return RunningRequest(request_id=f"id{number}", asked=ASKED, context=context, waited=0.5, began=10.0)
 
 
 def failed(board: Board, error: HapiError, path: str = "/v1/extract") -> None:
@@ -87,8 +86,8 @@ def test_what_a_healthy_server_answers_does_not_push_out_errors() -> None:
 
 
 def test_stages_under_way_are_those_of_all_threads() -> None:
-    clock, progress = RequestClock(StageClock(STAGES), None, float), Progress()
-    progress.stages_now = clock.under_way
+    clock = RequestClock(StageClock(STAGES), None)
+    progress = Progress(stages_now=clock.under_way)
     assert progress.stages() == ()
     inside, leave = threading.Event(), threading.Event()
 
@@ -119,8 +118,8 @@ def test_stages_under_way_are_those_of_all_threads() -> None:
 
 def test_a_request_as_json() -> None:
     one = request()
-    one.progress.choose("cuda:0", 16)
-    one.progress.done = 1
+    one.context.progress.choose("cuda:0", 16)
+    one.context.progress.done = 1
     document = one.to_json(now=12.5)
     assert json.loads(json.dumps(document)) == document
     expected = {"id": "id0", "tenant": "t", "kind": "tensors", "model": "m", "dataset": "", "split": 0,

@@ -26,13 +26,10 @@ from hapi.profiler.timing import work_clock
 from hapi.server.batching.forward_memory import ObservedMemory
 from hapi.server.device.health import Health
 from hapi.server.scheduling.device_share import DeviceScheduler
-from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.scheduling.fair_queue import ANONYMOUS, Tenant
 from hapi.waiting import paused
 
 Layers = Callable[[torch.Tensor], torch.Tensor]
-
-ANONYMOUS = Tenant(name="")
-"""Whoever uses a device without being a tenant."""
 
 
 class PassMemory(Protocol):
@@ -84,7 +81,7 @@ class _Pass:
     output: torch.Tensor
     key: Any
     clock: StageClock
-    turn: PassPriority
+    priority: PassPriority
     asked: float
     future: Future[tuple[int, torch.cuda.Event | None]] = field(default_factory=Future)
 
@@ -172,19 +169,19 @@ class Device:
         *,
         key: Any,
         clock: StageClock,
-        turn: PassPriority | None = None,
+        priority: PassPriority | None = None,
     ) -> Running:
         """Begin to write ``layers(inputs)`` into ``output`` (host memory, batch first).
 
         ``key`` identifies layers and input shape for what is remembered about memory.
         """
-        asked = _Pass(layers, inputs, output, key, clock, turn or PassPriority(), time.monotonic())
+        asked = _Pass(layers, inputs, output, key, clock, priority or PassPriority(), time.monotonic())
         with self._changed:
             if self._closed:
                 raise TransportError("the device is closed: the server is shutting down")
             if self.health.broken:
                 raise self.health.failure()
-            self._turns.add(asked.turn.tenant, asked.turn.order, asked)
+            self._turns.add(asked.priority.tenant, asked.priority.order, asked)
             self._changed.notify()
         return Running(asked, self.device.type == "cpu")
 
@@ -221,12 +218,11 @@ class Device:
     def _next(self) -> list[_Pass]:
         """The pass whose turn it is, and those that may run together with it."""
         first = self._turns.next(time.monotonic())
-        room = self._merge - first.count
+        room = 0 if first.priority.merge_key is None else self._merge - first.count
 
         def fits(other: _Pass) -> bool:
             nonlocal room
-            merge_key = first.turn.merge_key is not None and other.turn.merge_key == first.turn.merge_key
-            if not merge_key or other.count > room:
+            if other.priority.merge_key != first.priority.merge_key or other.count > room:
                 return False
             room -= other.count
             return True
@@ -244,7 +240,7 @@ class Device:
         now, count = time.monotonic(), sum(one.count for one in passes)
         with self._changed:
             for one in passes:
-                self._turns.charge(one.turn.tenant, (now - began) * one.count / count, now)
+                self._turns.charge(one.priority.tenant, (now - began) * one.count / count, now)
 
     def _alone(self, one: _Pass) -> None:
         try:

@@ -14,7 +14,6 @@ waiting.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter, deque
@@ -27,7 +26,7 @@ from hapi.allocator import give_back_freed_memory
 from hapi.errors import BadRequestError, BusyError, HostBudgetError, HostMemoryError
 from hapi.process.free_memory import host_free_bytes
 from hapi.process.memory_errors import is_out_of_memory
-from hapi.waiting import check, paused, when_given_up
+from hapi.waiting import Interest, check, paused, when_given_up
 
 SHORT_SECONDS = 1.0
 """When whoever met a machine without memory is to ask again."""
@@ -149,13 +148,13 @@ class HostMemory:
         """Bytes that a request gets if it can use them."""
 
     @contextmanager
-    def claim(
-        self, kind: str, need: HostNeed, cancelled: threading.Event, latest: float = math.inf
-    ) -> Iterator[int]:
+    def claim(self, kind: str, need: HostNeed, interest: Interest) -> Iterator[int]:
         """Bytes for a request of ``kind`` inside the block, from least to most of ``need``, once they are there.
 
-        Raises :class:`HostBudgetError` when even the least is never there, :class:`BusyError` when it is not at
-        ``latest`` (``time.monotonic``), :class:`BadRequestError` once ``cancelled`` is set.
+        Raises:
+            HostBudgetError: Even the least is never there.
+            BusyError: It is not there at the deadline of ``interest``.
+            BadRequestError: Nobody is interested any more.
         """
         if need.least > self._claims.budget:
             raise HostBudgetError(
@@ -166,9 +165,9 @@ class HostMemory:
         nbytes = max(need.least, min(need.most, self.share))
 
         def look(waiting: int) -> None:
-            if cancelled.is_set():
+            if interest.is_set():
                 raise BadRequestError("the client went away")
-            if time.monotonic() >= latest:
+            if time.monotonic() >= interest.deadline:
                 raise BusyError(
                     f"{waiting} requests wait for the server's memory, and this one did for too long "
                     "(--max-request-seconds of hapi-server); come back later, or ask another server",

@@ -13,7 +13,6 @@ nobody uses count as free: they go when the room is needed.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from hapi.server.batching.policies import (
     check_fits,
 )
 from hapi.server.batching.throughput_curve import TimeCurves
-from hapi.waiting import paused, when_given_up
+from hapi.waiting import Interest, paused, when_given_up
 
 LOOK_SECONDS = 0.25
 """How often a request that waits for memory looks whether its client is still there."""
@@ -82,9 +81,8 @@ class Reservation:
     """One request's part of the memory."""
 
     request: Request
-    cancelled: threading.Event
-    latest: float
-    """``time.monotonic`` until which it waits."""
+    interest: Interest
+    """Until its deadline it waits."""
     since: float = field(default_factory=time.monotonic)
     batch: int = 0
     """COS batch; 0 while it waits."""
@@ -113,15 +111,15 @@ class DeviceMemory:
         self.adapt_seconds = 0.0
 
     @contextmanager
-    def claim(
-        self, ask: MemoryRequest, cancelled: threading.Event, latest: float = math.inf
-    ) -> Iterator[Reservation]:
+    def claim(self, ask: MemoryRequest, interest: Interest) -> Iterator[Reservation]:
         """Memory for ``ask`` inside the block; waits until it is there.
 
-        :class:`DeviceMemoryError` when even one sample does not fit the empty device, :class:`BusyError` when the
-        memory is not there at ``latest`` (``time.monotonic``).
+        Raises:
+            DeviceMemoryError: Even one sample does not fit the empty device.
+            BusyError: The memory is not there at the deadline of ``interest``.
+            BadRequestError: Nobody is interested any more.
         """
-        claim = Reservation(self._request(ask), cancelled, latest)
+        claim = Reservation(self._request(ask), interest)
         check_fits(claim.request, self.budget)
         with paused(), self._changed:
             self._queue.append(claim)
@@ -255,9 +253,9 @@ class DeviceMemory:
                 left = LOOK_SECONDS
             if not self._admitted(claim):
                 self._changed.wait(left)
-            if claim.cancelled.is_set():
+            if claim.interest.is_set():
                 raise BadRequestError("the client went away")
-            if not self._admitted(claim) and time.monotonic() >= claim.latest:
+            if not self._admitted(claim) and time.monotonic() >= claim.interest.deadline:
                 raise BusyError(
                     f"{len(self._queue)} requests wait for the device's memory, and this one did for too long "
                     "(--max-request-seconds of hapi-server); come back later, or ask another server",

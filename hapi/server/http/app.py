@@ -23,6 +23,8 @@ from hapi.errors import (
     UnauthorizedError,
 )
 from hapi.process.processors import processor_count
+from hapi.server.context import Progress, RequestContext
+from hapi.server.frame_stream import FrameStream
 from hapi.server.http import openapi
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
@@ -42,8 +44,8 @@ from hapi.server.scheduling.admission import FULL, Admission, Slot
 from hapi.server.scheduling.costs import Costs, Request, Server, Used
 from hapi.server.scheduling.fair_queue import LEAST_COST, Tenant
 from hapi.server.scrub import Scrub
-from hapi.server.service import FrameStream, Service
-from hapi.server.status import Board, Progress, RunningRequest
+from hapi.server.service import Service
+from hapi.server.status import Board, RunningRequest
 from hapi.waiting import Interest
 from hapi.wire import messages
 from hapi.wire.frames import WIRE_VERSION
@@ -285,55 +287,44 @@ class Application:
         try:
             cost = self._costs.expected(asked)
             async with self.admission.slot(tenant, cost, settings.max_request_seconds, deadline) as slot:
+                clock = self.service.clock(asked)
+                clock.add("queue", slot.waited)
+                context = RequestContext(
+                    clock=clock,
+                    tenant=tenant,
+                    interest=interest,
+                    progress=Progress(self._chosen, clock.under_way),
+                    expected_wait=slot.expected_wait,
+                )
                 at_work = RunningRequest(
-                    request_id=request[REQUEST_ID],
-                    tenant=tenant.name,
-                    asked=asked,
-                    waited=slot.waited,
-                    progress=Progress(self._chosen),
+                    request_id=request[REQUEST_ID], asked=asked, context=context, waited=slot.waited
                 )
                 with self.board.running(at_work):
-                    return await self._worked_on(request, at_work, interest, slot)
+                    return await self._worked_on(request, asked, context, slot)
         finally:
             interest.set()
 
     async def _worked_on(
-        self,
-        request: web.Request,
-        at_work: RunningRequest,
-        interest: Interest,
-        slot: Slot,
+        self, request: web.Request, asked: Request, context: RequestContext, slot: Slot
     ) -> web.StreamResponse:
-        """The answer of a request that has its slot, sent by the time that is its interest's latest."""
-        tenant, asked, latest = request[TENANT], at_work.asked, interest.deadline
-        opening = self._workers.submit_in(
-            interest,
-            self.service.stream,
-            asked,
-            interest,
-            slot.waited,
-            slot.expected_wait,
-            tenant,
-            at_work.progress,
-            latest,
-        )
+        """The answer of a request that has its slot, sent by its deadline."""
+        service, interest, settings = self.service, context.interest, self.service.settings
+        opening = self._workers.submit_in(interest, service.stream, asked, context)
         stream = await finished(opening, FrameStream.close, interest.set)
-        settings = self.service.settings
-        workers, progress = self.service.workers, at_work.progress
-        host = self.service.host
 
         def pressed() -> bool:
-            return self.admission.pressed() or workers.pressed(progress.device) or host.waiting > 0
+            device = context.progress.device
+            return self.admission.pressed() or service.workers.pressed(device) or service.host.waiting > 0
 
-        pace = SlowReaderGuard(settings.pace(), latest, pressed)
+        pace = SlowReaderGuard(settings.pace(), interest.deadline, pressed)
         answer = Answer(
             self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc, self.disclosure
         )
-        self.admission.sent(tenant, stream.content_length)
+        self.admission.sent(context.tenant, stream.content_length)
         try:
-            return await answer.send(request, stream, interest)
+            return await answer.send(request, stream)
         finally:
-            self.admission.sent(tenant, -answer.unsent)
+            self.admission.sent(context.tenant, -answer.unsent)
             self._account(request, asked, stream, answer, slot)
 
     async def _asked(self, request: web.Request) -> Request:
@@ -366,8 +357,9 @@ class Application:
     def _account(
         self, request: web.Request, asked: Request, stream: FrameStream, answer: Answer, slot: Slot
     ) -> None:
-        stages, held = stream.clock.seconds(), time.monotonic() - slot.began
-        used = Used(stages, stream.clock.cpu_seconds(), held)
+        clock = stream.context.clock
+        stages, held = clock.seconds(), time.monotonic() - slot.began
+        used = Used(stages, clock.cpu_seconds(), held)
         slot.cost = used.cost(self._server)
         counts = self.board.tenants[request[TENANT]]
         counts.cost += slot.cost

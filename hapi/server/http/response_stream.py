@@ -28,11 +28,10 @@ from aiohttp import web
 
 from hapi.errors import SHORT_OF, HapiError, StoreUnavailableError
 from hapi.process.threads import Threads, Work
+from hapi.server.frame_stream import Frame, FrameStream
 from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.problems import as_hapi_error
 from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
-from hapi.server.service import Frame, FrameStream
-from hapi.waiting import Interest
 from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
 from hapi.wire.messages import REQUEST_ID_HEADER
 
@@ -82,8 +81,9 @@ class Answer:
         self._handed = 0
         """Bytes of the answer that went into the socket."""
 
-    async def send(self, request: web.Request, stream: FrameStream, interest: Interest) -> web.StreamResponse:
+    async def send(self, request: web.Request, stream: FrameStream) -> web.StreamResponse:
         """Send all frames. The first is awaited before the status line."""
+        interest = stream.context.interest
         self.unsent = stream.content_length
         working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
         headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
@@ -96,9 +96,9 @@ class Answer:
                 await response.write(b"")  # the headers alone: what goes with them would take the slow way
                 self._socket = await _duplicate(request)
             if self._socket is None:
-                await self._through_transport(request, response, stream, frame, interest)
+                await self._through_transport(request, response, stream, frame)
             else:
-                sending = (stream, self._socket, frame, interest)
+                sending = (stream, self._socket, frame)
                 working = self._workers.submit_in(interest, self._through_socket, *sending)
                 await outcome(working)
             request[STATUS] = response.status
@@ -120,27 +120,26 @@ class Answer:
             if not self.unsent:
                 request[STATUS] = response.status  # the client had all of it and was free to leave
             try:
-                await self._close(stream, working, interest)
+                await self._close(stream, working)
             finally:
                 if self._socket is not None:
                     self._socket.close()
 
-    async def _close(self, stream: FrameStream, last: Work[Any], interest: Interest) -> None:
+    async def _close(self, stream: FrameStream, last: Work[Any]) -> None:
         """Close the stream, whose ``last`` work is over; a lost thread does it itself when it comes back."""
         if not last.done():
             last.add_done_callback(lambda _: stream.close())
             return
-        closing = self._workers.submit_in(interest, stream.close)
+        closing = self._workers.submit_in(stream.context.interest, stream.close)
         await over(closing)
         closing.outcome()
 
-    def _through_socket(
-        self, stream: FrameStream, sock: socket.socket, frame: Frame | None, interest: Interest
-    ) -> None:
+    def _through_socket(self, stream: FrameStream, sock: socket.socket, frame: Frame | None) -> None:
         """In a worker thread: every frame as it is made."""
+        interest, clock = stream.context.interest, stream.context.clock
         self._acked_before = _acked(sock)
         while frame is not None:
-            with interest.paused(), stream.clock.stage("send"):
+            with interest.paused(), clock.stage("send"):
                 for piece in joined(frame):
                     self._send_all(sock, piece)
                     self._sent(len(piece))
@@ -170,8 +169,8 @@ class Answer:
         response: web.StreamResponse,
         stream: FrameStream,
         frame: Frame | None,
-        interest: Interest,
     ) -> None:
+        interest = stream.context.interest
         sock = request.transport and request.transport.get_extra_info("socket")
         self._acked_before = _acked(sock)
         while frame is not None:

@@ -49,6 +49,10 @@ class Tenant:
     """Most bytes of answers per second, on average; its next request waits until what was sent is paid off."""
 
 
+ANONYMOUS = Tenant(name="")
+"""Stands for the tenant where nobody is told from anybody else."""
+
+
 @dataclass(eq=False)
 class Ticket:
     """One request's place."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -17,44 +16,8 @@ import torch
 
 from hapi.clocks import BusyClock, StageClock
 from hapi.process.processors import processor_count
+from hapi.server.context import RequestClock, RequestContext
 from hapi.wire.report import STAGES, RequestReport, ServerTier
-
-
-class RequestClock(StageClock):
-    """The stages of one request, and what its tenant's next one has to expect."""
-
-    def __init__(self, total: StageClock, job: StageClock | None, expected_wait: Callable[[], float]) -> None:
-        """``total`` counts everything too, and so does ``job``, if that is known, which is in the total itself.
-
-        ``expected_wait`` is asked when the request ends, from any thread; seconds.
-        """
-        super().__init__(STAGES, job or total)
-        self.job = job
-        """Of all requests of its job that are under way, and while they are."""
-        self.expected_wait = expected_wait
-        self.first = 0.0
-        """Seconds until the answer's first frame was made, those in the queue included; 0 before."""
-        self._began = time.monotonic()
-        self._now: list[str] = []
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Add the seconds of the ``with`` block to ``name``, which is under way meanwhile."""
-        self._now.append(name)
-        try:
-            with super().stage(name):
-                yield
-        finally:
-            self._now.remove(name)
-
-    def frame_made(self) -> None:
-        """A frame of the answer is there; the first one counts."""
-        if not self.first:
-            self.first = time.monotonic() - self._began + self.seconds()["queue"]
-
-    def under_way(self) -> Sequence[str]:
-        """The stages that threads are in now."""
-        return list(self._now)
 
 
 @dataclass(frozen=True)
@@ -98,15 +61,15 @@ class Account:
         self._jobs: WeakValueDictionary[str, StageClock] = WeakValueDictionary()
         """Held by their requests' clocks: as many as there are requests under way, whatever jobs are called."""
 
-    def clock(self, job: str, expected_wait: Callable[[], float] = lambda: 0.0) -> RequestClock:
+    def clock(self, job: str) -> RequestClock:
         """For one request of ``job`` (empty: of nobody known); what it counts is in the job's and the total too."""
         if not job:
-            return RequestClock(self._total, None, expected_wait)
+            return RequestClock(self._total, None)
         with self._lock:
             of_job = self._jobs.get(job)
             if of_job is None:
                 of_job = self._jobs[job] = StageClock(STAGES, self._total)
-        return RequestClock(self._total, of_job, expected_wait)
+        return RequestClock(self._total, of_job)
 
     def totals(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Wall and CPU seconds by stage of all requests so far, those under way included."""
@@ -120,9 +83,17 @@ class Account:
         return Marks(self.busy.seconds, work, others, self._process(), time.monotonic())
 
     def report(
-        self, begun: Marks, clock: RequestClock, cos_batch: int = 0, layers: tuple[float, ...] = ()
+        self, begun: Marks, context: RequestContext, cos_batch: int = 0, layers: tuple[float, ...] = ()
     ) -> RequestReport:
-        """What the request of ``clock``, which began at ``begun``, has cost."""
+        """What the request of ``context``, which began at ``begun``, has cost.
+
+        Args:
+            begun: Of :meth:`marks`.
+            context: The request's.
+            cos_batch: The largest that fitted, in samples; 0 for none.
+            layers: Seconds of each layer, if they were timed.
+        """
+        clock = context.clock
         now = self.marks(clock)
         return RequestReport(
             server=self._server,
@@ -137,7 +108,7 @@ class Account:
             first=clock.first,
             cos_batch=cos_batch,
             layers=layers,
-            wait=clock.expected_wait(),
+            wait=context.expected_wait(),
             tier=self._tier(),
         )
 
