@@ -13,11 +13,19 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from support.harness import ServerProcess
+
+    from hapi.client.transport.http import Handler
+    from hapi.server.service import Service
 
 # On a machine with other work a single example may take any time.
 settings.register_profile("hapi", deadline=None)
@@ -54,3 +62,39 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture(scope="module")
+def running(store: Path) -> Iterator[ServerProcess]:
+    """A server process over the ``store`` of a file of tests; nothing happens to it."""
+    from support.harness import server
+
+    with server(store) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service over the data set ``blobs``, without a socket; tests that use it leave its store as it is."""
+    from support.local_job import pack_blobs, service_of
+
+    store = tmp_path_factory.mktemp("blobs") / "store"
+    pack_blobs(store)
+    with service_of(store) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def remembered(service: Service) -> Handler:
+    """What answers for ``service``: equal requests get equal bytes, which are computed once."""
+    from support.local_job import remembering
+
+    return remembering(service)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.threads import at_once
 
 from hapi.errors import UsageError
 from hapi.trace import OFF, Tracer
@@ -77,11 +77,7 @@ def test_threads_lose_nothing() -> None:
             with tracer.span("s", "t"):
                 pass
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda _: work())
     assert len(events(tracer)) == 4000
 
 

@@ -6,10 +6,10 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pytest
+from support.fake_bed import FakeBed
 
 from benchmarks.__main__ import main
 from benchmarks.load import tenants
@@ -24,28 +24,13 @@ from hapi.errors import TransportError
 MIB = 1 << 20
 
 
-class Bed:
-    """A bed on which nothing runs."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-    def set_bandwidth(self, bandwidth: float | None) -> None:
-        assert bandwidth is None
-
-
 class Client:
     """Answers as a client would; a whole job of vgg19 fails, and takes 300 MiB, others 100."""
 
     freeze = 11
 
     def __init__(
-        self, bed: Bed, token: str, folder: Path, name: str = "client", side: str = "client"
+        self, bed: FakeBed, token: str, folder: Path, name: str = "client", side: str = "client"
     ) -> None:
         self.side, self.model = side, ""
         self.asked: list[str] = []
@@ -91,20 +76,20 @@ class Server:
 
 
 @pytest.fixture
-def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+def bed(monkeypatch: pytest.MonkeyPatch) -> FakeBed:
     monkeypatch.setattr(tenants, "make_store", lambda folder, samples, side, forms: folder)
     monkeypatch.setattr(tenants, "push_twins", lambda *args: (50, 20))
     monkeypatch.setattr(tenants, "BenchClient", Client)
     monkeypatch.setattr(tenants, "_Server", Server)
     monkeypatch.setattr(tenants, "_SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(Server, "flags", [])
-    return Bed()
+    return FakeBed()
 
 
 SETTINGS = TenantsSettings(models=("alexnet", "vgg19"), modes=("auto", "whole", "store"), counts=(1, 3))
 
 
-def test_all_modes_have_one_budget_and_are_measured_once(bed: Bed, tmp_path: Path) -> None:
+def test_all_modes_have_one_budget_and_are_measured_once(bed: FakeBed, tmp_path: Path) -> None:
     for _ in range(2):  # the second finds everything there
         results = Results(tmp_path / "t.jsonl", {})
         measure_tenants(bed, SETTINGS, results, lambda line: None)  # type: ignore[arg-type]
@@ -132,7 +117,7 @@ def test_all_modes_have_one_budget_and_are_measured_once(bed: Bed, tmp_path: Pat
 
 
 def test_what_failed_and_what_does_not_fit_is_told_and_in_no_ratio(
-    bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bed: FakeBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = TenantsSettings(
         models=("alexnet", "vgg11", "vgg19"), modes=("auto", "store"), counts=(1, 3), device_memory=200 * MIB
@@ -152,7 +137,7 @@ def test_what_failed_and_what_does_not_fit_is_told_and_in_no_ratio(
 def _open_without_warming(self: Any, url: str, count: int) -> None:
     """As :meth:`tenants._Bench._open`, for a model that fails at its first request."""
     for number in range(count):
-        client = Client(Bed(), "", Path())
+        client = Client(FakeBed(), "", Path())
         client.ask("open", **self._job(url, self._settings.model(number), "freeze"))
         self._clients.append(client)
 

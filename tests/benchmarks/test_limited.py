@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.local_job import pack_blobs, service_of, settings_of
+from support.local_job import settings_of
 
 from benchmarks.testbed.limited import BURST_SECONDS, PIECE_SECONDS, LimitedTransport, RateLimit
 from hapi.client.session import Session
@@ -117,14 +115,6 @@ def test_connections_share_the_rate() -> None:
     # A loaded machine may sleep long, one thread longer than another, but never short.
     assert 0.1 * allowed < sum(taken) <= allowed * 1.001
     assert min(taken) > sum(taken) / 10
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    store: Path = tmp_path_factory.mktemp("limited") / "store"
-    pack_blobs(store)
-    with service_of(store) as running:
-        yield running
 
 
 def test_a_session_trains_through_it(service: Service) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
+from support.fake_bed import FakeBed
 
 from benchmarks.__main__ import main
 from benchmarks.serving import concurrency, reuse
@@ -23,28 +23,10 @@ from benchmarks.testbed.loose import LooseBed
 from hapi.errors import UsageError
 
 
-class Bed:
-    """A bed on which nothing runs."""
-
-    def __init__(self) -> None:
-        self.bandwidths: list[float | None] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
-
-    def set_bandwidth(self, bandwidth: float | None) -> None:
-        self.bandwidths.append(bandwidth)
-
-
 class Client:
     """Answers as a client would; ``loaded`` servers take longer, and choose another split."""
 
-    def __init__(self, bed: Bed, token: str, folder: Path, name: str = "client") -> None:
+    def __init__(self, bed: FakeBed, token: str, folder: Path, name: str = "client") -> None:
         self.bed, self.loaded = bed, "loaded" in name
         self.epochs = 0
 
@@ -70,16 +52,16 @@ class Client:
 
 
 @pytest.fixture
-def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+def bed(monkeypatch: pytest.MonkeyPatch) -> FakeBed:
     for module in (reuse, concurrency):
         monkeypatch.setattr(module, "make_store", lambda folder, samples, side, forms: folder)
         monkeypatch.setattr(module, "start_server", lambda *args, **kwargs: "http://nowhere")
         monkeypatch.setattr(module, "BenchClient", Client)
     monkeypatch.setattr(reuse, "push_model", lambda *args: None)
-    return Bed()
+    return FakeBed()
 
 
-def test_reuse_does_not_count_the_first_epochs_nor_waiting(bed: Bed, tmp_path: Path) -> None:
+def test_reuse_does_not_count_the_first_epochs_nor_waiting(bed: FakeBed, tmp_path: Path) -> None:
     settings = ReuseSettings(models=("alexnet",), repeats=2)
     results = Results(tmp_path / "reuse.jsonl", {})
     measure_reuse(bed, settings, results, lambda line: None)  # type: ignore[arg-type]
@@ -94,7 +76,7 @@ def test_reuse_does_not_count_the_first_epochs_nor_waiting(bed: Bed, tmp_path: P
     draw_reuse([row], str(tmp_path / "x.svg"))
 
 
-def test_what_was_measured_is_not_measured_again(bed: Bed, tmp_path: Path) -> None:
+def test_what_was_measured_is_not_measured_again(bed: FakeBed, tmp_path: Path) -> None:
     told: list[str] = []
     for models in (("alexnet",), ("alexnet", "vgg11"), ("vgg11", "alexnet")):
         results = Results(tmp_path / "reuse.jsonl", {})
@@ -105,7 +87,7 @@ def test_what_was_measured_is_not_measured_again(bed: Bed, tmp_path: Path) -> No
     assert {row.model for row in reuse_rows(results.records)} == {"alexnet", "vgg11"}
 
 
-def test_concurrency(bed: Bed, tmp_path: Path) -> None:
+def test_concurrency(bed: FakeBed, tmp_path: Path) -> None:
     settings = ConcurrencySettings(models=("resnet18",), repeats=2)
     for _ in range(2):  # the second finds everything there, read back from the file
         results = Results(tmp_path / "concurrency.jsonl", {})

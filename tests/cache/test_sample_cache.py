@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.threads import at_once
 
 from hapi.cache import catalog as cache_catalogue
 from hapi.cache import folder as cache_folder
@@ -394,25 +394,16 @@ def test_a_lock_that_is_not_given_back_keeps_nobody(
 
 def test_threads_that_put_and_get(tmp_path: Path) -> None:
     with cache_at(tmp_path / "cache", budget=200_000) as cache:
-        failures: list[BaseException] = []
 
         def work(seed: int) -> None:
             random = np.random.default_rng(seed)
-            try:
-                for _ in range(30):
-                    ids = random.choice(COUNT, 20, replace=False).tolist()
-                    here = found(cache, ids)
-                    cache.put(samples_of(ids))
-                    assert found(cache, ids) >= here
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(30):
+                ids = random.choice(COUNT, 20, replace=False).tolist()
+                here = found(cache, ids)
+                cache.put(samples_of(ids))
+                assert found(cache, ids) >= here
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
+        at_once(4, work)
         assert found(cache, range(COUNT)) == set(range(COUNT))
 
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from support.harness import (
     ROOT,
     ServerProcess,
     environment,
-    hapi,
+    packed_digits,
     report_of,
     run,
     server,
@@ -45,16 +44,7 @@ FAST = ("--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("train") / "store"
-    folder.mkdir()
-    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", "200")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def running(store: Path) -> Iterator[ServerProcess]:
-    with server(store) as process:
-        yield process
+    return packed_digits(tmp_path_factory.mktemp("store"), 200)
 
 
 @pytest.fixture(autouse=True)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from support.certificates import self_signed
 
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for 127.0.0.1 and its key in one file."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    )
-    try:
-        subprocess.run(
-            [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("no openssl here to make a certificate with")
-    both = folder / "both.pem"
-    both.write_text((folder / "key.pem").read_text() + (folder / "cert.pem").read_text())
+    cert, key = self_signed(tmp_path_factory.mktemp("tls"))
+    both = cert.with_name("both.pem")
+    both.write_text(key.read_text() + cert.read_text())
     return both

@@ -9,17 +9,9 @@ from typing import Any
 
 import pytest
 from support import lying
-from support.local_job import COUNT, open_session, pack_blobs, remembering, service_of
+from support.local_job import COUNT, open_session
 
 from hapi.client.transport.http import Handler
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
-    folder = tmp_path_factory.mktemp("reports") / "store"
-    pack_blobs(folder)
-    with service_of(folder) as running:
-        yield remembering(running)
 
 
 def every_number(value: Any, number: float) -> Any:
@@ -40,9 +32,9 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("number", [0, -1, 1e308, (1 << 63) - 1])
-def test_a_plan_from_impossible_reports_is_one(honest: Handler, number: float) -> None:
+def test_a_plan_from_impossible_reports_is_one(remembered: Handler, number: float) -> None:
     with open_session(
-        lying.reporting(honest, lambda report: every_number(report, number)), split="auto"
+        lying.reporting(remembered, lambda report: every_number(report, number)), split="auto"
     ) as session:
         for epoch in range(2):
             assert sum(len(labels) for _, labels in session.epoch(epoch)) == COUNT
@@ -52,11 +44,11 @@ def test_a_plan_from_impossible_reports_is_one(honest: Handler, number: float) -
         json.dumps(planning.to_json(), allow_nan=False)
 
 
-def test_clocks_that_run_backwards_give_a_plan(honest: Handler) -> None:
+def test_clocks_that_run_backwards_give_a_plan(remembered: Handler) -> None:
     def backwards(report: dict[str, Any]) -> dict[str, Any]:
         return {**report, **{name: [1e9, 0.0] for name in ("busy", "work", "others", "process", "clock")}}
 
-    with open_session(lying.reporting(honest, backwards), split="auto") as session:
+    with open_session(lying.reporting(remembered, backwards), split="auto") as session:
         for epoch in range(2):
             list(session.epoch(epoch))
         assert session.planning is not None and session.planning.profile is not None

@@ -11,28 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.reports import report_with
 
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.planning import meter as module
 from hapi.client.planning.meter import Meter, merged, observed_between
 from hapi.profiler.fit import Observed, Tier
-from hapi.wire.report import STAGES, RequestReport, ServerTier
+from hapi.wire.report import STAGES
 
-REPORT = RequestReport(
-    server="a",
-    seconds=dict.fromkeys(STAGES, 0.5),
-    cpu=dict.fromkeys(STAGES, 0.25),
-    busy=(1.0, 2.0),
-    work=(0.0, 2.0),
-    others=(0.0, 0.0),
-    process=(0.0, 3.0),
-    clock=(0.0, 4.0),
-    pages=12,
-    first=0.03125,
-    cos_batch=16,
-    layers=(),
-    tier=ServerTier(device="cpu", processors=2, threads=1, running=4, devices=1, reuse=True),
-)
+REPORT = report_with()
 CLIENT = Tier(processors=2)
 
 

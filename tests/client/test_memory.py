@@ -8,27 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.hungry import Hungry
 from torch import nn
 
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, move_weights, to_device
 from hapi.errors import DeviceMemoryError
 
 CPU = torch.device("cpu")
-
-
-class Hungry(nn.Module):
-    """Doubles its input; runs out of memory above ``capacity`` samples."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-        self.batches: list[int] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches.append(len(x))
-        if len(x) > self.capacity:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return x * 2
 
 
 class Full(torch.Tensor):

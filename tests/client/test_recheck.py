@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +15,6 @@ from support.local_job import (
     Silent,
     built,
     pack_blobs,
-    remembering,
     service_of,
     settings_of,
     trainer_of,
@@ -32,14 +30,6 @@ from hapi.server.service import Service
 SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
 
 
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
-    folder = tmp_path_factory.mktemp("recheck") / "store"
-    pack_blobs(folder)
-    with service_of(folder) as running:
-        yield remembering(running)
-
-
 def session_over(*handlers: Handler, **changes: Any) -> Session:
     """Over these servers, named a, b, c."""
     settings = settings_of(**{"recheck": COUNT, "patience": 1.0, **changes}).session
@@ -53,8 +43,8 @@ def epoch_of(session: Session) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("split", [0, 5, "freeze", "auto"])
-def test_an_honest_server_stands_it(honest: Handler, split: int | str) -> None:
-    with session_over(honest, split=split) as session:
+def test_an_honest_server_stands_it(remembered: Handler, split: int | str) -> None:
+    with session_over(remembered, split=split) as session:
         epoch_of(session)
         assert session.recheck is not None
         assert session.recheck.compared == COUNT
@@ -86,8 +76,8 @@ def test_a_random_transform_is_drawn_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lie", [lying.features, lying.labels])
-def test_one_server_that_contradicts_its_own_samples(honest: Handler, lie: lying.Lie) -> None:
-    with session_over(lying.lying(honest, lie)) as session:
+def test_one_server_that_contradicts_its_own_samples(remembered: Handler, lie: lying.Lie) -> None:
+    with session_over(lying.lying(remembered, lie)) as session:
         with pytest.raises(
             DataError, match=r"--recheck: a: its answers are false at split \d+: .*no other server is left"
         ):
@@ -96,18 +86,18 @@ def test_one_server_that_contradicts_its_own_samples(honest: Handler, lie: lying
 
 
 @pytest.fixture(scope="module")
-def right(honest: Handler) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def right(remembered: Handler) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The batches as an honest server alone gives them."""
-    with session_over(honest, recheck=0) as session:
+    with session_over(remembered, recheck=0) as session:
         return epoch_of(session)
 
 
 @pytest.mark.parametrize(("place", "lie"), [(0, lying.features), (1, lying.labels), (2, lying.features)])
 def test_a_server_that_lies_is_left_and_the_features_are_the_others(
-    honest: Handler, right: list[Any], place: int, lie: lying.Lie, caplog: pytest.LogCaptureFixture
+    remembered: Handler, right: list[Any], place: int, lie: lying.Lie, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handlers = [honest, honest, honest]
-    handlers[place] = lying.lying(honest, lie)
+    handlers = [remembered, remembered, remembered]
+    handlers[place] = lying.lying(remembered, lie)
     with session_over(*handlers) as session, caplog.at_level(logging.WARNING):
         for (mine, my_labels), (features, labels) in zip(epoch_of(session), right, strict=True):
             torch.testing.assert_close(mine, features, rtol=1e-5, atol=1e-5)
@@ -119,46 +109,46 @@ def test_a_server_that_lies_is_left_and_the_features_are_the_others(
     assert len(told) == 1 and told[0].startswith(f"{'abc'[place]}: its answers are false at split")
 
 
-def test_stored_samples_that_differ_need_a_third(honest: Handler) -> None:
-    false = lying.lying(honest, lying.stored, (SAMPLES,))
+def test_stored_samples_that_differ_need_a_third(remembered: Handler) -> None:
+    false = lying.lying(remembered, lying.stored, (SAMPLES,))
     with (
-        session_over(false, honest, split=0) as session,
+        session_over(false, remembered, split=0) as session,
         pytest.raises(DataError, match=r"[ab] and [ab] have different"),
     ):
         epoch_of(session)
-    with session_over(honest, false, honest, split=0) as session:
+    with session_over(remembered, false, remembered, split=0) as session:
         epoch_of(session)
         assert session.recheck is not None and session.recheck.left == ["b"]
-    with session_over(honest, false, honest) as session:  # it lies to whoever asks for a comparison
+    with session_over(remembered, false, remembered) as session:  # it lies to whoever asks for a comparison
         epoch_of(session)
         assert session.recheck is not None and session.recheck.left in (["b"], [])
 
 
-def test_labels_that_differ_from_those_of_another(honest: Handler) -> None:
+def test_labels_that_differ_from_those_of_another(remembered: Handler) -> None:
     """The same lie in features' frames and in stored samples' ones, which one server alone gets away with."""
-    false = lying.lying(honest, lying.labels, (SAMPLES, EXTRACT))
+    false = lying.lying(remembered, lying.labels, (SAMPLES, EXTRACT))
     with session_over(false) as session:
         epoch_of(session)
-    with session_over(false, honest, honest) as session:
+    with session_over(false, remembered, remembered) as session:
         epoch_of(session)
         assert session.recheck is not None and session.recheck.left == ["a"]
 
 
-def test_a_witness_that_is_away_is_no_reason_to_stop(honest: Handler) -> None:
+def test_a_witness_that_is_away_is_no_reason_to_stop(remembered: Handler) -> None:
     def away(method: str, path: str, body: bytes) -> Any:
         if path == SAMPLES:
             raise TransportError("out of reach")
-        return honest(method, path, body)
+        return remembered(method, path, body)
 
-    with session_over(honest, away) as session:
+    with session_over(remembered, away) as session:
         epoch_of(session)
         assert session.recheck is not None and session.recheck.compared == COUNT
 
 
-def test_which_samples_is_not_known_before(honest: Handler) -> None:
+def test_which_samples_is_not_known_before(remembered: Handler) -> None:
     """At least as many as asked for, others in each run."""
     drawn = []
-    with session_over(honest, recheck=5) as session:
+    with session_over(remembered, recheck=5) as session:
         recheck = session.recheck
         assert recheck is not None
         planned = session.batch_ids(0)
@@ -171,8 +161,8 @@ def test_which_samples_is_not_known_before(honest: Handler) -> None:
     assert len(set(drawn)) == 60
 
 
-def test_the_report_says_what_was_compared(honest: Handler) -> None:
-    with session_over(honest, recheck=3, epochs=1) as session:
+def test_the_report_says_what_was_compared(remembered: Handler) -> None:
+    with session_over(remembered, recheck=3, epochs=1) as session:
         report = trainer_of(session, Silent()).run()
     assert report["recheck"]["samples"] >= 3 and report["recheck"]["left"] == []
 

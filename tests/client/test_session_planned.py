@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.local_job import COUNT, Silent, open_session, pack_blobs, service_of, trainer_of
+from support.harness import losses
+from support.local_job import COUNT, Interrupting, Silent, open_session, trainer_of
 
 from hapi.allocator import give_back_freed_memory
 from hapi.client.planning.controller import SplitController
@@ -29,21 +30,9 @@ from hapi.wire.report import RequestReport
 FREEZE, LAST = 12, 13
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    store = tmp_path_factory.mktemp("planned") / "store"
-    pack_blobs(store)
-    with service_of(store) as running:
-        yield running
-
-
 def train(service: Service | Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
     with open_session(service, **changes) as session:
         return trainer_of(session, watcher or Silent(), **changes).run()
-
-
-def losses(report: dict[str, Any]) -> list[float]:
-    return [e["loss"] for e in report["epochs"]]
 
 
 @pytest.fixture(scope="module")
@@ -433,16 +422,6 @@ def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]
 
 
 # -- stopped and resumed, and profiles that are kept ---------------------------------------------------------------
-
-
-class Interrupting(Silent):
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def on_step(self, steps: int) -> None:
-        if steps == self.at:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.certificates import make_certificate
+from support.threads import at_once
 from support.tiny_http import answer, raw, serving, tls_server
 
 from hapi.client.transport import http as transport_module
@@ -86,11 +87,7 @@ def test_stale_connections_are_replaced_without_a_failure() -> None:
             barrier.wait()
             transport.call("GET", "/v1")
 
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        at_once(3, lambda _: ask())
         server.hang_up()
         time.sleep(0.05)
         before = server.connections

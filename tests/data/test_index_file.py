@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.disks import small_disk
 
 from hapi.data import index_file
 from hapi.data.dataset import find_dataset
@@ -28,20 +27,6 @@ def store(tmp_path: Path) -> LocalStore:
     store = LocalStore(tmp_path / "store")
     pack(open_source("sklearn:digits"), store, "d", PackOptions(limit=100, shard_bytes=4000))
     return store
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("in_memory", [1 << 30, 100])
@@ -65,14 +50,15 @@ def test_an_open_index_outlives_its_file(
 
 
 def test_no_room_for_a_large_index(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, small_disk: Path
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(index_file, "IN_MEMORY_BYTES", 100)
-    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     store.put("large", bytes(100_000))
-    with pytest.raises(StoreError, match=r"has no room for them: .*; set TMPDIR"):
-        read_own(store, "large", 100_000)
-    assert not list(small_disk.iterdir())
+    with small_disk(tmp_path / "small", 64) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        with pytest.raises(StoreError, match=r"has no room for them: .*; set TMPDIR"):
+            read_own(store, "large", 100_000)
+        assert not list(disk.iterdir())
     assert read_own(store, "large", 1000).tolist() == [0] * 1000
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.stores import CountingStore
 
 from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.epoch_order import EpochOrder, Shuffle
@@ -24,8 +25,6 @@ from hapi.errors import DataError, HapiError, StoreError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.base import Source
-from hapi.store.base import ReadPart, Then, nothing
-from hapi.store.local import LocalStore
 
 SLOT = LOCAL_COST.slot_bytes
 
@@ -46,31 +45,6 @@ class MixedSource(Source):
 
     def content_key(self) -> bytes:
         return b"".join(self.samples)
-
-
-class CountingStore(LocalStore):
-    """Remembers the ranges that were read, and can make readers wait or fail."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.ranges: list[tuple[str, int, int]] = []
-        self.gate: threading.Event | None = None
-        self.entered = threading.Event()
-        self.failing = False
-        self.fails_after: int | None = None
-        """Parts of one call that are read before it fails."""
-
-    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
-        self.ranges += [(part.key, part.start, part.out.nbytes) for part in parts]
-        if self.gate is not None:
-            self.entered.set()
-            assert self.gate.wait(10)
-        if self.failing:
-            raise StoreError("the store is down; start it")
-        if self.fails_after is not None:
-            super().read_many(parts[: self.fails_after], then)
-            raise StoreError("the store went down; start it")
-        super().read_many(parts, then)
 
 
 def packed(tmp_path: Path, lengths: Sequence[int]) -> tuple[MixedSource, CountingStore]:
@@ -123,8 +97,8 @@ def test_an_epoch_of_chunk_windows_reads_every_chunk_once(tmp_path: Path) -> Non
         assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
     assert len(set(store.ranges)) == 40
     assert len(store.ranges) <= 40 + 3, "nobody said which chunks are open over the end of the epoch"
-    assert sum(size for _, _, size in set(store.ranges)) == 20_000 * 512
-    assert max(size for _, _, size in store.ranges) <= SLOT
+    assert sum(stop - start for _, start, stop in set(store.ranges)) == 20_000 * 512
+    assert max(store.sizes) <= SLOT
 
 
 @pytest.mark.slow
@@ -140,8 +114,8 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
     for first in range(0, len(order), 256):
         ids = order[first : first + 256]
         assert dataset.read(ids, near).data.tobytes() == b"".join(source.samples[i] for i in ids)
-    assert sum(size for _, _, size in store.ranges) == lengths.sum()
-    assert max(size for _, _, size in store.ranges) <= SLOT
+    assert store.bytes_read == lengths.sum()
+    assert max(store.sizes) <= SLOT
 
 
 def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
@@ -191,7 +165,7 @@ def test_two_jobs_come_by_with_less_than_the_double_of_their_windows(tmp_path: P
         for order, near in zip(orders, nears, strict=True):
             dataset.read(order[first : first + 256], near)
     assert len(store.ranges) <= 2 * 44
-    assert len({size for _, _, size in store.ranges}) <= 2, "whole chunks"
+    assert len(set(store.sizes)) <= 2, "whole chunks"
 
 
 @pytest.mark.parametrize(("length", "slots"), [(1_728, 36), (1_758, 36), (1_812, 40)])
@@ -224,10 +198,10 @@ def test_what_is_in_no_windows_is_not_read_whole(tmp_path: Path) -> None:
     near = dataset.reader.access_hint(Shuffle(512, 1), 0, 0)
     scattered = np.random.default_rng(0).permutation(80)[:40] * 500
     dataset.read(scattered, near)
-    assert sum(size for _, _, size in store.ranges) < 10 * 40 * 512
+    assert store.bytes_read < 10 * 40 * 512
     store.ranges.clear()
     dataset.read(np.arange(1_600, 1_700), near)
-    assert [size for _, _, size in store.ranges] == [512 * 512], "what is in them is"
+    assert store.sizes == [512 * 512], "what is in them is"
 
 
 def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
@@ -241,7 +215,7 @@ def test_many_groups_of_one_data_set(tmp_path: Path) -> None:
         for order, near in zip(orders, nears, strict=True):
             assert near is not None
             dataset.read(order[first : first + 512], near)
-    assert sum(size for _, _, size in store.ranges) < 1.3 * 8 * 20_000 * 512
+    assert store.bytes_read < 1.3 * 8 * 20_000 * 512
 
 
 def test_chunks_of_groups_that_are_forgotten_leave_the_cache(
@@ -291,7 +265,7 @@ def test_full_permutation_far_larger_than_the_cache_reads_no_chunks(tmp_path: Pa
     assert not dataset.reader.order_hint(order)
     for first in range(0, 8_000, 32):
         dataset.read(order[first : first + 32])
-    assert sum(size for _, _, size in store.ranges) < 1.5 * 8_000 * 512
+    assert store.bytes_read < 1.5 * 8_000 * 512
 
 
 def test_without_a_hint_windows_are_found(tmp_path: Path) -> None:
@@ -301,7 +275,7 @@ def test_without_a_hint_windows_are_found(tmp_path: Path) -> None:
     order = Shuffle(512, 4).sequence(1, 0, 20_000)
     for first in range(0, len(order), 32):
         dataset.read(order[first : first + 32])
-    chunks = sum(size > 100_000 for _, _, size in store.ranges)
+    chunks = sum(size > 100_000 for size in store.sizes)
     direct = len(store.ranges) - chunks
     assert 40 <= chunks <= 44  # two shards of a MiB hold 2048 samples, four chunks each
     assert direct <= 2 * chunks * LOCAL_COST.rent(512, LOCAL_COST.chunk_bytes)
@@ -335,7 +309,7 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
     told: list[tuple[int, list[tuple[str, int, int]]]] = []
     monkeypatch.setattr(store, "announce", lambda ranges: told.append((len(store.ranges), list(ranges))))
     dataset.read(np.arange(20_000), hint=AccessHint(dataset.reader.default_shuffle.group))
-    announced = [(key, start, stop - start) for _, ranges in told for key, start, stop in ranges]
+    announced = [one for _, ranges in told for one in ranges]
     assert announced == store.ranges and len(announced) == 40
     assert [before for before, _ in told] == [0, 0, 8, 16, 24]  # pieces of 4096 samples in 8 chunks each
     dataset.read(np.arange(20_000), hint=AccessHint(dataset.reader.default_shuffle.group))
@@ -345,11 +319,11 @@ def test_chunks_are_announced_a_piece_before_they_are_read(
 def test_a_load_that_fails_leaves_nothing(tmp_path: Path) -> None:
     source, store = packed(tmp_path, [512] * 400)
     dataset = opened(store, 1)
-    store.failing = True
+    store.fail = lambda: True
     for _ in range(3):
         with pytest.raises(StoreError, match="is down"):
             dataset.read(np.array([1]))
-    store.failing = False
+    store.fail = lambda: False
     assert dataset.read(np.array([1])).data.tobytes() == source.samples[1]
 
 

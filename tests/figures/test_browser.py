@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser_tools import contrast
 from support.report_tools import KEPT
 
 from hapi.figures.html import page
@@ -103,18 +104,6 @@ def test_light_and_dark_have_their_own_colours_and_contrast(tmp_path: Path) -> N
     assert light["bar"] == "rgb(59, 111, 181)" and dark["bar"] == "rgb(107, 159, 232)"
     for found in (light, dark):
         assert contrast(found["ink"], found["back"]) >= 7.0  # WCAG 2.2, 1.4.6
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two ``rgb()`` colours (WCAG 2.2)."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def test_a_screenshot_is_more_than_an_empty_page(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.gpu_tools import MIB, Hungry, cycles_of, extract, full_memory, memory_limit
 from support.plain import FAMILIES, Family, open_session
+from support.threads import at_once
 
 from hapi.client.loading.job import ExtractionJob
 from hapi.clocks import StageClock
@@ -133,11 +134,7 @@ def test_many_requests_at_once_give_the_same_bits(
             except Exception as error:
                 wrong.append(repr(error))
 
-    threads = [threading.Thread(target=client, args=(n,)) for n in range(16)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    at_once(16, client)
     assert not wrong
 
 

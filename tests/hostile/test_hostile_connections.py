@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.harness import ServerProcess, report_of, server, train, wait_for
 from support.hostile_tools import resident_bytes
-from support.http_tools import Known, exchange, make_store
+from support.http_tools import Known, exchange
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-long-secret-token"
@@ -23,11 +23,6 @@ AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 OPEN_FILES = 256
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
        "--no-progress", "--epochs", "2", "--dataset", "digits", "--split", "4")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
 
 
 @contextlib.contextmanager

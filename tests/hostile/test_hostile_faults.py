@@ -7,20 +7,19 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import self_signed
 from support.harness import ServerProcess, losses, report_of, server, train
 from support.http_tools import (
     EXTRACT,
     Known,
     check_problem,
     exchange,
-    make_store,
     metric,
     raw,
     request_bytes,
@@ -35,11 +34,6 @@ from hapi.wire.frames import StreamEnd
 pytestmark = pytest.mark.slow
 JOB = ("--model", "resnet18", "--image-size", "32", "--bs", "20", "--request-size", "10", "--lr", "0.002",
        "--no-progress", "--epochs", "4", "--dataset", "digits")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
 
 
 class Proxy:
@@ -160,18 +154,8 @@ def test_drain_seconds_end_it(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-               "-subj", "/CN=localhost",
-               "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-               "-keyout", str(key), "-out", str(cert)]  # fmt: skip
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no openssl to make a certificate: {error}")
-    yield cert, key
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("tls"), "DNS:localhost,IP:127.0.0.1")
 
 
 def test_tls(folder: Path, certificate: tuple[Path, Path]) -> None:

@@ -15,7 +15,7 @@ import xxhash
 from PIL import Image
 from support.harness import ServerProcess, losses, report_of, server, start_train, train, wait_for
 from support.hostile_tools import peak_bytes, resident_bytes, virtual_bytes
-from support.http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, make_store, received
+from support.http_tools import EXTRACT, SAMPLES, Answer, Known, check_problem, exchange, received
 
 from hapi.data.dataset import find_dataset
 from hapi.ingest.pack import pack
@@ -27,16 +27,6 @@ from hapi.wire.references import TransformSpec
 MIB = 1 << 20
 SIDE = 224
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @contextmanager

@@ -44,16 +44,6 @@ from hapi.store.open import open_store
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
-
-
 @pytest.fixture
 def store(folder: Path) -> Iterator[HungStore]:
     with hung_store(folder) as running:

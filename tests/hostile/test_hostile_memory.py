@@ -19,7 +19,6 @@ from support.http_tools import (
     Known,
     check_problem,
     exchange,
-    make_store,
     metric,
     request_bytes,
     until,
@@ -30,16 +29,6 @@ from hapi.wire.references import TransformSpec
 
 MIB = 1 << 20
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def known(folder: Path) -> Known:
-    return Known(folder)
 
 
 @pytest.fixture(scope="module")

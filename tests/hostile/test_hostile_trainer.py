@@ -9,19 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.disks import small_disk
 from support.forked import ForkedProcess
 from support.harness import (
     ServerProcess,
     environment,
-    hapi,
     losses,
+    packed_digits,
     report_of,
-    server,
     start_train,
     train,
     wait_for,
@@ -48,15 +47,7 @@ TRAIN = ["hapi.cli.train", "--threads", "1"]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile-trainer") / "store"
-    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", "200")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def running(store: Path) -> Iterator[ServerProcess]:
-    with server(store) as process:
-        yield process
+    return packed_digits(tmp_path_factory.mktemp("store"), 200)
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +56,6 @@ def undisturbed(running: ServerProcess, tmp_path_factory: pytest.TempPathFactory
     report = tmp_path_factory.mktemp("undisturbed") / "report.json"
     train("--server", running.url, *JOB, "--report", str(report))
     return losses(report_of(report))
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
-    """A file system of its own; skipped where that needs rights that we have not."""
-    folder.mkdir()
-    size = f"size={int(megabytes * 1024)}k"
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip("needs the right to mount")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def is_finite(path: Path) -> bool:
@@ -178,7 +155,7 @@ def test_a_checkpoint_disk_that_is_full_for_a_while(
     running: ServerProcess, undisturbed: list[float], tmp_path: Path
 ) -> None:
     """Full after the first epochs; freed while training runs. The earlier checkpoint stays whole meanwhile."""
-    with small_disk(tmp_path / "disk", 1) as disk:
+    with small_disk(tmp_path / "disk", 1024) as disk:
         path, report = disk / "training.pt", tmp_path / "report.json"
         arguments = ("--server", running.url, *JOB, "--epochs", "12", "--checkpoint", str(path))
         job = start_train(*arguments, "--report", str(report), "--patience", "60")
@@ -208,7 +185,7 @@ def test_a_checkpoint_disk_that_is_full_for_a_while(
 
 
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(running: ServerProcess, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 0.02) as disk:
+    with small_disk(tmp_path / "disk", 20) as disk:
         path, report = disk / "training.pt", tmp_path / "report.json"
         arguments = (
             "--server", running.url, *JOB, "--checkpoint", str(path), "--report", str(report), "--patience", "2s",
@@ -224,7 +201,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(running: ServerPro
 
 def test_reports_on_a_full_disk(running: ServerProcess, undisturbed: list[float], tmp_path: Path) -> None:
     """Each output is written as far as it can be; the report says which could not."""
-    with small_disk(tmp_path / "disk", 0.02) as disk:
+    with small_disk(tmp_path / "disk", 20) as disk:
         report = tmp_path / "report.json"
         outputs = (
             "--html",
@@ -246,8 +223,8 @@ def test_a_sample_cache_on_a_full_disk(running: ServerProcess, tmp_path: Path) -
     arguments = ("--server", running.url, *JOB[:-2], "--split", "0", "--report", str(report))
     train(*arguments)
     expected = losses(report_of(report))
-    for megabytes in (0.008, 0.2):  # room for nothing but the folder; room for some samples
-        with small_disk(tmp_path / f"disk{megabytes}", megabytes) as disk:
+    for size in (8, 204):  # room for nothing but the folder; room for some samples
+        with small_disk(tmp_path / f"disk{size}", size) as disk:
             cache = ("--sample-cache", str(disk / "cache"))
             done = train(*arguments, *cache, "--sample-cache-size", "1GB")
             assert losses(report_of(report)) == expected

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.formats_tools import image, memory_store, samples, tar
+from support.stores import DyingStore, Killed, flip
 
 from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
@@ -57,12 +58,6 @@ def three_shards(store: ObjectStore) -> None:
 
 def everything(store: ObjectStore) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list() if not info.key.startswith("datasets/")}
-
-
-def flip(store: ObjectStore, key: str, position: int) -> None:
-    data = bytearray(store.get(key))
-    data[position] ^= 1
-    store.put(key, data)
 
 
 def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
@@ -330,33 +325,6 @@ def test_damage_after_indexing_names_shard_and_sample(store: ObjectStore) -> Non
     assert [str(d) for d in verify_dataset(store, "d").damages] == [f"{key}: missing, with samples 10 to 19"]
 
 
-class _Killed(BaseException):
-    """Not to be caught by anybody."""
-
-
-class KilledStore:
-    """Dies at its n-th change; nothing of it or after it happens."""
-
-    def __init__(self, store: ObjectStore, changes: int) -> None:
-        self._store, self._left = store, changes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def _change(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise _Killed
-
-    def put(self, key: str, data: Any) -> None:
-        self._change()
-        self._store.put(key, data)
-
-    def delete(self, key: str) -> None:
-        self._change()
-        self._store.delete(key)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("replacing", [False, True])
 def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,9 +342,9 @@ def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.Monke
             pack(open_source("sklearn:digits"), store, "d")
         old = describe(store, "d")
         try:
-            index(KilledStore(store, deaths), replace=replacing)  # type: ignore[arg-type]
+            index(DyingStore(store, deaths), replace=replacing)  # type: ignore[arg-type]
             break
-        except _Killed:
+        except Killed:
             deaths += 1
         summary = describe(store, "d")
         if summary is not None and summary.state == "whole":
@@ -396,8 +364,8 @@ def test_a_damaged_part_of_an_unfinished_indexing_is_scanned_again(monkeypatch: 
     wanted = index(store, name="other").manifest.version
     rng = np.random.default_rng(0)
     for _ in range(40):
-        with pytest.raises(_Killed):
-            index(KilledStore(store, 3), replace=True, workers=1)  # type: ignore[arg-type]
+        with pytest.raises(Killed):
+            index(DyingStore(store, 3), replace=True, workers=1)  # type: ignore[arg-type]
         parts = [info.key for info in store.list("datasets/d") if info.key.endswith(".part.safetensors")]
         assert len(parts) == 2
         flip(store, parts[0], int(rng.integers(len(store.get(parts[0])))))
@@ -481,9 +449,9 @@ def test_other_options_after_a_death_at_every_single_change(
         for info in store.list("datasets/d"):
             store.delete(info.key)
         try:
-            index(KilledStore(store, deaths), **options)  # type: ignore[arg-type]
+            index(DyingStore(store, deaths), **options)  # type: ignore[arg-type]
             break
-        except _Killed:
+        except Killed:
             deaths += 1
         store.put("wds/part/000.tar", last)
         assert index(store, replace=True, keep_old=0, **others).manifest.version == wanted

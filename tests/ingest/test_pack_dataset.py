@@ -15,6 +15,8 @@ import pytest
 import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.stores import DyingStore, Killed, flip
+from support.threads import at_once
 
 from hapi.data.dataset import find_dataset
 from hapi.data.index import SampleIndex, digest
@@ -72,12 +74,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return open_store(
         str(tmp_path / "store") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
     )
-
-
-def flip(store: ObjectStore, key: str, position: int) -> None:
-    data = bytearray(store.get(key))
-    data[position] ^= 1
-    store.put(key, data)
 
 
 def test_pack_and_read(store: ObjectStore) -> None:
@@ -309,33 +305,6 @@ def test_interrupted_replacement_leaves_the_old_one_readable(store: ObjectStore)
     assert find_dataset(store, "d").version == new.version
 
 
-class DyingStore:
-    """A store that dies at its n-th change, as a kill does: nothing of that change or after it happens."""
-
-    def __init__(self, store: ObjectStore, changes: int) -> None:
-        self._store, self._left = store, changes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def _change(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise KeyboardInterrupt
-
-    def put(self, key: str, data: Any) -> None:
-        self._change()
-        self._store.put(key, data)
-
-    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
-        self._change()
-        self._store.put_over(key, data, mark)
-
-    def delete(self, key: str) -> None:
-        self._change()
-        self._store.delete(key)
-
-
 @pytest.mark.parametrize(("replacing", "keep"), [(False, 0), (True, 0), (True, 600)])
 def test_death_at_every_single_change(replacing: bool, keep: float, tmp_path: Path) -> None:
     """After a death at any step the data set is not there, or the old one is, or the new one, always whole.
@@ -351,7 +320,7 @@ def test_death_at_every_single_change(replacing: bool, keep: float, tmp_path: Pa
             dying: Any = DyingStore(store, deaths)
             pack(ByteSource(200), dying, "d", SMALL, replace=replacing, keep_old=keep)
             break
-        except KeyboardInterrupt:
+        except Killed:
             deaths += 1
         summary = describe(store, "d")
         if summary is not None and summary.state == "whole":
@@ -469,20 +438,13 @@ def test_threads_read_the_same(store: ObjectStore) -> None:
     source = ByteSource(300)
     pack(source, store, "d", SMALL)
     dataset = find_dataset(store, "d")
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         for _ in range(20):
             ids = np.random.default_rng(seed).integers(0, 300, 50)
-            if not np.array_equal(dataset.read(ids).data.reshape(-1, 16), source.values[ids]):
-                wrong.append(seed)
+            assert np.array_equal(dataset.read(ids).data.reshape(-1, 16), source.values[ids])
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    at_once(6, work)
 
 
 def test_a_packing_that_has_lost_its_lock_removes_nothing_of_the_others(store: ObjectStore) -> None:

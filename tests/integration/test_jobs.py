@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import ServerProcess, hapi, losses, report_of, run, server, start_train, train, wait_for
+from support.harness import (
+    ServerProcess,
+    hapi,
+    losses,
+    packed_digits,
+    report_of,
+    run,
+    server,
+    start_train,
+    train,
+    wait_for,
+)
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "64", "--request-size", "16",
@@ -20,16 +30,7 @@ COMMON = (
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("store")
-    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", "400")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def running(store: Path) -> Iterator[ServerProcess]:
-    """A server that nothing happens to."""
-    with server(store) as process:
-        yield process
+    return packed_digits(tmp_path_factory.mktemp("store"), 400)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from support.harness import (
     hapi,
     losses,
     new_train,
+    packed_digits,
     report_of,
     server,
     start_train,
@@ -44,15 +44,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("store")
-    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", str(COUNT))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def running(store: Path) -> Iterator[ServerProcess]:
-    with server(store) as process:
-        yield process
+    return packed_digits(tmp_path_factory.mktemp("store"), COUNT)
 
 
 def job(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import hapi, losses, report_of, server, start_train, train, wait_for
+from support.harness import hapi, losses, packed_digits, report_of, server, start_train, train, wait_for
 
 COMMON = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "50", "--request-size", "16",
@@ -17,9 +17,7 @@ COUNT = 400
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cached-jobs") / "store"
-    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", str(COUNT))
-    return folder
+    return packed_digits(tmp_path_factory.mktemp("store"), COUNT)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser_tools import BROWSER, Browser, Tab
+from support.browser_tools import BROWSER, Browser, Tab, contrast
 from support.harness import ServerProcess, server
 from support.http_tools import EXTRACT, Known, exchange, make_store, request_bytes
 
@@ -180,23 +180,11 @@ def test_it_fits_and_can_be_read(
         assert tab.run("document.documentElement.scrollWidth") <= width
         assert tab.run(OUTSIDE) == []
         for ink, back in tab.run(COLOURS):
-            assert _contrast(ink, back) >= 4.5  # WCAG 2.2, 1.4.3
+            assert contrast(ink, back) >= 4.5  # WCAG 2.2, 1.4.3
         content = tab.screenshot(shots(tmp_path) / f"status-{width}.png")
         assert struct.unpack(">II", content[16:24]) == (width, height)
         assert len(content) > 30_000
         assert tab.complaints == []
-
-
-def _contrast(one: str, other: str) -> float:
-    """Contrast ratio of two ``rgb()`` colours (WCAG 2.2)."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    dark, light = sorted((luminance(one), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
 
 
 def test_memory_can_be_told_apart_without_colours(running: ServerProcess, browser: Browser) -> None:

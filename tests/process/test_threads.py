@@ -31,14 +31,6 @@ def pool(lost: Lost) -> Iterator[Threads]:
     threads.close()
 
 
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    """What hangs until the test is over."""
-    event = threading.Event()
-    yield event
-    event.set()
-
-
 def until(condition: object, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.threads import at_once
 
 from hapi.errors import ConfigError
 from hapi.process.processors import processor_count
@@ -120,11 +120,7 @@ def test_outdated_files_are_removed(home: Path) -> None:
 
 
 def test_many_write_at_once(home: Path) -> None:
-    threads = [threading.Thread(target=cache.save, args=("machine", KEY, [i] * 5000)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda number: cache.save("machine", KEY, [number] * 5000))
     kept = cache.load("machine", KEY)
     assert kept is not None and len(set(kept.content)) == 1 and len(kept.content) == 5000
     assert only_file(home) == kept.path

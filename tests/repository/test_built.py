@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from support.threads import at_once
 
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.zoo.build import ModelSpec, build
@@ -98,10 +98,5 @@ def test_a_lock_lives_as_long_as_somebody_wants_it() -> None:
             with pytest.raises(ValueError, match="no"), locks.holding("other"):
                 raise ValueError("no")
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    at_once(8, work)
     assert order == [1] * 8 and len(locks) == 0

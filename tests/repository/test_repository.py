@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -16,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.stores import CountingStore, is_weights
 from torch import nn
 
 from hapi.errors import (
@@ -41,7 +40,6 @@ from hapi.repository.repository import (
     zoo_reference,
 )
 from hapi.repository.weights_file import TensorEntry
-from hapi.store.base import ReadPart, Then, nothing
 from hapi.store.local import LocalStore
 from hapi.store.locking.locks import LeaseLostError
 from hapi.store.open import open_store
@@ -65,26 +63,6 @@ class Filled(nn.Module):
 '''
 
 
-class CountingStore(LocalStore):
-    """A folder that counts what is read from the weights."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.ranges: list[tuple[int, int]] = []
-        self._counting = threading.Lock()
-
-    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
-        with self._counting:
-            self.ranges += [
-                (p.start, p.start + p.out.nbytes) for p in parts if p.key.endswith(".safetensors")
-            ]
-        super().read_many(parts, then)
-
-    @property
-    def bytes_read(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
-
-
 @cache
 def net() -> LayeredModel:
     """The model of ``SPEC``, built once. It stays as it is."""
@@ -100,7 +78,7 @@ def pushed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(pushed_folder: Path) -> CountingStore:
-    return CountingStore(str(pushed_folder))
+    return CountingStore(pushed_folder, is_weights)
 
 
 def weights_file(folder: Path, name: str = "net") -> Path:
@@ -136,8 +114,8 @@ def test_server_and_trainer_read_their_layers_and_no_others(store: CountingStore
         == front.resident_bytes()
     )
     assert (
-        min(r[0] for r in store.ranges) == wanted[0].start
-        and max(r[1] for r in store.ranges) == wanted[-1].stop
+        min(r[1] for r in store.ranges) == wanted[0].start
+        and max(r[2] for r in store.ranges) == wanted[-1].stop
     )
     assert len(store.ranges) < max(2, len(wanted) / 4)  # neighbours are read together
 

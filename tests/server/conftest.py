@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.http_tools import Known, make_store
+from support.http_tools import Known, ServedApplication, make_store, served
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def known(folder: Path) -> Known:
     """Good requests against it, and their answers."""
     return Known(folder)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServedApplication]:
+    """A server over it, for the tests of one file."""
+    with served(folder) as application:
+        yield application

@@ -25,6 +25,7 @@ from support.http_tools import (
     exchange,
     served,
 )
+from support.threads import at_once
 
 from hapi.errors import BadRequestError
 from hapi.server.account import Account
@@ -165,11 +166,7 @@ def test_many_threads_lose_nothing() -> None:
             a.marks(clock)
 
     held = a.clock("j0"), a.clock("j1")
-    threads = [threading.Thread(target=work, args=(f"j{i % 2}",)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(6, lambda number: work(f"j{number % 2}"))
     marks = a.marks(held[0])
     assert marks.work == pytest.approx(6 * 300 * 0.25) and marks.others == pytest.approx(3 * 300 * 0.25)
 

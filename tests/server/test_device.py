@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.hungry import Hungry
 
 from hapi.clocks import StageClock
 from hapi.errors import HostMemoryError, TransportError
@@ -16,20 +17,6 @@ from hapi.server.batching.forward_memory import HEALTHY_PASSES
 from hapi.server.device.device import Device, PassPriority
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.report import STAGES
-
-
-class Hungry:
-    """Doubles its input; runs out of memory above ``capacity`` samples."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.batches: list[int] = []
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches.append(len(x))
-        if len(x) > self.capacity:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return x * 2
 
 
 def run(device: Device, layers: object, count: int, key: str = "k") -> tuple[int, torch.Tensor]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.front_tools import CountingStore, contents, tuned
+from support.front_tools import contents, tuned
+from support.stores import CountingStore, is_weights
+from support.threads import at_once
 
 from hapi.errors import ConflictError, HostMemoryError, StoreError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
@@ -43,7 +45,7 @@ def other(base: LayeredModel) -> LayeredModel:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, base: LayeredModel, other: LayeredModel) -> Path:
     found = tmp_path_factory.mktemp("fronts")
-    store = CountingStore(str(found))
+    store = CountingStore(found, is_weights)
     for name, model in (("one", base), ("two", base), ("tuned", other)):
         push(store, name, model, SPEC)
     return found
@@ -59,7 +61,7 @@ class Bench:
     """A store, a cache and a loader; fronts by (model's name, split)."""
 
     def __init__(self, folder: Path, budget: int = 1 << 30, *, reuse: bool = True, **settings: Any) -> None:
-        self.store = CountingStore(str(folder))
+        self.store = CountingStore(folder, is_weights)
         self.cache = ModelCache(budget, reuse=reuse)
         options = ServerSettings(store=str(folder), device="cpu", model_reuse=reuse, **settings)
         self.loader = FrontLoader(options, self.store, torch.device("cpu"), self.cache)
@@ -254,24 +256,6 @@ def test_a_device_without_room_gives_up_idle_fronts_first(
     assert bench.cache.loading_bytes == 0
 
 
-def run_threads(count: int, work: Any) -> list[BaseException]:
-    failures: list[BaseException] = []
-
-    def guarded(seed: int) -> None:
-        try:
-            work(seed)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread waits for ever"
-    return failures
-
-
 @pytest.mark.slow
 def test_many_threads_at_once(bench: Bench, base: LayeredModel, other: LayeredModel) -> None:
     names = ("one", "two", "tuned", "zoo")
@@ -287,7 +271,7 @@ def test_many_threads_at_once(bench: Bench, base: LayeredModel, other: LayeredMo
             with bench.use(requests[key]) as front:
                 assert dict(front.weights) == expected[key[1]]
 
-    assert run_threads(12, work) == []
+    at_once(12, work)
     assert bench.cache.misses == len(requests)  # each front was loaded once
     assert bench.cache.resident_bytes == sum(expected[8].values())
     assert bench.loader.builds.builds <= 3
@@ -324,7 +308,7 @@ def test_many_threads_over_a_store_that_fails(folder: Path) -> None:
             except StoreError:
                 pass
 
-    assert run_threads(6, work) == []
+    at_once(6, work)
     assert served[0] > 10
     assert bench.cache.loading_bytes == 0 and bench.cache.resident_bytes <= 1 << 20
     bench.cache.drop_idle()

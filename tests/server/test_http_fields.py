@@ -33,12 +33,6 @@ WRONG: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServedApplication]:
-    with served(folder) as application:
-        yield application
-
-
-@pytest.fixture(scope="module")
 def cold(folder: Path) -> Iterator[ServedApplication]:
     """A server that keeps no layers between requests."""
     with served(folder, model_reuse=False) as application:

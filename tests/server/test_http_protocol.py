@@ -33,12 +33,6 @@ from support.http_tools import (
 from hapi.server.http import app as server_app
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServedApplication]:
-    with served(folder) as application:
-        yield application
-
-
 @pytest.fixture(autouse=True)
 def lives_on(server: ServedApplication, known: Known) -> Iterator[None]:
     """After every test the server answers a good request with the right content."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,6 @@ from support.http_tools import (
     check_problem,
     exchange,
     received,
-    served,
 )
 
 from hapi.data.epoch_order import MOST, Shuffle, chunk_sequence, epoch_sequence
@@ -28,12 +25,6 @@ from hapi.errors import BadRequestError, NotFoundError
 from hapi.server.epoch_orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.sequences import SequenceRange
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ServedApplication]:
-    with served(folder) as application:
-        yield application
 
 
 def asked(known: Known, start: int, stop: int, shuffle: Any = "full") -> dict[str, Any]:

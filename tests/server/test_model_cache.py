@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from contextlib import ExitStack
 
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.front_tools import Sizes, made_front
 from support.front_tools import use as use_front
+from support.threads import at_once
 
 from hapi.server.device import model_cache
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
@@ -68,11 +68,7 @@ def test_concurrent_requests_load_once() -> None:
         with cache.front("a", load):
             pass
 
-    threads = [threading.Thread(target=request) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    at_once(8, lambda _: request())
     assert len(loads) == 1
 
 
@@ -170,12 +166,7 @@ def test_many_threads_with_loads_that_fail_and_no_room() -> None:
             except ValueError:
                 pass
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    at_once(8, work)
     assert (cache.resident_bytes, cache.loading_bytes, len(cache._loading)) == (0, 0, 0)
 
 

@@ -21,13 +21,6 @@ def watch() -> Iterator[ProgressWatch]:
     watching.close()
 
 
-@pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    event = threading.Event()
-    yield event
-    event.set()
-
-
 def test_wanted_work_is_not_given_up_but_stuck(watch: ProgressWatch, gate: threading.Event) -> None:
     pool, interest = watch.threads(2, "test-slots", of_slots=True), Interest("digits")
     assert watch.stuck() == ""

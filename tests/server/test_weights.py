@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 import torch
+from support.threads import at_once
 
 from hapi.server.device.weight_pool import WeightPool
 
@@ -20,15 +21,6 @@ def give(missing: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def sizes(keys: str) -> dict[str, int]:
     return dict.fromkeys(keys, 10)
-
-
-def in_threads(count: int, work: object) -> None:
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]  # type: ignore[arg-type]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a thread waits for ever"
 
 
 def test_what_is_resident_is_not_loaded_again() -> None:
@@ -124,7 +116,7 @@ def test_many_threads_load_each_content_once() -> None:
     def work(seed: int) -> None:
         pool.take(sizes("".join(random.Random(seed).sample(keys, 9))), load)
 
-    in_threads(16, work)
+    at_once(16, work)
     assert len(loaded) == len(set(loaded)) and set(loaded) <= set(keys)
     assert pool.resident_bytes == 10 * len(loaded)
 
@@ -151,5 +143,5 @@ def test_many_threads_with_loads_that_fail() -> None:
             assert all(held[key][0] == ord(key) for key in chosen)
             pool.release(held)
 
-    in_threads(8, work)
+    at_once(8, work)
     assert (pool.resident_bytes, pool.loading_bytes) == (0, 0)

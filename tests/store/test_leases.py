@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.stores import Killed
 
 from hapi.errors import ConflictError, DataError, StoreUnavailableError
 from hapi.store.locking.lease import RENEWALS, HeldLease, Timing, held
@@ -19,10 +20,6 @@ from hapi.store.locking.locks import LeaseLostError, LockObjects, LockOwner, See
 
 LOCK, LEASE, WRITERS = "d/pack.lock", 60.0, 3
 MANIFEST = "d/manifest.json"
-
-
-class Killed(BaseException):
-    """Raised in a writer that runs no more."""
 
 
 @dataclass

@@ -5,6 +5,23 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
+
+def self_signed(folder: Path, names: str = "IP:127.0.0.1") -> tuple[Path, Path]:
+    """A certificate for ``names`` and its key; skips the test where there is no openssl."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName={names}"
+    )
+    try:
+        subprocess.run(
+            [*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no openssl to make a certificate: {error}")
+    return cert, key
+
 
 def make_certificate(folder: Path, first: int, last: int) -> Path:
     """Make a self-signed one for 127.0.0.1, with its key in one file, valid from day ``first`` to ``last`` from now."""

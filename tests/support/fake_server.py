@@ -22,7 +22,8 @@ from hapi.wire.frames import (
     error_frame,
 )
 from hapi.wire.messages import ExtractRequest
-from hapi.wire.report import STAGES, RequestReport, ServerTier
+from hapi.wire.report import STAGES
+from support.reports import report_with
 
 SHAPE = (3, 2)
 
@@ -91,20 +92,7 @@ class FakeServer:
                     )
                 )
                 yield self.tamper(stream)
-            report = RequestReport(
-                server="fake",
-                seconds=dict.fromkeys(STAGES, 0.01),
-                cpu=dict.fromkeys(STAGES, 0.005),
-                busy=(1.0, 2.0),
-                work=(0.5, 1.0),
-                others=(0.0, 0.0),
-                process=(0.5, 1.5),
-                clock=(10.0, 12.0),
-                pages=12,
-                first=0.0,
-                cos_batch=5,
-                tier=ServerTier(device="cpu", processors=1, threads=1, running=4, devices=1, reuse=True),
-            )
+            report = report_with(server="fake", seconds=dict.fromkeys(STAGES, 0.01), cos_batch=5)
             yield end_frame(StreamEnd(len(chunks), len(ids), report.to_json()))
         finally:
             with self.lock:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import nn
 
-from hapi.errors import StoreError
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
-from hapi.store.base import ReadPart, Then, nothing
-from hapi.store.local import LocalStore
 
 Sizes = dict[str, int]
 
@@ -57,26 +53,3 @@ def tuned(model: LayeredModel, after: int) -> LayeredModel:
             if name not in kept and tensor.is_floating_point():
                 tensor.add_(torch.rand(tensor.shape, generator=generator))
     return twin
-
-
-class CountingStore(LocalStore):
-    """A folder that notes what is read from weights: (key, start, stop). It fails while ``fail`` says so."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.ranges: list[tuple[str, int, int]] = []
-        self.fail: Callable[[], bool] = lambda: False
-        self._counting = threading.Lock()
-
-    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
-        for part in parts:
-            if part.key.endswith(".safetensors") and part.key.startswith("models/"):
-                with self._counting:
-                    self.ranges.append((part.key, part.start, part.start + part.out.nbytes))
-                if self.fail():
-                    raise StoreError("injected")
-        super().read_many(parts, then)
-
-    @property
-    def bytes_read(self) -> int:
-        return sum(stop - start for _, start, stop in self.ranges)

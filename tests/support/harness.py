@@ -125,6 +125,12 @@ def hapi(
     return _forked(["hapi.cli.main", *arguments], code, seconds, env)
 
 
+def packed_digits(folder: Path, count: int) -> Path:
+    """A store in ``folder`` with ``count`` of scikit-learn's digits, 32 pixels wide, as ``digits``."""
+    hapi("pack", "sklearn:digits", f"{folder}/digits", "--image-size", "32", "--limit", str(count))
+    return folder
+
+
 def train(
     *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
 ) -> subprocess.CompletedProcess[str]:

@@ -128,3 +128,15 @@ class Silent:
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
         self.entries.append(entry)
+
+
+class Interrupting(Silent):
+    """Raises ``what`` after step ``at``."""
+
+    def __init__(self, at: int, what: BaseException | None = None) -> None:
+        super().__init__()
+        self.at, self.what = at, what or KeyboardInterrupt()
+
+    def on_step(self, steps: int) -> None:
+        if steps == self.at:
+            raise self.what

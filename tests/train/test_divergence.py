@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.local_job import Silent, open_session, pack_blobs, remembering, service_of, trainer_of
+from support.local_job import Silent, open_session, trainer_of
 from torch import nn
 
 from hapi.client.transport.http import Handler
 from hapi.errors import DivergedError, by_slug, from_problem
 from hapi.train.divergence import Finite
 from hapi.train.trainer import Trainer
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
-    store = tmp_path_factory.mktemp("diverged") / "store"
-    pack_blobs(store)
-    with service_of(store) as running:
-        yield remembering(running)
 
 
 class Poisoning(Silent):
@@ -41,8 +32,8 @@ class Poisoning(Silent):
             (target if self.where == "weight" else target["momentum_buffer"]).view(-1)[0] = math.inf
 
 
-def diverging(service: Handler, watcher: Silent, **changes: Any) -> tuple[Trainer, DivergedError]:
-    with open_session(service, **changes) as session:
+def diverging(remembered: Handler, watcher: Silent, **changes: Any) -> tuple[Trainer, DivergedError]:
+    with open_session(remembered, **changes) as session:
         trainer = trainer_of(session, watcher, **changes)
         if isinstance(watcher, Poisoning):
             watcher.trainer = trainer
@@ -52,11 +43,11 @@ def diverging(service: Handler, watcher: Silent, **changes: Any) -> tuple[Traine
     return trainer, caught.value
 
 
-def test_a_loss_that_is_not_finite_stops_the_training(service: Handler, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_training(remembered: Handler, tmp_path: Path) -> None:
     watcher = Silent()
     path = tmp_path / "training.pt"
     changes = {"lr": 1e6, "weight_decay": 1e3, "checkpoint_every": 1}
-    trainer, error = diverging(service, watcher, epochs=50, checkpoint=str(path), **changes)
+    trainer, error = diverging(remembered, watcher, epochs=50, checkpoint=str(path), **changes)
     line = str(error)
     assert f"at epoch {error.epoch}, batch {error.batch}, learning rate 1e+06; lower --lr" in line
     assert "\n" not in line
@@ -70,25 +61,25 @@ def test_a_loss_that_is_not_finite_stops_the_training(service: Handler, tmp_path
 @pytest.mark.parametrize("where", ["weight", "momentum"])
 @pytest.mark.parametrize("every", [1, None])
 def test_a_state_that_is_not_finite_is_not_kept(
-    service: Handler, tmp_path: Path, where: str, every: int | None
+    remembered: Handler, tmp_path: Path, where: str, every: int | None
 ) -> None:
     """Poisoned after step 2 of the second epoch: the file is that of the step or the epoch before."""
     path = tmp_path / "training.pt"
     changes = {"checkpoint": str(path), "checkpoint_every": every, "validation": 0.2}
-    trainer, error = diverging(service, Poisoning(6, where), **changes)
+    trainer, error = diverging(remembered, Poisoning(6, where), **changes)
     assert (error.epoch, error.batch) in ((1, 2), (1, 3))
     document = torch.load(path, weights_only=True)
     assert (document["progress"]["epoch"], document["progress"]["batch"]) == ((1, 1) if every else (1, 0))
     assert trainer.has_checkpoint and len(trainer.report()["epochs"]) == 1
 
 
-def test_the_last_step_of_a_training_is_looked_at_too(service: Handler) -> None:
+def test_the_last_step_of_a_training_is_looked_at_too(remembered: Handler) -> None:
     """Also where nothing is kept: nobody takes such weights for a success."""
-    _, error = diverging(service, Poisoning(5, "weight"), epochs=1)
+    _, error = diverging(remembered, Poisoning(5, "weight"), epochs=1)
     assert "is not finite at epoch 0, batch 5" in str(error)
 
 
-def test_ctrl_c_does_not_keep_what_diverged(service: Handler, tmp_path: Path) -> None:
+def test_ctrl_c_does_not_keep_what_diverged(remembered: Handler, tmp_path: Path) -> None:
     class Stopped(Poisoning):
         def on_step(self, steps: int) -> None:
             super().on_step(steps)
@@ -97,7 +88,7 @@ def test_ctrl_c_does_not_keep_what_diverged(service: Handler, tmp_path: Path) ->
 
     path = tmp_path / "training.pt"
     watcher = Stopped(7, "weight")
-    with open_session(service) as session:
+    with open_session(remembered) as session:
         watcher.trainer = trainer = trainer_of(session, watcher, checkpoint=str(path))
         with pytest.raises(KeyboardInterrupt):
             trainer.run()

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from support.stores import Killed
 
 from hapi.atomic import replacing
 from hapi.errors import DivergedError, HapiError
@@ -47,10 +48,6 @@ def test_names_are_ordered_by_their_number(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     assert [p.name for p in existing(tmp_path / "c.pt")] == ["c.pt", "c.pt.9", "c.pt.10"]
     assert existing(tmp_path / "no" / "c.pt") == []
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.mark.parametrize("links", [True, False])

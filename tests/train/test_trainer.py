@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.local_job import COUNT, Silent, open_session, pack_blobs, remembering, service_of, trainer_of
+from support.harness import losses
+from support.local_job import (
+    COUNT,
+    Interrupting,
+    Silent,
+    open_session,
+    trainer_of,
+)
 from torch import nn
 
 from hapi.client.transport.http import Handler
@@ -24,16 +31,8 @@ from hapi.train.settings import TrainingSettings
 from hapi.train.trainer import make_optimizer, step_seed
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Handler]:
-    store = tmp_path_factory.mktemp("trainer") / "store"
-    pack_blobs(store)
-    with service_of(store) as running:
-        yield remembering(running)
-
-
-def train(service: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
-    with open_session(service, **changes) as session:
+def train(remembered: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
+    with open_session(remembered, **changes) as session:
         return trainer_of(session, watcher, **changes).run()
 
 
@@ -41,13 +40,9 @@ def names_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-def losses(report: dict[str, Any]) -> list[float]:
-    return [e["loss"] for e in report["epochs"]]
-
-
 @pytest.fixture(scope="module")
-def undisturbed(service: Handler) -> dict[str, Any]:
-    return train(service, validation=0.2)
+def undisturbed(remembered: Handler) -> dict[str, Any]:
+    return train(remembered, validation=0.2)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------
@@ -79,7 +74,7 @@ def test_step_seeds_differ_and_fit_torch() -> None:
     assert all(0 <= s < 2**63 for s in seeds)
 
 
-def test_the_report(service: Handler, undisturbed: dict[str, Any]) -> None:
+def test_the_report(remembered: Handler, undisturbed: dict[str, Any]) -> None:
     report = json.loads(json.dumps(undisturbed))
     held_out = round(COUNT * 0.2)
     assert [e["epoch"] for e in report["epochs"]] == [0, 1]
@@ -106,9 +101,9 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
         write_report(str(tmp_path / "no" / "report.json"), {})
 
 
-def test_one_sample_is_too_few_for_batch_norm(service: Handler) -> None:
+def test_one_sample_is_too_few_for_batch_norm(remembered: Handler) -> None:
     with pytest.raises(HapiError, match=r"batch 1 has 1 sample.*--drop-last"):
-        train(service, bs=COUNT - 1, freeze="layer4.0")
+        train(remembered, bs=COUNT - 1, freeze="layer4.0")
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------
@@ -154,29 +149,19 @@ def test_ignored_signals_stay_ignored() -> None:
 # -- stopped and resumed -----------------------------------------------------------------------------------------
 
 
-class Interrupting(Silent):
-    def __init__(self, at: int, what: BaseException) -> None:
-        super().__init__()
-        self.at, self.what = at, what
-
-    def on_step(self, steps: int) -> None:
-        if steps == self.at:
-            raise self.what
-
-
 CTRL_C, PIPE = KeyboardInterrupt(), BrokenPipeError()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "what"), [*((at, CTRL_C) for at in (1, 3, 4, 5, 8)), (3, PIPE), (8, PIPE)])
 def test_interrupted_after_any_step(
-    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException
+    remembered: Handler, undisturbed: dict[str, Any], tmp_path: Path, at: int, what: BaseException
 ) -> None:
     path = str(tmp_path / "training.pt")
     with pytest.raises(type(what)):
-        train(service, Interrupting(at, what), validation=0.2, checkpoint=path)
+        train(remembered, Interrupting(at, what), validation=0.2, checkpoint=path)
     watcher = Silent()
-    report = train(service, watcher, validation=0.2, checkpoint=path, resume=True)
+    report = train(remembered, watcher, validation=0.2, checkpoint=path, resume=True)
     assert watcher.steps == 8 - at  # no step twice, none left out
     assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
     for entry, reference in zip(report["epochs"], undisturbed["epochs"], strict=True):
@@ -188,29 +173,29 @@ def test_interrupted_after_any_step(
 
 
 def test_one_of_several_trainers_goes_on_in_the_middle_of_its_chunk_windows(
-    service: Handler, tmp_path: Path
+    remembered: Handler, tmp_path: Path
 ) -> None:
     """46 samples of two trainers with batches of 6 are 3 whole rounds and 5 samples each at the end."""
     order = {"shuffle": "chunks:4:3", "trainers": 2, "trainer": 1, "bs": 6}
-    whole = train(service, **order)
+    whole = train(remembered, **order)
     path = str(tmp_path / "training.pt")
     with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(6, KeyboardInterrupt()), checkpoint=path, **order)
+        train(remembered, Interrupting(6, KeyboardInterrupt()), checkpoint=path, **order)
     watcher = Silent()
-    report = train(service, watcher, checkpoint=path, resume=True, **order)
+    report = train(remembered, watcher, checkpoint=path, resume=True, **order)
     assert watcher.steps == 2 and [e["samples"] for e in report["epochs"]] == [23, 23]
     assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
     assert (report["shuffle"], report["trainers"], report["trainer"]) == ("chunks:4:3", 2, 1)
     with pytest.raises(ConflictError, match="its trainer is 1, this one's 0"):
-        train(service, checkpoint=path, resume=True, **{**order, "trainer": 0})
+        train(remembered, checkpoint=path, resume=True, **{**order, "trainer": 0})
 
 
 def test_interrupted_in_validation(
-    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remembered: Handler, undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes effect at once, and the resumed run validates without training the epoch again."""
     path = str(tmp_path / "training.pt")
-    with open_session(service, validation=0.2) as session:
+    with open_session(remembered, validation=0.2) as session:
 
         def interrupted() -> Iterator[Any]:
             os.kill(os.getpid(), signal.SIGINT)
@@ -220,7 +205,7 @@ def test_interrupted_in_validation(
         with pytest.raises(KeyboardInterrupt):
             trainer_of(session, Silent(), checkpoint=path).run()
     watcher = Silent()
-    report = train(service, watcher, validation=0.2, checkpoint=path, resume=True)
+    report = train(remembered, watcher, validation=0.2, checkpoint=path, resume=True)
     assert watcher.steps == 4
     assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
     first, reference = report["epochs"][0], undisturbed["epochs"][0]
@@ -228,14 +213,14 @@ def test_interrupted_in_validation(
     assert first["bytes_received"] == reference["bytes_received"]
 
 
-def test_a_resumed_report_counts_all_processes(service: Handler, tmp_path: Path) -> None:
+def test_a_resumed_report_counts_all_processes(remembered: Handler, tmp_path: Path) -> None:
     """Splits, stages, seconds and retries of an epoch are those of all that trained it, not of the last process."""
     path = str(tmp_path / "training.pt")
-    whole = train(service)
+    whole = train(remembered)
     for at in (1, 2):
         with pytest.raises(KeyboardInterrupt):
-            train(service, Interrupting(at, KeyboardInterrupt()), checkpoint=path, resume=True)
-    resumed = train(service, checkpoint=path, resume=True)
+            train(remembered, Interrupting(at, KeyboardInterrupt()), checkpoint=path, resume=True)
+    resumed = train(remembered, checkpoint=path, resume=True)
     assert resumed["resumes"] == 2 and whole["resumes"] == 0
     assert resumed["ended"]["how"] == "finished"
     for entry, reference in zip(resumed["epochs"], whole["epochs"], strict=True):
@@ -248,18 +233,18 @@ def test_a_resumed_report_counts_all_processes(service: Handler, tmp_path: Path)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    service: Handler, undisturbed: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    remembered: Handler, undisturbed: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``--keep 3`` with a checkpoint for each step; the two newest are cut short."""
     path = tmp_path / "training.pt"
     keeping = {"validation": 0.2, "checkpoint": str(path), "checkpoint_every": 1, "keep": 3}
     with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(6, KeyboardInterrupt()), **keeping)
+        train(remembered, Interrupting(6, KeyboardInterrupt()), **keeping)
     assert names_in(tmp_path) == ["training.pt", "training.pt.1", "training.pt.2"]
     for name in ("training.pt", "training.pt.1"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
     watcher = Silent()
-    report = train(service, watcher, **keeping, resume=True)
+    report = train(remembered, watcher, **keeping, resume=True)
     assert watcher.steps == 4, "from after step 4, the oldest"
     assert losses(report) == pytest.approx(losses(undisturbed), rel=1e-5)
     (warning,) = [r.getMessage() for r in caplog.records if "older" in r.getMessage()]
@@ -268,22 +253,24 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         torch.load(file, weights_only=True)
 
 
-def test_the_damaged_one_is_replaced_before_a_whole_one(tmp_path: Path, service: Handler) -> None:
+def test_the_damaged_one_is_replaced_before_a_whole_one(tmp_path: Path, remembered: Handler) -> None:
     path = tmp_path / "training.pt"
     keeping = {"checkpoint": str(path), "checkpoint_every": 1, "keep": 2}
     with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(3, KeyboardInterrupt()), **keeping)
+        train(remembered, Interrupting(3, KeyboardInterrupt()), **keeping)
     path.write_bytes(b"")
     with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(1, KeyboardInterrupt()), **keeping, resume=True)
+        train(remembered, Interrupting(1, KeyboardInterrupt()), **keeping, resume=True)
     batches = [torch.load(p, weights_only=True)["progress"]["batch"] for p in (path, f"{path}.1")]
     assert batches == [3, 2]
 
 
-def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_step_is_not_saved(
+    remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second Ctrl-C inside a step leaves the checkpoint of before it."""
     path = tmp_path / "training.pt"
-    with open_session(service) as session:
+    with open_session(remembered) as session:
         trainer = trainer_of(session, Silent(), checkpoint=str(path), checkpoint_every=2)
         step = trainer.optimizer.step
 
@@ -298,10 +285,10 @@ def test_a_torn_step_is_not_saved(service: Handler, tmp_path: Path, monkeypatch:
     assert torch.load(path, weights_only=True)["progress"]["batch"] == 2
 
 
-def test_the_server_fails_for_good(service: Handler, tmp_path: Path) -> None:
+def test_the_server_fails_for_good(remembered: Handler, tmp_path: Path) -> None:
     """Whatever the error, the steps that were done are kept."""
     path = tmp_path / "training.pt"
-    with open_session(service, prefetch_bytes=0) as session:
+    with open_session(remembered, prefetch_bytes=0) as session:
         watcher = Silent()
         trainer = trainer_of(session, watcher, checkpoint=str(path))
         watcher.on_step = lambda steps: session.close() if steps == 2 else None  # type: ignore[method-assign]
@@ -312,10 +299,10 @@ def test_the_server_fails_for_good(service: Handler, tmp_path: Path) -> None:
 
 
 def test_an_error_that_nobody_foresaw_keeps_the_steps_that_were_done(
-    service: Handler, tmp_path: Path
+    remembered: Handler, tmp_path: Path
 ) -> None:
     path = tmp_path / "training.pt"
-    with open_session(service, prefetch_bytes=0) as session:
+    with open_session(remembered, prefetch_bytes=0) as session:
         watcher = Silent()
         watcher.on_step = lambda steps: [][steps] if steps == 3 else None  # type: ignore[method-assign]
         with pytest.raises(IndexError):
@@ -324,10 +311,10 @@ def test_an_error_that_nobody_foresaw_keeps_the_steps_that_were_done(
 
 
 def test_a_step_beyond_the_host_memory_says_so(
-    service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "training.pt"
-    with open_session(service) as session:
+    with open_session(remembered) as session:
         trainer = trainer_of(session, Silent(), checkpoint=str(path))
         done: list[int] = []
 
@@ -343,8 +330,10 @@ def test_a_step_beyond_the_host_memory_says_so(
             trainer.run()
 
 
-def test_nothing_done_is_not_saved(service: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(service) as session:
+def test_nothing_done_is_not_saved(
+    remembered: Handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(remembered) as session:
         trainer = trainer_of(session, Silent(), checkpoint=str(tmp_path / "training.pt"))
         session.close()
         with pytest.raises(HapiError):
@@ -353,22 +342,22 @@ def test_nothing_done_is_not_saved(service: Handler, tmp_path: Path, monkeypatch
     assert not trainer.has_checkpoint
 
 
-def test_a_finished_job_has_nothing_to_do(service: Handler, tmp_path: Path) -> None:
+def test_a_finished_job_has_nothing_to_do(remembered: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
-    first = train(service, checkpoint=path)
+    first = train(remembered, checkpoint=path)
     watcher = Silent()
-    again = train(service, watcher, checkpoint=path, resume=True)
+    again = train(remembered, watcher, checkpoint=path, resume=True)
     assert watcher.steps == 0 and again["epochs"] == first["epochs"]
-    more = train(service, watcher, checkpoint=path, resume=True, epochs=3)
+    more = train(remembered, watcher, checkpoint=path, resume=True, epochs=3)
     assert watcher.steps == 5 and len(more["epochs"]) == 3
 
 
 @pytest.fixture(scope="module")
-def begun(service: Handler, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(remembered: Handler, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a job that was stopped after its first step. It stays as it is."""
     path = tmp_path_factory.mktemp("begun") / "training.pt"
     with pytest.raises(KeyboardInterrupt):
-        train(service, Interrupting(1, KeyboardInterrupt()), checkpoint=str(path))
+        train(remembered, Interrupting(1, KeyboardInterrupt()), checkpoint=str(path))
     return path
 
 
@@ -382,25 +371,27 @@ def begun(service: Handler, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"trainers": 2}, "its trainers is 1"),
     ],
 )  # fmt: skip
-def test_another_job_is_refused(service: Handler, begun: Path, changes: dict[str, Any], match: str) -> None:
+def test_another_job_is_refused(
+    remembered: Handler, begun: Path, changes: dict[str, Any], match: str
+) -> None:
     path = str(begun)
     before = Path(path).read_bytes()
     with pytest.raises(ConflictError, match=match):
-        train(service, checkpoint=path, resume=True, **changes)
+        train(remembered, checkpoint=path, resume=True, **changes)
     assert Path(path).read_bytes() == before
 
 
-def test_a_front_that_was_replaced_is_another_job(service: Handler, begun: Path) -> None:
+def test_a_front_that_was_replaced_is_another_job(remembered: Handler, begun: Path) -> None:
     """The names are the same: pushed anew, or another version of a library's default weights."""
-    with open_session(service) as session:
+    with open_session(remembered) as session:
         session.prepared.front_digest = "0" * 32
         with pytest.raises(ConflictError, match=r"its frozen layers is '[0-9a-f]{32}', this one's '0{32}'"):
             trainer_of(session, Silent(), checkpoint=str(begun), resume=True).run()
 
 
-def test_two_jobs_on_one_checkpoint(service: Handler, tmp_path: Path) -> None:
+def test_two_jobs_on_one_checkpoint(remembered: Handler, tmp_path: Path) -> None:
     path = str(tmp_path / "training.pt")
     with checkpoint.claimed(path), pytest.raises(ConflictError, match=r"--checkpoint .*another hapi-train"):
-        train(service, checkpoint=path)
-    train(service, checkpoint=path, epochs=1)
+        train(remembered, checkpoint=path)
+    train(remembered, checkpoint=path, epochs=1)
     assert names_in(tmp_path) == ["training.pt"]

@@ -10,6 +10,7 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.reports import report_with
 
 from hapi.errors import BadRequestError, BusyError, HapiError, NotFoundError, TooLargeError, from_problem
 from hapi.wire.messages import (
@@ -202,18 +203,11 @@ def test_any_problem_document_becomes_an_error(document: object, status: int) ->
 
 
 def test_report_round_trip() -> None:
-    report = RequestReport(
-        server="s",
+    report = report_with(
         seconds={"forward": 0.25},
         cpu={"forward": 0.125},
-        busy=(1.0, 2.5),
-        work=(0.5, 0.75),
         others=(0.25, 0.25),
         process=(3.0, 3.5),
-        clock=(100.0, 101.0),
-        pages=12,
-        first=0.375,
-        cos_batch=16,
         layers=(0.125, 0.0625),
         wait=1.5,
         tier=ServerTier(device="cuda", processors=8, threads=4, running=2, devices=3, reuse=False),

@@ -1,0 +1,95 @@
+"""Stores that count what is read, that fail when they are told to, and that die as a kill does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hapi.errors import StoreError
+from hapi.store.base import ObjectStore, ReadPart, Then, nothing
+from hapi.store.local import LocalStore
+
+
+class CountingStore(LocalStore):
+    """A folder that notes what is read: (key, start, stop). Readers can be made to wait, or to fail."""
+
+    def __init__(self, root: str | Path, counted: Callable[[str], bool] = lambda key: True) -> None:
+        """``counted``: whether reading an object of this key is noted."""
+        super().__init__(root)
+        self.ranges: list[tuple[str, int, int]] = []
+        self.gate: threading.Event | None = None
+        self.entered = threading.Event()
+        self.fail: Callable[[], bool] = lambda: False
+        """Asked for each counted range before it is read; True makes the call raise ``StoreError``."""
+        self.fails_after: int | None = None
+        """Parts of one call that are read before it fails."""
+        self._counted = counted
+        self._counting = threading.Lock()
+
+    def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        found = [part for part in parts if self._counted(part.key)]
+        with self._counting:
+            self.ranges += [(part.key, part.start, part.start + part.out.nbytes) for part in found]
+        if self.gate is not None:
+            self.entered.set()
+            assert self.gate.wait(10)
+        if any(self.fail() for _ in found):
+            raise StoreError("the store is down; start it")
+        if self.fails_after is not None:
+            super().read_many(parts[: self.fails_after], then)
+            raise StoreError("the store went down; start it")
+        super().read_many(parts, then)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each range."""
+        return [stop - start for _, start, stop in self.ranges]
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(self.sizes)
+
+
+def is_weights(key: str) -> bool:
+    """Whether ``key`` is the weights of a pushed model."""
+    return key.startswith("models/") and key.endswith(".safetensors")
+
+
+class Killed(BaseException):
+    """Raised in what is killed; not to be caught by anybody."""
+
+
+class DyingStore:
+    """A store that dies at its n-th change, as a kill does: nothing of that change or after it happens."""
+
+    def __init__(self, store: ObjectStore, changes: int) -> None:
+        self._store, self._left = store, changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def _change(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Killed
+
+    def put(self, key: str, data: Any) -> None:
+        self._change()
+        self._store.put(key, data)
+
+    def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        self._change()
+        self._store.put_over(key, data, mark)
+
+    def delete(self, key: str) -> None:
+        self._change()
+        self._store.delete(key)
+
+
+def flip(store: ObjectStore, key: str, position: int) -> None:
+    """Change one bit of a stored object."""
+    data = bytearray(store.get(key))
+    data[position] ^= 1
+    store.put(key, data)
