@@ -18,7 +18,7 @@ import hapi
 def main(store: str) -> None:
     settings = hapi.SessionSettings(store=store, model="resnet18", weights="random", bs=64, validation=0.2)
     with hapi.Session.open(settings) as session:
-        print(f"frozen up to layer {session.prepared.freeze}, the server runs {session.split} layers")
+        print(f"the server runs {session.split} layers")
         model = session.trained  # the layers after the freeze: an nn.Module like any other
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)

@@ -336,41 +336,6 @@ def test_sub_commands_resolve() -> None:
         )
 
 
-def shell_lines(document: Path) -> Iterator[str]:
-    """Lines of the fenced shell blocks of a Markdown document."""
-    for block in re.findall(
-        r"^```(?:sh|bash|shell|console)\n(.*?)^```", document.read_text(encoding="utf-8"), re.M | re.S
-    ):
-        yield from (line.strip().removeprefix("$ ") for line in block.splitlines())
-
-
-def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-@pytest.mark.parametrize("document", documents(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_of_the_documents_exist(document: Path) -> None:
-    assert document.exists(), f"{document.name}: write it; its first screen shows the first command"
-    from hapi.cli.main import COMMANDS
-
-    wrong = []
-    for line in shell_lines(document):
-        for path in re.findall(r"(?<![\w/.-])\.?/?((?:scripts|configs)/[\w./-]+|\.ci/run)", line):
-            if not (ROOT / path).exists():
-                wrong.append(f"{path} ({line})")
-        words = [w for w in line.split() if not re.fullmatch(r"[A-Z_]+=\S*", w)]
-        if words and words[0].startswith("hapi") and words[0] not in console_scripts():
-            wrong.append(f"{words[0]} ({line})")
-        if (
-            words[:1] == ["hapi"]
-            and len(words) > 1
-            and re.fullmatch(r"[a-z]+", words[1])
-            and words[1] not in COMMANDS
-        ):
-            wrong.append(f"hapi {words[1]} ({line})")
-    assert not wrong, f"{document.name} shows commands that do not exist: {'; '.join(wrong)}"
-
-
 @pytest.mark.parametrize("script", sorted(p.name for p in (ROOT / "scripts").iterdir() if p.suffix == ""))
 def test_scripts_can_be_run(script: str) -> None:
     path = ROOT / "scripts" / script

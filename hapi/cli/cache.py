@@ -1,4 +1,4 @@
-"""``hapi cache ls|clear DIR``: what a sample cache has, and making room in it."""
+"""``hapi cache ls DIR`` and ``hapi cache clear DIR``: what a sample cache has, and making room in it."""
 
 from __future__ import annotations
 

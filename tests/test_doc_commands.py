@@ -1,0 +1,102 @@
+"""Commands and flags that the documents show are those that the programs have."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from support.doc_commands import (
+    ROOT,
+    known_flags,
+    mistake,
+    named_commands,
+    named_flags,
+    shell_commands,
+)
+
+PAGES = [
+    ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))
+]  # fmt: skip
+MODULES = sorted((ROOT / "hapi").rglob("*.py")) + sorted((ROOT / "examples").rglob("*.py"))
+FOREIGN = {"--stop-timeout"}
+"""Flags of other programs."""
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pages
+def test_the_programs_take_the_commands_of_a_page(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    wrong = [
+        f"{command}: {said}" for command in shell_commands(text) if (said := mistake(command, whole=True))
+    ]
+    wrong += [
+        f"{command}: {said}" for command in named_commands(text) if (said := mistake(command, whole=False))
+    ]
+    assert not wrong, f"{page.relative_to(ROOT)} shows commands that would be refused: {wrong}"
+
+
+@pages
+def test_the_flags_of_a_page_exist(page: Path) -> None:
+    unknown = set(named_flags(page.read_text(encoding="utf-8"))) - known_flags() - FOREIGN
+    assert not unknown, f"{page.relative_to(ROOT)}: no command has {sorted(unknown)}"
+
+
+def test_the_programs_take_the_commands_of_the_docstrings() -> None:
+    wrong = []
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "``" in node.value:
+                for command in named_commands(re.sub(r"``([^`]+)``", r"`\1`", node.value)):
+                    if said := mistake(command, whole=False):
+                        wrong.append(f"{module.relative_to(ROOT)}: {command}: {said}")
+    assert not wrong
+
+
+def test_the_readme_shows_commands() -> None:
+    found = list(shell_commands((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert len(found) >= 6 and any(command.startswith("hapi-server") for command in found)
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ("```sh\nhapi-train --bach-size 3\n```", "unknown argument --bach-size"),
+        ("```sh\nhapi-train --bs many\n```", "many"),
+        ("```sh\nhapi pack photos store/photos | tee log && hapi pak a b\n```", "pak"),
+        ("```sh\nHAPI_TOKEN=x hapi pack photos  # needs an address\n```", "required"),
+        ("```sh\nhapi-servant --port 1\n```", "no command hapi-servant"),
+        ("```sh\nscripts/test --slowly\n```", "--slowly"),
+        ("```sh\nscripts/tests\n```", "no script"),
+        ("`python -m benchmarks sweeps`", "sweeps"),
+        ("see `hapi verify STORE/NAME [--modell]`", "--modell"),
+        ("`hapi cache empty DIR`", "empty"),
+    ],
+)
+def test_a_mistake_is_found(shown: str, said: str) -> None:
+    found = [mistake(command, whole=True) for command in shell_commands(shown)]
+    found += [mistake(command, whole=False) for command in named_commands(shown)]
+    assert re.search(said, " ".join(text for text in found if text)), found
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "`hapi plan MODEL --figure FILE`",
+        "`hapi pack ... --replace`",
+        "`python -m benchmarks NAME`",
+        "`hapi-train --profile`",
+        "```sh\nhapi-train --server http://store:8099 --bs 256  # beside the store\n```",
+        "```sh\nscripts/test --fast\n```",
+    ],
+)
+def test_what_is_right_or_only_unfinished_passes(shown: str) -> None:
+    found = [mistake(command, whole=True) for command in shell_commands(shown)]
+    found += [mistake(command, whole=False) for command in named_commands(shown)]
+    assert found == [None]
+
+
+def test_a_flag_of_no_command_is_found() -> None:
+    assert set(named_flags("`--sample-cache DIR` and `--sampel-cache`")) - known_flags() == {"--sampel-cache"}
