@@ -13,9 +13,9 @@ from pathlib import Path
 
 import hapi
 from hapi.cli.shared.common import OneLineParser
-from hapi.client.settings import TrainSettings
 from hapi.config.settings import load, overrides_of
 from hapi.errors import HapiError
+from hapi.train.settings import TrainSettings
 
 ROOT = Path(hapi.__file__).parents[1]
 _SHELL = re.compile(r"^```(?:sh|bash|shell|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
