@@ -310,7 +310,7 @@ class Session:
                     report.samples += count
                     report.splits[split] = report.splits.get(split, 0) + 1
                     del batch
-                    with meter.working(split, "step"), report.timeline.span("train step"):
+                    with meter.working(split, "step", count), report.timeline.span("train step"):
                         yield features, labels
                         del features, labels
                         # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
@@ -355,14 +355,12 @@ class Session:
             return to_device(batch.features, self.device), labels
         rest = self._rest(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
-        with meter.working(split, "rest" if timed is None else "timed"):
+        with meter.working(split, "suffix" if timed is None else "timed", len(batch.ids)):
             features = rest(batch.features, timed)
             if self.planning is not None:
                 finish(self.device)  # so that these seconds are not counted as the step's
-        if timed is None:
-            meter.rested(split, len(batch.ids))
-        else:
-            meter.layers(split, len(batch.ids), timed.seconds)
+        if timed is not None:
+            meter.layers(split, timed.seconds)
         return features, labels
 
     def _rest(self, split: int) -> FrozenSuffix:

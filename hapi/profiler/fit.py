@@ -55,7 +55,7 @@ class Observed:
     """Those of them that the client had on its disk: the servers and the link had nothing to do with them."""
     bytes_received: int
     requests: int
-    rest_seconds: float
+    suffix_seconds: float
     """The client's seconds in the frozen layers after the split."""
     step_seconds: float
     """The client's seconds in what is trained."""
@@ -189,7 +189,7 @@ def _nothing(split: int) -> Observed:
         samples=0,
         bytes_received=0,
         requests=0,
-        rest_seconds=0.0,
+        suffix_seconds=0.0,
         step_seconds=0.0,
         server_cpu={},
         server_wall={},
@@ -223,7 +223,7 @@ def _layer_seconds(sizes: Sizes, observed: Mapping[int, Observed]) -> tuple[list
     for o in sorted(observed.values(), key=lambda o: o.split):  # the server's most complete comes last
         _fill(server, 0, o.server_layers, o.server_timed, _ratio(forward_seconds(o), o.samples))
     for o in sorted(observed.values(), key=lambda o: -o.split):  # and the client's
-        _fill(client, o.split, o.client_layers, o.client_timed, _ratio(o.rest_seconds, o.samples))
+        _fill(client, o.split, o.client_layers, o.client_timed, _ratio(o.suffix_seconds, o.samples))
     return _completed(sizes, server, client), _completed(sizes, client, server)
 
 

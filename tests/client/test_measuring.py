@@ -15,7 +15,9 @@ from support.reports import report_with
 
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.planning import meter as module
-from hapi.client.planning.meter import Meter, merged, observed_between
+from hapi.client.planning.counts import ClientCounts, SplitCounts, TrafficCounts, Work, merged
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.observe import LARGEST_FACTOR, observed_between
 from hapi.profiler.fit import Observed, Tier
 from hapi.wire.report import STAGES
 
@@ -56,10 +58,9 @@ def between(meter: Meter, before: object = None) -> dict[int, Observed]:
 
 
 def work_on(meter: Meter, clock: Clock, split: int, samples: int, rest: float, step: float) -> None:
-    with meter.working(split, "rest"):
+    with meter.working(split, "suffix", samples):
         clock.works(rest)
-    meter.rested(split, samples)
-    with meter.working(split, "step"):
+    with meter.working(split, "step", samples):
         clock.works(step)
     meter.batch(split, samples)
 
@@ -80,7 +81,7 @@ def test_what_a_batch_cost(clock: Clock) -> None:
         1000,
         16,
     )
-    assert (o.rest_seconds, o.step_seconds, o.receive_seconds) == (2.0, 3.0, 0.125)
+    assert (o.suffix_seconds, o.step_seconds, o.receive_seconds) == (2.0, 3.0, 0.125)
     assert o.client_other_seconds == pytest.approx(1.0)
     assert o.server_cpu["forward"] == 0.25 and o.server_wall["read"] == 0.5
     assert o.request_seconds == pytest.approx(0.05 - 0.03125)
@@ -114,14 +115,14 @@ def test_samples_out_of_the_cache(clock: Clock) -> None:
     work_on(meter, clock, 0, 10, rest=2.0, step=3.0)
     o = between(meter)[0]
     assert (o.samples, o.cached, o.crossed, o.bytes_received) == (10, 6, 4, 1000)
-    assert (o.rest_seconds, o.step_seconds) == (2.0, 3.0)
+    assert (o.suffix_seconds, o.step_seconds) == (2.0, 3.0)
     assert traffic.link.rates() == [] and (traffic.cached_samples, traffic.cached_bytes) == (6, 1500)
     assert traffic.bytes_received == 1000
     meter = meter_with(alone := Traffic())
     alone.cached(0, 10, 2500)
     work_on(meter, clock, 0, 10, rest=2.0, step=3.0)
     o = between(meter)[0]
-    assert (o.samples, o.crossed, o.requests, o.rest_seconds) == (10, 0, 0, 2.0)
+    assert (o.samples, o.crossed, o.requests, o.suffix_seconds) == (10, 0, 0, 2.0)
 
 
 def test_a_server_that_loads_for_every_request_pays_for_it(clock: Clock) -> None:
@@ -192,7 +193,7 @@ def test_requests_ahead_are_evened_out(clock: Clock) -> None:
         traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, rest=2.0, step=3.0)
     o = between(meter)[2]
-    assert (o.samples, o.rest_seconds, o.step_seconds) == (30, 6.0, 9.0)
+    assert (o.samples, o.suffix_seconds, o.step_seconds) == (30, 6.0, 9.0)
 
 
 def test_the_shortest_way_of_all_passes_counts(clock: Clock) -> None:
@@ -217,7 +218,7 @@ def test_splits_are_told_apart(clock: Clock) -> None:
     work_on(meter, clock, 3, 6, 2.0, 0.5)
     found = between(meter)
     assert sorted(found) == [0, 3]
-    assert (found[0].rest_seconds, found[3].rest_seconds) == (1.0, 2.0)
+    assert (found[0].suffix_seconds, found[3].suffix_seconds) == (1.0, 2.0)
 
 
 def test_only_what_lies_between_counts(clock: Clock) -> None:
@@ -230,8 +231,8 @@ def test_only_what_lies_between_counts(clock: Clock) -> None:
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 2.0)
     o = between(meter, before)[2]
-    assert (o.samples, o.rest_seconds, o.step_seconds, o.cos_batch) == (10, 1.0, 2.0, 16)
-    assert before[2]["samples"] == 10, "a snapshot does not change"
+    assert (o.samples, o.suffix_seconds, o.step_seconds, o.cos_batch) == (10, 1.0, 2.0, 16)
+    assert before[2].traffic.samples == 10, "a snapshot does not change"
 
 
 def test_passes_add_up_but_for_the_largest_batch(clock: Clock) -> None:
@@ -262,25 +263,24 @@ def test_timed_layers_count_apart(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
-    with meter.working(2, "timed"):
+    with meter.working(2, "timed", 10):
         clock.works(4.0)
-    meter.layers(2, 10, [1.0, 2.5])
+    meter.layers(2, [1.0, 2.5])
     meter.batch(2, 10)
     only = between(meter)[2]
-    assert (only.client_layers, only.client_timed, only.rest_seconds) == ((1.0, 2.5), 10, 4.0)
+    assert (only.client_layers, only.client_timed, only.suffix_seconds) == ((1.0, 2.5), 10, 4.0)
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, rest=3.0, step=0.0)
     both = between(meter)[2]
-    assert both.rest_seconds == 6.0  # 20 samples at the rate of those that were not timed
+    assert both.suffix_seconds == 6.0  # 20 samples at the rate of those that were not timed
 
 
 def test_threads_that_help_the_main_one_are_not_others(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)
     traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
-    with meter.working(2, "rest"):
+    with meter.working(2, "suffix", 10):
         clock.works(1.0, others=3.0)  # four threads
-    meter.rested(2, 10)
     meter.batch(2, 10)
     found = observed_between({}, meter.snapshot(), meter.servers, Tier(threads=4))
     assert found[2].client_other_seconds == pytest.approx(0.0)
@@ -310,42 +310,69 @@ def test_a_server_without_clocks_is_alone_and_has_no_factor(clock: Clock) -> Non
     assert (o.share, o.server_factor) == (1.0, 1.0)
     traffic.answered(2, 10, replace(REPORT, work=(0.0, 1e-9), process=(0.0, 1e9)), 500, 0.05, 0.1)
     work_on(meter, clock, 2, 10, 1.0, 1.0)
-    assert between(meter)[2].server_factor <= module.MOST_BESIDE
+    assert between(meter)[2].server_factor <= LARGEST_FACTOR
 
 
 def test_merging_takes_each_sides_sums_from_its_own_snapshot() -> None:
-    early = {2: {"samples": 10.0, "cpu:forward": 1.0, "batches": 1.0, "client_layer:0": 5.0}}
-    late = {
-        2: {"samples": 30.0, "cpu:forward": 3.0, "batches": 3.0, "client_layer:0": 9.0},
-        4: {"batches": 7.0},
+    def counts(number: int) -> SplitCounts:
+        traffic = TrafficCounts(samples=10 * number, server_cpu={"forward": 1.0 * number})
+        return SplitCounts(traffic=traffic, client=ClientCounts(batches=number))
+
+    early, late = counts(1), counts(3)
+    assert merged({2: early}, {2: late, 4: late}) == {
+        2: SplitCounts(traffic=early.traffic, client=late.client),
+        4: SplitCounts(client=late.client),
     }
-    assert merged(early, late) == {
-        2: {"samples": 10.0, "cpu:forward": 1.0, "batches": 3.0, "client_layer:0": 9.0},
-        4: {"batches": 7.0},
-    }
+
+
+def test_sums_and_differences_of_counts() -> None:
+    """Field by field, stage by stage and layer by layer, but for the largest batch and the shortest way."""
+    one = SplitCounts(
+        client=ClientCounts(timed=Work(4, 2.0, 1.0, (1.0, 0.5))),
+        traffic=TrafficCounts(requests=2, server_cpu={"read": 1.0}, cos_batch=16, request_seconds=0.5),
+    )
+    more = SplitCounts(
+        client=ClientCounts(timed=Work(2, 1.0), step=Work(3, 1.0)),
+        traffic=TrafficCounts(requests=1, server_cpu={"send": 2.0}, cos_batch=8, request_seconds=0.25),
+    )
+    both = one + more
+    assert both.client == ClientCounts(timed=Work(6, 3.0, 1.0, (1.0, 0.5)), step=Work(3, 1.0))
+    assert both.traffic == TrafficCounts(
+        requests=3, server_cpu={"read": 1.0, "send": 2.0}, cos_batch=16, request_seconds=0.25
+    )
+    assert (both - one).client.step == more.client.step and (both - one).traffic.requests == 1
+    assert ((both - one).traffic.cos_batch, (both - one).traffic.request_seconds) == (16, 0.25)
+    assert one + SplitCounts() == one
 
 
 def test_real_clocks() -> None:
     meter = meter_with(Traffic())
-    with meter.working(1, "step"):
+    with meter.working(1, "step", 3):
         end = time.thread_time() + 0.02
         while time.thread_time() < end:
             pass
     meter.batch(1, 3)
-    counts = meter.snapshot()[1]
-    assert 0.02 <= counts["step"] < 5 and counts["process_cpu"] >= 0.02
-    assert counts["handed_out"] == 3
+    counts = meter.snapshot()[1].client
+    assert 0.02 <= counts.step.seconds < 5 and counts.process_cpu >= 0.02
+    assert counts.samples == counts.step.samples == 3
 
 
 def test_new_memory_is_counted() -> None:
     meter, size = meter_with(Traffic()), 16 << 20
-    with meter.working(1, "rest"), mmap.mmap(-1, size) as new:
+    with meter.working(1, "suffix", 1), mmap.mmap(-1, size) as new:
         new[:: mmap.PAGESIZE] = bytes(size // mmap.PAGESIZE)
-    with meter.working(1, "step"):
+    with meter.working(1, "step", 1):
         pass
-    counts = meter.snapshot()[1]
-    assert counts["rest_pages"] >= size // (2 << 20), "a page may be a huge one"
-    assert counts["step_pages"] < size // (2 << 20)
+    counts = meter.snapshot()[1].client
+    assert counts.suffix.pages >= size // (2 << 20), "a page may be a huge one"
+    assert counts.step.pages < size // (2 << 20)
+
+
+def test_samples_of_work_that_failed_do_not_count() -> None:
+    meter = meter_with(Traffic())
+    with pytest.raises(MemoryError), meter.working(1, "suffix", 4):
+        raise MemoryError
+    assert meter.snapshot()[1].client.suffix.samples == 0
 
 
 def test_forward_passes_are_told_once() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.planning_tools import JOB, World, truth
 
+from hapi.client.planning.counts import SplitCounts, TrafficCounts
 from hapi.client.planning.drift import Drift, DriftDetector
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Tier
@@ -316,7 +317,8 @@ def test_loading_layers_is_not_compared() -> None:
     watched.batches(3)
     for _ in range(5):
         rates = watched.world.batch(3)
-        watched.world._counts[3]["cpu:model"] += 10.0
+        loading = SplitCounts(traffic=TrafficCounts(server_cpu={"model": 10.0}))
+        watched.world.counts[3] += loading
         watched.world.servers[3] = Tier(reuse=False)
         assert watched.watch.batch_done(3, rates) is None
 

@@ -79,7 +79,7 @@ def sizes(last_split: int = LAYERS - 1, encoded: bool = True, client: Tier | Non
 def observed(split: int, **changes: Any) -> Observed:
     """Ten samples in one request that cost nothing, unless ``changes`` says so."""
     fields: dict[str, Any] = {
-        "batches": 1, "samples": 10, "bytes_received": 10, "requests": 1, "rest_seconds": 0.0, "step_seconds": 0.0,
+        "batches": 1, "samples": 10, "bytes_received": 10, "requests": 1, "suffix_seconds": 0.0, "step_seconds": 0.0,
         "server_cpu": {}, "server_wall": {},
     }  # fmt: skip
     return Observed(split=split, **(fields | changes))
@@ -99,7 +99,7 @@ def test_nothing_observed_knows_bytes_and_memory() -> None:
 
 def test_layers_timed_on_both_sides_are_taken_as_they_are() -> None:
     there = observed(4, server_layers=(1.0, 2.0, 3.0, 4.0), server_timed=10, server_cpu={"forward": 10.0})
-    here = observed(0, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, rest_seconds=20.0)
+    here = observed(0, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, suffix_seconds=20.0)
     server, client = seconds(profile_of(sizes(), {0: here, 4: there}, (1e9, 0.0)))
     assert server[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert client[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
@@ -108,7 +108,7 @@ def test_layers_timed_on_both_sides_are_taken_as_they_are() -> None:
 def test_a_layer_that_one_tier_never_ran_is_scaled_from_the_other() -> None:
     """Layers 3 and 4 ran on both sides, where the client is twice as slow; 1 and 2 ran on the server alone."""
     there = observed(4, server_layers=(1.0, 2.0, 3.0, 4.0), server_timed=10, server_cpu={"forward": 10.0})
-    here = observed(2, client_layers=(6.0, 8.0), client_timed=10, rest_seconds=14.0)
+    here = observed(2, client_layers=(6.0, 8.0), client_timed=10, suffix_seconds=14.0)
     server, client = seconds(profile_of(sizes(), {2: here, 4: there}, (1e9, 0.0)))
     assert client[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert server[4] == pytest.approx(0.1 * 5)  # which neither ran: by its operations, 0.1 s each
@@ -125,7 +125,7 @@ def test_timed_layers_are_scaled_to_what_they_take_together() -> None:
     """Timed one by one they took 10 s, in one piece 5 s: half of each."""
     there = observed(4, server_layers=(1.0, 2.0, 3.0, 4.0), server_timed=10, server_cpu={"forward": 5.0})
     here = observed(
-        0, samples=20, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, rest_seconds=10.0
+        0, samples=20, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, suffix_seconds=10.0
     )  # a quarter: 20 samples took 10 s, 10 of them one by one 20 s
     server, client = seconds(profile_of(sizes(), {0: here, 4: there}, (1e9, 0.0)))
     assert server[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
@@ -137,9 +137,9 @@ def test_of_several_splits_each_tiers_most_complete_counts() -> None:
         4: observed(4, server_layers=(1.0, 2.0, 3.0, 4.0), server_timed=10, server_cpu={"forward": 10.0}),
         2: observed(
             2, server_layers=(9.0, 9.0), server_timed=10, server_cpu={"forward": 18.0},
-            client_layers=(7.0, 7.0), client_timed=10, rest_seconds=14.0,
+            client_layers=(7.0, 7.0), client_timed=10, suffix_seconds=14.0,
         ),
-        0: observed(0, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, rest_seconds=20.0),
+        0: observed(0, client_layers=(2.0, 4.0, 6.0, 8.0), client_timed=10, suffix_seconds=20.0),
     }  # fmt: skip
     server, client = seconds(profile_of(sizes(), parts, (1e9, 0.0)))
     assert server[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -204,11 +204,11 @@ def test_what_is_beside_the_layers() -> None:
 def test_samples_out_of_the_cache_are_the_clients_alone() -> None:
     """What the servers and the link cost is shared by the samples that crossed, what this side costs by all."""
     whole = observed(
-        0, bytes_received=10 * 1100, step_seconds=1.0, decode_seconds=0.3, rest_seconds=0.5,
+        0, bytes_received=10 * 1100, step_seconds=1.0, decode_seconds=0.3, suffix_seconds=0.5,
         server_cpu={"send": 0.1, "read": 0.2}, server_wall={"read": 0.7},
     )  # fmt: skip
     half = replace(
-        whole, samples=20, cached=10, step_seconds=2.0, decode_seconds=0.6, rest_seconds=1.0,
+        whole, samples=20, cached=10, step_seconds=2.0, decode_seconds=0.6, suffix_seconds=1.0,
     )  # fmt: skip
     assert profile_of(sizes(), {0: half}, (1e9, 0.0)) == profile_of(sizes(), {0: whole}, (1e9, 0.0))
     there = observed(4, bytes_received=10 * 2100, server_cpu={"read": 0.2}, server_wall={"read": 0.7})
@@ -303,7 +303,7 @@ def costs_of(true: Profile, split: int, samples: int, beside: float) -> Observed
         samples=samples,
         bytes_received=nbytes,
         requests=requests,
-        rest_seconds=samples * sum(here),
+        suffix_seconds=samples * sum(here),
         step_seconds=samples * true.step_seconds,
         client_layers=tuple(1.3 * 8 * s for s in here),
         client_timed=8,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hapi.client.loading.link_stats import Forward
 from hapi.client.planning.controller import SplitController
-from hapi.client.planning.meter import Counts, Snapshot
+from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts, Work
 from hapi.profiler.fit import Sizes, Tier
 from hapi.profiler.profile import Job, LinkProfile, Profile
 from support.profiler_tools import crafted, free_server, free_tier
@@ -68,10 +67,10 @@ class World:
         self.count = 1
         """Servers that share the work."""
         self._forwards: list[Forward] = []
-        self._counts: dict[int, Counts] = defaultdict(lambda: defaultdict(float))
+        self.counts: dict[int, SplitCounts] = {}
 
     def snapshot(self) -> Snapshot:
-        return {split: dict(counts) for split, counts in self._counts.items()}
+        return dict(self.counts)
 
     def take_forwards(self) -> list[Forward]:
         taken, self._forwards = self._forwards, []
@@ -79,43 +78,38 @@ class World:
 
     def batch(self, split: int, samples: int = 10, timed: bool = False) -> list[tuple[int, float]]:
         """Count a batch; what the link showed meanwhile."""
-        true, c = self.true, self._counts[split]
-        server, client, nbytes = true.server_tier, true.client_tier, samples * true.sent_bytes(split)
+        true, noise = self.true, self.noise
+        server, client, nbytes = true.server_tier, true.client_tier, round(samples * true.sent_bytes(split))
         there = [self.server_slower * x.server_seconds * samples for x in true.layers[:split]]
         here = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
-        costs = {
-            "cpu:decode": samples * server.decode_seconds if split else 0.0,
-            "cpu:send": nbytes * server.codec_seconds_per_byte,
-            "cpu:read": samples * server.overhead_seconds,
-            "cpu:forward": sum(there),
-            "decode": 0.0 if split else samples * client.decode_seconds,
-            "receive": nbytes * client.codec_seconds_per_byte,
-            "step": self.slower * samples * true.step_seconds,
-            "timed" if timed else "rest": sum(here),
+        stages = {
+            "decode": samples * server.decode_seconds * noise() if split else 0.0,
+            "send": nbytes * server.codec_seconds_per_byte * noise(),
+            "read": samples * server.overhead_seconds * noise(),
+            "forward": sum(there) * noise(),
         }
-        costs = {name: value * self.noise() for name, value in costs.items()}
-        work = sum(value for name, value in costs.items() if name.startswith("cpu:"))
-        costs |= {
-            **{name.replace("cpu:", "wall:"): v for name, v in costs.items() if name.startswith("cpu:")},
-            "work": work, "process": work, "clock": 1.0, "others": 1.0 - self.share,
-            "requests": 2, "samples": samples, "bytes": nbytes, "batches": 1, "handed_out": samples,
-            "rested": 0 if timed or split == true.last_split else samples,
-            "rest_pages": self.pages, "timed_pages": self.pages, "step_pages": self.pages,
-            "client_timed": samples if timed else 0,
-        }  # fmt: skip
+        work = sum(stages.values())
+        traffic = TrafficCounts(
+            requests=2, samples=samples, bytes_received=nbytes, cos_batch=5,
+            receive_cpu=nbytes * client.codec_seconds_per_byte * noise(),
+            decode_cpu=0.0 if split else samples * client.decode_seconds * noise(),
+            server_cpu=stages, server_wall=stages, work=work, process_cpu=work, clock=1.0, others=1.0 - self.share,
+        )  # fmt: skip
+        step = Work(samples, self.slower * samples * true.step_seconds * noise(), self.pages)
+        suffix = Work(0 if split == true.last_split else samples, sum(here) * noise(), self.pages)
+        main = step.seconds + suffix.seconds
+        others = traffic.receive_cpu + traffic.decode_cpu + samples * client.overhead_seconds
+        own = ClientCounts(
+            batches=1, samples=samples, main_cpu=main, process_cpu=main + others, step=step,
+            suffix=Work() if timed else suffix,
+            timed=replace(suffix, samples=samples, layers=tuple(here)) if timed else Work(),
+        )  # fmt: skip
+        self.counts[split] = self.counts.get(split, SplitCounts()) + SplitCounts(client=own, traffic=traffic)
         if split:
-            each, half = costs["cpu:forward"] / 2, tuple(seconds / 2 for seconds in there)
+            each, half = stages["forward"] / 2, tuple(seconds / 2 for seconds in there)
             layers = half if timed else ()
             forward = Forward(split, samples // 2, each, each, self.server_pages, layers)
             self._forwards += [forward, forward]
-        main = costs["step"] + costs.get("rest", 0.0) + costs.get("timed", 0.0)
-        costs["main_cpu"] = main
-        costs["process_cpu"] = main + costs["receive"] + costs["decode"] + samples * client.overhead_seconds
-        if timed:
-            costs |= {f"client_layer:{i}": value for i, value in enumerate(here)}
-        for name, value in costs.items():
-            c[name] += value
-        c["cos_batch"] = 5
         self.servers[split] = Tier(device=server.device, running=true.server.concurrency, count=self.count)
         return [(nbytes, nbytes * 8 / (true.link.bits_per_second * self.noise()))]
 

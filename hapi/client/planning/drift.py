@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hapi.client.planning.meter import Meter, Snapshot, observed_between
+from hapi.client.planning.counts import Snapshot
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.observe import observed_between
 from hapi.profiler.fit import ENOUGH_BYTES, Arrivals, Observed, Tier, forward_seconds, link_rate
 from hapi.profiler.profile import Profile
 from hapi.units import format_bandwidth
@@ -162,7 +164,7 @@ def _share_of(part: float, whole: float) -> float:
 
 def _client_parts(observed: Observed) -> dict[str, float]:
     return {
-        "rest": observed.rest_seconds / observed.samples,
+        "rest": observed.suffix_seconds / observed.samples,
         "step": observed.step_seconds / observed.samples,
     }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from hapi.client.loading.link_stats import Forward
-from hapi.client.planning.meter import Counts, Meter, Snapshot, merged, observed_between
+from hapi.client.planning.counts import ClientCounts, Kind, Snapshot, SplitCounts, Work, merged
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.observe import observed_between
 from hapi.profiler.fit import Arrivals, Observed, Sizes, link_rate, profile_of
 from hapi.profiler.profile import Profile
 
@@ -39,8 +41,8 @@ class Profiling:
         """The sums when each split's first batch was done."""
         self._so_far: Snapshot = {}
         """The sums when the last batch was done."""
-        self._batches: dict[int, list[Counts]] = {}
-        """What each batch at a split that came after its first added to that split's sums."""
+        self._batches: dict[int, list[ClientCounts]] = {}
+        """This side's work on each batch at a split that came after its first."""
         self._forwards: dict[int, list[Forward]] = {}
         """What the servers' forward passes cost for each request."""
         self._intervals: dict[int, list[float]] = {}
@@ -87,13 +89,12 @@ class Profiling:
         self._rates += rates
         self._take_forwards()
         self._intervals.setdefault(split, []).append(seconds)
-        before, self._so_far = self._so_far.get(split, {}), self._meter.snapshot()
+        before, self._so_far = self._so_far.get(split, SplitCounts()), self._meter.snapshot()
         if split not in self._begun:
             self._begun[split] = self._so_far
             return
-        counts = self._so_far.get(split, {})
-        added = {name: value - before.get(name, 0.0) for name, value in counts.items()}
-        self._batches.setdefault(split, []).append(added)
+        added = self._so_far.get(split, SplitCounts()) - before
+        self._batches.setdefault(split, []).append(added.client)
 
     def _take_forwards(self) -> None:
         for forward in self._meter.take_forwards():
@@ -133,22 +134,12 @@ def _timed(count: int) -> Sequence[int]:
     return TIMED if count > 1 else (0,)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """One batch's on this side."""
-
-    seconds: float
-    samples: float
-    pages: float = 0.0
-    layers: tuple[float, ...] = ()
-
-
 class _Done(Protocol):
-    """What may have taken new memory: :class:`_Work`, or a server's
+    """What may have taken new memory: :class:`Work`, or a server's
     :class:`~hapi.client.loading.link_stats.Forward`."""
 
     @property
-    def samples(self) -> float: ...
+    def samples(self) -> int: ...
     @property
     def pages(self) -> float: ...
     @property
@@ -159,18 +150,19 @@ class _Done(Protocol):
 T = TypeVar("T", bound=_Done)
 
 
-def _typical(observed: Observed, own: Sequence[Counts], all_batches: Sequence[Counts]) -> Observed:
+def _typical(
+    observed: Observed, own: Sequence[ClientCounts], all_batches: Sequence[ClientCounts]
+) -> Observed:
     """With this side's seconds from typical batches: of the frozen rest its own, of the step those of every split.
 
     A batch that takes memory which nothing had touched before is no typical one: later ones have it.
     """
-    names = [f"client_layer:{i}" for i in range(len(observed.client_layers))]
-    timed = _work(own, "timed", "client_timed", names)
-    rest = _as_it_runs(_work(own, "rest", "rested") + timed)
-    step = _as_it_runs(_work(all_batches, "step", "handed_out"))
+    timed = _work(own, "timed")
+    suffix = _as_it_runs(_work(own, "suffix") + timed)
+    step = _as_it_runs(_work(all_batches, "step"))
     changed = replace(
         observed,
-        rest_seconds=_a_sample(rest) * observed.samples if rest else observed.rest_seconds,
+        suffix_seconds=_a_sample(suffix) * observed.samples if suffix else observed.suffix_seconds,
         step_seconds=_a_sample(step) * observed.samples if step else observed.step_seconds,
     )
     if not timed:
@@ -185,8 +177,8 @@ def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
     if not chosen or not observed.crossed:
         return observed
     each = observed.crossed / servers
-    cpu = [_Work(forward.cpu_seconds, forward.samples) for forward in chosen]
-    wall = [_Work(forward.seconds, forward.samples) for forward in chosen]
+    cpu = [Work(forward.samples, forward.cpu_seconds) for forward in chosen]
+    wall = [Work(forward.samples, forward.seconds) for forward in chosen]
     layers, timed = _layers([forward for forward in forwards if forward.layers])
     return replace(
         observed,
@@ -197,16 +189,13 @@ def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
     )
 
 
-def _work(batches: Sequence[Counts], name: str, samples: str, layers: Sequence[str] = ()) -> list[_Work]:
-    """That called ``name`` of those batches that had some."""
-    return [
-        _Work(batch[name], batch[samples], batch[f"{name}_pages"], tuple(batch[layer] for layer in layers))
-        for batch in batches
-        if batch.get(samples, 0.0) > 0 and name in batch
-    ]
+def _work(batches: Sequence[ClientCounts], kind: Kind) -> list[Work]:
+    """The work of this kind on those of the batches that had some."""
+    found: list[Work] = [getattr(batch, kind) for batch in batches]
+    return [work for work in found if work.samples > 0]
 
 
-def _a_sample(work: Sequence[_Work]) -> float:
+def _a_sample(work: Sequence[Work]) -> float:
     """Mean seconds a sample, freaks aside."""
     most = OUTLIER_FACTOR * statistics.median_low(one.seconds / one.samples for one in work)
     usual = [one for one in work if one.seconds <= most * one.samples]

@@ -1,0 +1,90 @@
+"""From counts to what the profile is fitted to: the cost of each split between two snapshots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts
+from hapi.profiler.fit import Observed, Tier
+
+LARGEST_FACTOR = 8.0
+"""Largest factor of a server process's CPU seconds over its requests' that is taken for the price of serving them."""
+QUIET = 0.1
+"""Utilisation of a server by others below which it counts as ours alone."""
+FAIR_SHARE = 0.5
+"""Of a server's device, what is left to us at least when others take all they can get."""
+
+
+def observed_between(
+    before: Snapshot, after: Snapshot, servers: Mapping[int, Tier], client: Tier
+) -> dict[int, Observed]:
+    """What the splits cost between two snapshots; those of which nothing was handed out are left away."""
+    found = {}
+    for split, counts in after.items():
+        delta = counts - before.get(split, SplitCounts())
+        if delta.client.samples > 0 and delta.traffic.samples + delta.traffic.cached > 0:
+            found[split] = _observed(split, delta, servers.get(split, Tier()), client)
+    return found
+
+
+def _observed(split: int, delta: SplitCounts, server: Tier, client: Tier) -> Observed:
+    d, own = delta.traffic, delta.client
+    cpu, loads = d.server_cpu, not server.reuse
+    # Requests ahead of the batches that were handed out are in one sum and not in the other.
+    samples = d.samples + d.cached
+    ahead = samples / own.samples
+    helpers = (client.threads - 1) * own.main_cpu if client.device == "cpu" else 0.0
+    other = (own.process_cpu - own.main_cpu - helpers) * ahead - d.receive_cpu - d.decode_cpu
+    return Observed(
+        split=split,
+        batches=own.batches,
+        samples=samples,
+        cached=d.cached,
+        bytes_received=d.bytes_received,
+        requests=d.requests,
+        request_seconds=d.request_seconds or 0.0,
+        suffix_seconds=_suffix_seconds(own) * ahead,
+        step_seconds=own.step.seconds * ahead,
+        client_layers=own.timed.layers,
+        client_timed=own.timed.samples,
+        receive_seconds=d.receive_cpu,
+        decode_seconds=d.decode_cpu,
+        client_other_seconds=other,  # below 0 where another split's batches did what was received for this one
+        server_cpu={stage: v / server.count for stage, v in cpu.items() if loads or stage != "model"},
+        server_wall={stage: _shared(stage, v, cpu, server.count) for stage, v in d.server_wall.items()},
+        server_factor=_factor(d, server),
+        share=_share(d, server),
+        cos_batch=d.cos_batch,
+        server=server,
+    )
+
+
+def _suffix_seconds(own: ClientCounts) -> float:
+    """Seconds in the frozen layers of all that was handed out; timing each layer takes longer and counts at need."""
+    if own.suffix.samples > 0:
+        return own.suffix.seconds / own.suffix.samples * own.samples
+    return own.timed.seconds
+
+
+def _shared(stage: str, seconds: float, cpu: Mapping[str, float], servers: int) -> float:
+    """Wall seconds of a stage on several servers: its work is shared, waiting (also for the store) is not."""
+    if stage in ("forward", "copy_out"):
+        return seconds / servers
+    return seconds - (1 - 1 / servers) * cpu.get(stage, 0.0)
+
+
+def _factor(d: TrafficCounts, server: Tier) -> float:
+    """CPU seconds of the server process over its requests' stages; a forward pass's other threads are in neither."""
+    if d.work <= 0:
+        return 1.0
+    helpers = (server.threads - 1) * d.server_cpu.get("forward", 0.0) / max(sum(d.server_cpu.values()), 1e-12)
+    return min(LARGEST_FACTOR, max(1.0, d.process_cpu / d.work - helpers))
+
+
+def _share(d: TrafficCounts, server: Tier) -> float:
+    """The part of the server that others leave, from its own account of work."""
+    if d.clock <= 0:
+        return 1.0
+    workers = server.processors if server.device == "cpu" else server.devices
+    others = d.others / d.clock / workers
+    return 1.0 if others < QUIET else max(FAIR_SHARE, 1.0 - others)
