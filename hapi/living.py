@@ -35,7 +35,7 @@ class ProcessIdentity:
     @classmethod
     def current(cls) -> Self:
         """The identity of this process."""
-        boot, namespace = _place(os.getpid())
+        boot, namespace = _boot_and_namespace(os.getpid())
         return cls(
             socket.gethostname(), boot, namespace, os.getpid(), max(0, _start_of(os.getpid())) if boot else 0
         )
@@ -67,11 +67,11 @@ class ProcessIdentity:
 
     def shares_kernel(self) -> bool:
         """Whether it ran, or runs, on the machine of this process and since the same boot."""
-        return bool(self.boot) and self.boot == _place(os.getpid())[0]
+        return bool(self.boot) and self.boot == _boot_and_namespace(os.getpid())[0]
 
     def lives(self) -> bool | None:
         """Whether the process lives; None when that cannot be seen from here."""
-        boot, namespace = _place(os.getpid())
+        boot, namespace = _boot_and_namespace(os.getpid())
         if not boot or not namespace or not self.pid or not self.started:
             return None
         if self.boot != boot or self.namespace != namespace:
@@ -83,7 +83,7 @@ class ProcessIdentity:
 
 
 @lru_cache(maxsize=2)
-def _place(pid: int) -> tuple[str, int]:
+def _boot_and_namespace(pid: int) -> tuple[str, int]:
     """Boot id and process-id namespace of this process, ``pid`` (a fork may be in another one).
 
     Where ``/proc`` is that of another namespace, its process ids are not ours: nothing is known then.

@@ -92,9 +92,9 @@ def parse_duration(text: str | float, what: str = "duration") -> float:
     Raises :class:`UsageError`; negative durations are refused.
     """
     if isinstance(text, str) and (parts := _DURATION_PART.findall(text)):
-        rest = _DURATION_PART.sub("", text, count=len(parts)).strip()
+        unread = _DURATION_PART.sub("", text, count=len(parts)).strip()
         units = [unit for _, unit in parts]
-        if not rest and len(set(units)) == len(units) and all(unit in _SECONDS for unit in units):
+        if not unread and len(set(units)) == len(units) and all(unit in _SECONDS for unit in units):
             seconds = sum(
                 (Decimal(number.replace("_", "")) * _SECONDS[unit] for number, unit in parts), Decimal()
             )
@@ -141,9 +141,9 @@ def format_duration(seconds: float) -> str:
         # Compared after rounding, so that 0.99999 s does not become "1000.0 ms".
         if round(seconds * scale, digits) < limit * scale:
             return f"{seconds * scale:.{digits}f} {unit}"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}min {rest}s"
+        return f"{minutes}min {left}s"
     return f"{minutes // 60}h {minutes % 60}min"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hapi.atomic import clean_partials, partial_name, replacing, write_atomically
-from hapi.living import ProcessIdentity, _place
+from hapi.living import ProcessIdentity, _boot_and_namespace
 
 WRITER = """
 import sys, time
@@ -114,7 +114,7 @@ def test_a_writer_that_cannot_be_seen_counts_by_age(tmp_path: Path, writer: str)
 def test_links_and_absent_folders_are_no_errors(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_bytes(b"mine")
-    dead = ProcessIdentity("", *_place(os.getpid()), pid=os.getpid(), started=1).to_text()
+    dead = ProcessIdentity("", *_boot_and_namespace(os.getpid()), pid=os.getpid(), started=1).to_text()
     (tmp_path / f".x.{dead}.{'a' * 12}.partial").symlink_to(kept)
     assert clean_partials(tmp_path) == [] and kept.read_bytes() == b"mine"
     assert clean_partials(tmp_path / "absent") == [] and clean_partials(tmp_path / "a\0b") == []

@@ -14,7 +14,7 @@ from hapi.ingest.pack_options import PackOptions, Preprocess
 from hapi.ingest.sources.open import open_source
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
-from hapi.repository.built import front_bytes
+from hapi.repository.built import prefix_bytes
 from hapi.repository.repository import push
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
@@ -55,7 +55,7 @@ def push_twins(store: Path, model: str, side: int, names: tuple[str, str], share
             if state[tensor].is_floating_point():
                 state[tensor].add_(0.001)
     push(target, names[1], layers, spec)
-    return front_bytes(layers, freeze), front_bytes(layers, freeze) - front_bytes(layers, shared)
+    return prefix_bytes(layers, freeze), prefix_bytes(layers, freeze) - prefix_bytes(layers, shared)
 
 
 def write_crops(target: Path, samples: int, side: int) -> None:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             keep_old=args.keep_old,
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
-    for line in skipped.told():
+    for line in skipped.messages():
         _tell(line)
     _print(args.address, manifest)
     if args.replace:

@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             keep_old=args.keep_old,
             on_start=start, on_progress=bar.advance, on_skipped=skipped.add,
         )  # fmt: skip
-    for line in skipped.told():
+    for line in skipped.messages():
         tell("hapi pack", line)
     if args.replace:
         tell_replaced("hapi pack", store, name)

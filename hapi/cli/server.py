@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--scrub-rate",
-        type=size(0, told="bytes a second, such as 4MiB"),
+        type=size(0, expected="bytes a second, such as 4MiB"),
         default=0,
         metavar="SIZE",
         help="bytes per second of all data sets and models read in the background to find damage (default 0: none)",

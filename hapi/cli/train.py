@@ -184,21 +184,21 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     from hapi.train.checkpoint_files import numbered
 
     session, training, output = loaded.value.session, loaded.value.training, loaded.value.output
-    told = loaded.as_given
+    given = loaded.as_given
     check_outputs(
         (
-            (told("--report"), output.report),
-            (told("--html"), output.html),
-            (told("--trace"), output.trace),
-            (told("--checkpoint"), training.checkpoint),
-            (told("--save-profile"), training.save_profile),
+            (given("--report"), output.report),
+            (given("--html"), output.html),
+            (given("--trace"), output.trace),
+            (given("--checkpoint"), training.checkpoint),
+            (given("--save-profile"), training.save_profile),
         ),
         (
             ("the experiment file", experiment),
-            (told("--weights"), session.weights),
-            (told("--profile"), session.profile),
-            (told("--token-file"), session.token_file),
-            (told("--ca-file"), session.ca_file),
+            (given("--weights"), session.weights),
+            (given("--profile"), session.profile),
+            (given("--token-file"), session.token_file),
+            (given("--ca-file"), session.ca_file),
         ),
     )
     if training.checkpoint is not None and not training.resume:
@@ -215,7 +215,7 @@ class ProgressPrinter:
     def __init__(self, live: bool, planning: SplitController | None) -> None:
         self._live = live
         self._planning = planning
-        self._told = 0
+        self._reported = 0
         """Changes of split that were printed."""
         self._bar: Any = None
         self._started = 0.0
@@ -259,14 +259,14 @@ class ProgressPrinter:
         if self._planning is None:
             return
         changes = self._planning.changes
-        for change in changes[max(self._told, self._planning.earlier_changes) :]:
+        for change in changes[max(self._reported, self._planning.earlier_changes) :]:
             moved = (
                 f"from {change.before} to {change.after}"
                 if change.before != change.after
                 else f"stays {change.after}"
             )
             print(f"split {moved} at epoch {change.epoch}, batch {change.batch}: {change.why}", flush=True)
-        self._told = len(changes)
+        self._reported = len(changes)
 
 
 def _epoch_line(entry: Mapping[str, Any]) -> str:

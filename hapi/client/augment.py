@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hapi.config.fields import near
+from hapi.config.fields import suggestion
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, UnprocessableError, UsageError
@@ -54,7 +54,7 @@ def parsed(texts: Sequence[str]) -> Augmentation:
         name, *options = text.split(":")
         if name not in _DEFAULTS:
             known = (*PRESETS, *_DEFAULTS)
-            raise UsageError(f"--augment: there is no {name!r}{near(name, known)}")
+            raise UsageError(f"--augment: there is no {name!r}{suggestion(name, known)}")
         if name in names:
             raise UsageError(f"--augment: {name} is given twice")
         names.append(name)

@@ -110,7 +110,7 @@ def _push_file(spec: ModelSpec, layered: LayeredModel, store: str | None) -> str
             f"--weights {spec.weights}: the server must read these weights too; push them into its store with "
             f"'hapi push {spec.architecture} STORE/NAME --weights {spec.weights}' and train with --model store:NAME"
         )
-    name = f"file-{layered.front_digest(len(layered))[:16]}"
+    name = f"file-{layered.prefix_digest(len(layered))[:16]}"
     target = open_store(store)
     by_hand = ["hapi", "push", spec.architecture, f"{target.url}/{name}", "--weights", spec.weights]
     by_hand += ["--input-size", str(spec.input_shape[-1]), "--force-lock"]

@@ -54,7 +54,7 @@ class JobContext:
     weights: str
     """Where the model's weights came from; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
-    front_digest: str
+    prefix_digest: str
     """Over the frozen layers' structure and weights."""
     candidate_splits: range
     """Splits that may be extracted at."""
@@ -179,7 +179,7 @@ def _prepare(
         model=layered,
         weights=model.weights,
         freeze=freeze,
-        front_digest=layered.front_digest(freeze),
+        prefix_digest=layered.prefix_digest(freeze),
         candidate_splits=layered.candidate_splits(freeze),
         strategy=strategy,
         split=split,

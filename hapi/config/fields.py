@@ -123,7 +123,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-").replace(".", "-")
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of ``known``, else ``"; known are ..."``."""
     known = list(known)
     close = difflib.get_close_matches(name, known, 1, 0.6)

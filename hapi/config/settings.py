@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import yaml
 
-from hapi.config.fields import Rule, SettingField, every_field, flag_of, flat, members, near
+from hapi.config.fields import Rule, SettingField, every_field, flag_of, flat, members, suggestion
 from hapi.config.values import SettingsReader, node_of
 from hapi.errors import ConfigError, UsageError
 
@@ -83,8 +83,8 @@ class Loaded(Generic[T]):
         flag = next(iter(re.findall(r"\A--[a-z-]+", message)), "")
         for name, origin in self.origins.items():
             if flag_of(name) == flag:
-                place = f"{origin}: {name}" if ":" in origin else origin
-                return place + message.removeprefix(flag)
+                source = f"{origin}: {name}" if ":" in origin else origin
+                return source + message.removeprefix(flag)
         return message
 
 
@@ -108,7 +108,7 @@ def load(
             given[name] = (f.rule.env, node_of(text, quoted=False))
     for name, value in (overrides or {}).items():
         if name not in known:
-            raise UsageError(f"there is no setting {name!r}{near(name, known)}")
+            raise UsageError(f"there is no setting {name!r}{suggestion(name, known)}")
         if value is not None:
             given[name] = (flag_of(name), node_of(value, quoted=False))
     reader = SettingsReader("settings" if path is None else str(path))
@@ -131,8 +131,8 @@ def checked(value: T) -> T:
     """
     cls: Any = type(value)
     document = node_of(flat(value), quoted=True)
-    again: T = SettingsReader(cls.__name__).read(cls, document, {})
-    return again
+    read_back: T = SettingsReader(cls.__name__).read(cls, document, {})
+    return read_back
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None = None) -> None:
@@ -141,19 +141,19 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
     Values stay text until :func:`load` reads them by the rules of the file. A tuple's flag may be repeated
     or hold commas; a bool has ``--name`` and ``--no-name``.
     """
-    place = parser.add_argument_group(title) if title else parser
+    group = parser.add_argument_group(title) if title else parser
     for f in every_field(cls):
         names = (flag_of(f.name), *f.rule.flags)
         common: dict[str, Any] = {"dest": f.name, "default": None, "help": _help_of(f)}
         kinds = members(f.annotation)
         if bool in kinds and not set(kinds) - {bool, type(None)}:
-            place.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
             continue
         repeats = any(
             typing.get_origin(kind) is tuple and Ellipsis in typing.get_args(kind) for kind in kinds
         )
         action = "append" if repeats else "store"
-        place.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
+        group.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def _compose(path: Path) -> yaml.Node | None:
         return yaml.compose(raw, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{place}: not YAML: {error.problem or error.context}") from None
+        position = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{position}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
     except RecursionError:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from hapi import units
-from hapi.config.fields import Rule, flag_of, level, members, near, settings_class, settings_fields
+from hapi.config.fields import Rule, flag_of, level, members, settings_class, settings_fields, suggestion
 from hapi.errors import ConfigError, UsageError
 
 MAX_VALUES = 100_000
@@ -56,7 +56,7 @@ class _Mismatch(Exception):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SettingName:
     """Which setting is being read; ``origin`` is a flag or variable, None for the file."""
 
     name: str
@@ -100,10 +100,10 @@ class SettingsReader:
                     chosen[f.name] = None
             elif name in given:
                 origin, given_node = given[name]
-                chosen[f.name] = self._value(given_node, f.annotation, f.rule, _Place(name, origin))
+                chosen[f.name] = self._value(given_node, f.annotation, f.rule, _SettingName(name, origin))
                 self.origins[name] = origin
             elif f.name in entries:
-                chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _Place(name, None))
+                chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _SettingName(name, None))
                 self.origins[name] = self._where(entries[f.name])
             if f.required and f.name not in chosen:
                 raise UsageError(
@@ -116,18 +116,18 @@ class SettingsReader:
 
     def read_each(self, cls: Any, node: yaml.Node | None) -> dict[str, Any]:
         """Instances of ``cls`` by the names under which they stand in ``node`` (None or null: none)."""
-        entries = self._named(node, _Place("", None), "'name: settings' blocks")
+        entries = self._named(node, _SettingName("", None), "'name: settings' blocks")
         return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
         known = {f.name: f.rule.flags for f in level(cls)}
-        place = _Place(prefix.rstrip("."), None)
-        return self._named(node, place, "settings ('name: value' lines)", known)
+        setting = _SettingName(prefix.rstrip("."), None)
+        return self._named(node, setting, "settings ('name: value' lines)", known)
 
     def _named(
         self,
         node: yaml.Node | None,
-        place: _Place,
+        setting: _SettingName,
         expected: str,
         known: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, yaml.Node]:
@@ -138,32 +138,32 @@ class SettingsReader:
         if node is None or _is_null(node):
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise self._error(node, place, f"expected {expected}, got {_describe(node)}")
-        prefix = place.name + "." if place.name else ""
+            raise self._error(node, setting, f"expected {expected}, got {_describe(node)}")
+        prefix = setting.name + "." if setting.name else ""
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self._error(key, place, f"expected a setting's name, got {_describe(key)}")
+                raise self._error(key, setting, f"expected a setting's name, got {_describe(key)}")
             if known is not None and key.value not in known:
                 name = _shown(prefix + key.value)
                 called = next((n for n, flags in known.items() if flag_of(key.value) in flags), key.value)
-                raise ConfigError(f"{self._where(key)}: unknown key {name}{near(called, known)}")
+                raise ConfigError(f"{self._where(key)}: unknown key {name}{suggestion(called, known)}")
             if key.value in entries:
                 first = entries[key.value].start_mark
-                again = f" (first on line {first.line + 1})" if first is not None else ""
+                suffix = f" (first on line {first.line + 1})" if first is not None else ""
                 raise ConfigError(
-                    f"{self._where(key)}: key {prefix + key.value!r} appears twice{again}; remove one"
+                    f"{self._where(key)}: key {prefix + key.value!r} appears twice{suffix}; remove one"
                 )
             entries[key.value] = value
         return entries
 
-    def _value(self, node: yaml.Node, annotation: Any, rule: Rule, place: _Place) -> Any:
+    def _value(self, node: yaml.Node, annotation: Any, rule: Rule, setting: _SettingName) -> Any:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise self._error(node, place, f"more than {MAX_VALUES} values in one file")
+            raise self._error(node, setting, f"more than {MAX_VALUES} values in one file")
         if node.tag not in _PLAIN_TAGS:
             raise self._error(
-                node, place, f"the tag {_shown(node.tag)} is not read here; write a plain value"
+                node, setting, f"the tag {_shown(node.tag)} is not read here; write a plain value"
             )
         kinds = members(annotation)
         if _is_null(node) and type(None) in kinds:
@@ -173,17 +173,17 @@ class SettingsReader:
             ordered = sorted((k for k in kinds if k not in (tuple_kind, type(None))), key=_rank)
             for kind in ordered:
                 try:
-                    return self._scalar(node, kind, rule, place)
+                    return self._scalar(node, kind, rule, setting)
                 except _Mismatch:
                     continue
         if tuple_kind is not None and not isinstance(node, yaml.MappingNode) and not _is_null(node):
-            return self._tuple(node, tuple_kind, rule, place)
-        raise self._error(node, place, f"expected {_expected(kinds, rule)}, got {_describe(node)}")
+            return self._tuple(node, tuple_kind, rule, setting)
+        raise self._error(node, setting, f"expected {_expected(kinds, rule)}, got {_describe(node)}")
 
-    def _scalar(self, node: yaml.ScalarNode, kind: Any, rule: Rule, place: _Place) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, kind: Any, rule: Rule, setting: _SettingName) -> Any:
         text: str = node.value
         if "\x00" in text:  # no path, name or URL has one, and the system's calls refuse it
-            raise self._error(node, place, "expected text without a NUL character")
+            raise self._error(node, setting, "expected text without a NUL character")
         if typing.get_origin(kind) is Literal:
             for choice in typing.get_args(kind):
                 if text == (str(choice).lower() if isinstance(choice, bool) else str(choice)):
@@ -194,30 +194,30 @@ class SettingsReader:
         if kind is Path:
             return Path(text)
         if rule.unit is not None and kind in (int, float):
-            return self._bounded(self._quantity(node, kind, rule, place), node, rule, place)
+            return self._bounded(self._quantity(node, kind, rule, setting), node, rule, setting)
         if node.style is not None:
             raise _Mismatch
         if kind is bool:
             if text.lower() not in _BOOLEANS:
                 raise _Mismatch
             return _BOOLEANS[text.lower()]
-        return self._bounded(_number(text, kind), node, rule, place)
+        return self._bounded(_number(text, kind), node, rule, setting)
 
-    def _quantity(self, node: yaml.ScalarNode, kind: Any, rule: Rule, place: _Place) -> float:
+    def _quantity(self, node: yaml.ScalarNode, kind: Any, rule: Rule, setting: _SettingName) -> float:
         # Text without a digit ("auto") is no quantity at all: another member of the union may take it.
         if not any(c.isdigit() for c in node.value):
             raise _Mismatch
         try:
             return units.PARSERS[str(rule.unit)](node.value, "size")
         except UsageError as error:
-            raise self._error(node, place, str(error).removeprefix("size: ")) from None
+            raise self._error(node, setting, str(error).removeprefix("size: ")) from None
 
-    def _bounded(self, value: float, node: yaml.Node, rule: Rule, place: _Place) -> float:
+    def _bounded(self, value: float, node: yaml.Node, rule: Rule, setting: _SettingName) -> float:
         if not rule.holds(value):
-            raise self._error(node, place, f"expected a number{rule.range_text()}, got {_describe(node)}")
+            raise self._error(node, setting, f"expected a number{rule.range_text()}, got {_describe(node)}")
         return value
 
-    def _tuple(self, node: yaml.Node, kind: Any, rule: Rule, place: _Place) -> tuple[Any, ...]:
+    def _tuple(self, node: yaml.Node, kind: Any, rule: Rule, setting: _SettingName) -> tuple[Any, ...]:
         items: Sequence[yaml.Node] = node.value
         if isinstance(node, yaml.ScalarNode):
             parts = (
@@ -230,17 +230,17 @@ class SettingsReader:
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             kinds = (kinds[0],) * len(items)
         if len(kinds) != len(items):
-            raise self._error(node, place, f"expected {len(kinds)} values, got {len(items)}")
-        return tuple(self._value(item, k, rule, place) for item, k in zip(items, kinds, strict=True))
+            raise self._error(node, setting, f"expected {len(kinds)} values, got {len(items)}")
+        return tuple(self._value(item, k, rule, setting) for item, k in zip(items, kinds, strict=True))
 
     def _where(self, node: yaml.Node) -> str:
         mark = node.start_mark
         return self.source if mark is None else f"{self.source}:{mark.line + 1}:{mark.column + 1}"
 
-    def _error(self, node: yaml.Node, place: _Place, message: str) -> UsageError:
-        if place.origin is not None:
-            return UsageError(f"{place.origin}: {message}")
-        name = f"{place.name}: " if place.name else ""
+    def _error(self, node: yaml.Node, setting: _SettingName, message: str) -> UsageError:
+        if setting.origin is not None:
+            return UsageError(f"{setting.origin}: {message}")
+        name = f"{setting.name}: " if setting.name else ""
         return ConfigError(f"{self._where(node)}: {name}{message}")
 
 

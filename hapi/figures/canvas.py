@@ -112,17 +112,17 @@ def inline_svg(figure: Figure, prefix: str, title: str) -> str:
         text = text.replace(colour, f"var(--{role})")
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'href="#', f'href="#{prefix}-', text).replace("url(#", f"url(#{prefix}-")
-    opening, rest = text.split(">", 1)
+    opening, body = text.split(">", 1)
     opening = re.sub(r' (width|height)="[\d.]+pt"', "", opening)
-    return f'{opening} role="img" aria-label="{escaped(title)}"><title>{escaped(title)}</title>{rest}'
+    return f'{opening} role="img" aria-label="{escaped(title)}"><title>{escaped(title)}</title>{body}'
 
 
 def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAMES) -> None:
     """Label positions 0, 1, ... with number and name; with many, only as many as can be read."""
     step = max(1, -(-len(names) // step_at))
-    places = range(0, len(names), step)
+    positions = range(0, len(names), step)
     axes.set_xticks(
-        list(places), [f"{_short(names[i])} {i}".strip() for i in places], rotation=90, fontsize=7.5
+        list(positions), [f"{_short(names[i])} {i}".strip() for i in positions], rotation=90, fontsize=7.5
     )
     axes.set_xlim(-0.7, len(names) - 0.3)
 

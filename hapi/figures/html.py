@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hapi.figures.look import STYLE
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
 from hapi.figures.run import epochs_svg, learning_svg, timeline_svg
+from hapi.figures.style import STYLE
 from hapi.figures.words import bottleneck, layer, state, summary
 from hapi.paths import write_whole
 from hapi.profiler.profile import PROFILE_VERSION, Profile

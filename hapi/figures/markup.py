@@ -42,9 +42,9 @@ def table(
     full = ' class="full"' if len(head) > 5 else ""
     lines = []
     for number, row in enumerate(rows):
-        first, *rest = row
+        first, *others = row
         cells = "".join(
-            f'<td class="{kind}">{escaped(cell)}</td>' for kind, cell in zip(kinds[1:], rest, strict=True)
+            f'<td class="{kind}">{escaped(cell)}</td>' for kind, cell in zip(kinds[1:], others, strict=True)
         )
         kind = classes[number] if classes else ""
         lines.append(

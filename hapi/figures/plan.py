@@ -69,7 +69,7 @@ def _width(profile: Profile) -> float:
 
 def _draw_layers(panels: Any, split: int, profile: Profile) -> None:
     sizes, times, memory = panels
-    places = range(1, len(profile.layers) + 1)
+    positions = range(1, len(profile.layers) + 1)
     outputs = profile.output_bytes()
     sizes.bar(range(len(outputs)), outputs, 0.8, color=COLOURS["stall"], label="one sample")
     sizes.axhline(outputs[0], color=COLOURS["ink"], linewidth=1.2, label=f"input, {format_bytes(outputs[0])}")
@@ -85,15 +85,15 @@ def _draw_layers(panels: Any, split: int, profile: Profile) -> None:
     _bytes_axis(sizes)
     for offset, tier in ((-0.2, "server"), (0.2, "client")):
         seconds = [getattr(layer, f"{tier}_seconds") for layer in profile.layers]
-        times.bar([x + offset for x in places], seconds, 0.4, color=COLOURS[tier], label=f"on the {tier}")
+        times.bar([x + offset for x in positions], seconds, 0.4, color=COLOURS[tier], label=f"on the {tier}")
     times.set_title("Forward pass of one sample")
     seconds_axis(times)
     working = [layer.working_bytes for layer in profile.layers]
     parameters = [layer.parameter_bytes for layer in profile.layers]
     memory.bar(
-        [x - 0.2 for x in places], working, 0.4, color=COLOURS["muted"], label="live tensors, one sample"
+        [x - 0.2 for x in positions], working, 0.4, color=COLOURS["muted"], label="live tensors, one sample"
     )
-    memory.bar([x + 0.2 for x in places], parameters, 0.4, color=COLOURS["stall"], label="weights")
+    memory.bar([x + 0.2 for x in positions], parameters, 0.4, color=COLOURS["stall"], label="weights")
     memory.set_title("Memory of each layer")
     _bytes_axis(memory)
     names = ["input", *(layer.name for layer in profile.layers)]
@@ -114,9 +114,9 @@ def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze
     sums = [sum(seconds) for seconds in zip(*stages, strict=True)]
     top = _top(sums, per_batch, split)
     floor = [0.0] * len(candidates)
-    places = range(len(candidates))
+    positions = range(len(candidates))
     for name, seconds in zip(("server", "network", "client"), stages, strict=True):
-        bars = axes.bar(places, seconds, 0.78, bottom=floor, color=COLOURS[name])
+        bars = axes.bar(positions, seconds, 0.78, bottom=floor, color=COLOURS[name])
         axes.bar([0], [0], color=COLOURS[name], label=name)  # for the legend, which shows no hatch
         for bar, candidate in zip(bars, candidates, strict=True):
             if not candidate.fits:
@@ -125,7 +125,7 @@ def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze
     if not all(c.fits for c in candidates):
         axes.bar([0], [0], color=COLOURS["muted"], hatch="////", label="does not fit")
     axes.plot(
-        places, per_batch, color=COLOURS["ink"], marker="o", markersize=3.5, linewidth=1.0,
+        positions, per_batch, color=COLOURS["ink"], marker="o", markersize=3.5, linewidth=1.0,
         label="overlapped (right: epoch)",
     )  # fmt: skip
     _cut_off(axes, sums, per_batch, top)
@@ -156,10 +156,10 @@ def _cut_off(axes: Axes, sums: Sequence[float], per_batch: Sequence[float], top:
     if top <= 0:
         return
     axes.set_ylim(0, top * 1.08)
-    for place, (seconds, line) in enumerate(zip(sums, per_batch, strict=True)):
+    for position, (seconds, line) in enumerate(zip(sums, per_batch, strict=True)):
         if max(seconds, line) > top * (1 + 1e-9):
             axes.text(
-                place, top * 1.06, format_duration(seconds), rotation=90, ha="center", va="top", fontsize=7,
+                position, top * 1.06, format_duration(seconds), rotation=90, ha="center", va="top", fontsize=7,
                 color=COLOURS["ink"], bbox={"facecolor": COLOURS["paper"], "edgecolor": "none", "pad": 1.0},
             )  # fmt: skip
 

@@ -154,7 +154,7 @@ def _run(f: Fields) -> Run:
         ended="" if ended is None else ended.text("how"),
         ended_why="" if ended is None else ended.text("detail"),
         plan=_plan(f.inner("plan")) if f.has("plan") else None,
-        timeline=() if timeline is None else tuple(_span(s) for s in timeline.objects("spans")),
+        timeline=() if timeline is None else tuple(_stage_span(s) for s in timeline.objects("spans")),
         timeline_batch=None if timeline is None else timeline.whole("batch"),
     )
 
@@ -187,13 +187,15 @@ def _pair(f: Fields, value: Any) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _span(f: Fields) -> StageSpan:
-    span = StageSpan(stage=f.text("stage"), name=f.text("name"), start=f.number("start"), end=f.number("end"))
-    if span.stage not in STAGES:
+def _stage_span(f: Fields) -> StageSpan:
+    stage_span = StageSpan(
+        stage=f.text("stage"), name=f.text("name"), start=f.number("start"), end=f.number("end")
+    )
+    if stage_span.stage not in STAGES:
         raise ConfigError(f"{f.where}.stage: expected one of {', '.join(STAGES)}")
-    if span.end < span.start:
+    if stage_span.end < stage_span.start:
         raise ConfigError(f"{f.where}: ends before it starts")
-    return span
+    return stage_span
 
 
 def _plan(f: Fields) -> PlanPart:

@@ -19,16 +19,16 @@ def epochs_svg(epochs: Sequence[Epoch]) -> str:
     """Seconds of server, network, client and stall per epoch, with its whole duration and the estimate."""
     with canvas(9.0, 3.6) as figure:
         axes = figure.subplots()
-        places, few = range(len(epochs)), len(epochs) <= _EPOCHS_WITH_MARKS
-        for place, kind in enumerate((*STAGES, "stall")):
+        positions, few = range(len(epochs)), len(epochs) <= _EPOCHS_WITH_MARKS
+        for index, kind in enumerate((*STAGES, "stall")):
             heights = [getattr(e, kind) for e in epochs]
             if few:
-                lefts = [x + (place - 1.5) * 0.2 for x in places]
+                lefts = [x + (index - 1.5) * 0.2 for x in positions]
                 axes.bar(lefts, heights, 0.2, color=COLOURS[kind], label=kind)
             else:
-                axes.plot(places, heights, color=COLOURS[kind], linewidth=1.0, label=kind)
+                axes.plot(positions, heights, color=COLOURS[kind], linewidth=1.0, label=kind)
         seconds = [e.seconds for e in epochs]
-        axes.plot(places, seconds, color=COLOURS["ink"], **_marks(epochs), label="epoch")
+        axes.plot(positions, seconds, color=COLOURS["ink"], **_marks(epochs), label="epoch")
         known = [(x, e.estimated) for x, e in enumerate(epochs) if e.estimated is not None]
         if known:
             axes.plot(
@@ -90,8 +90,8 @@ def _splits(epoch: Epoch) -> str:
 def _epoch_ticks(axes: Any, labels: Sequence[str]) -> None:
     step = max(1, -(-len(labels) // _EPOCHS_WITH_LABELS))
     crowded = len(labels) > 12
-    places = list(range(0, len(labels), step))
-    shown = [labels[i].replace("\nsplit", ":") if crowded else labels[i] for i in places]
-    axes.set_xticks(places, shown, rotation=90 if crowded else 0)
+    positions = list(range(0, len(labels), step))
+    shown = [labels[i].replace("\nsplit", ":") if crowded else labels[i] for i in positions]
+    axes.set_xticks(positions, shown, rotation=90 if crowded else 0)
     axes.set_xlim(-0.6, len(labels) - 0.4)
     axes.set_xlabel("epoch")

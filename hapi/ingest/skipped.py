@@ -21,7 +21,7 @@ class Skipped:
         self.count += other.count
         self.lines = (self.lines + other.lines)[:LISTED_BAD]
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Lines for a person."""
         more = self.count - len(self.lines)
         return [f"left out: {line}" for line in self.lines] + ([f"left out: {more} more"] if more else [])

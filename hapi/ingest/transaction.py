@@ -204,12 +204,12 @@ class PackFolder:
         """
         with suppress(HapiError):
             packing = Packing.load(self.store, self.name)
-            there = (
+            current = (
                 load_manifest(self.store, self.name).pack
                 if self.store.exists(manifest_key(self.name))
                 else ""
             )
-            if self.pack not in (there, "" if packing is None else packing.pack):
+            if self.pack not in (current, "" if packing is None else packing.pack):
                 for info in self.store.list(self.prefix):
                     self.store.delete(info.key)
 

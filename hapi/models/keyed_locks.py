@@ -11,7 +11,7 @@ from hapi.waiting import holding
 
 
 @dataclass
-class _Turn:
+class _KeyLock:
     lock: threading.Lock = field(default_factory=threading.Lock)
     wanted: int = 0
 
@@ -24,10 +24,10 @@ class KeyedLocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turns: dict[Hashable, _Turn] = {}
+        self._locks: dict[Hashable, _KeyLock] = {}
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._locks)
 
     @contextmanager
     def holding(self, key: Hashable) -> Iterator[None]:
@@ -37,13 +37,13 @@ class KeyedLocks:
             StoreUnavailableError: This thread's work was given up before it was its turn.
         """
         with self._lock:
-            turn = self._turns.setdefault(key, _Turn())
-            turn.wanted += 1
+            entry = self._locks.setdefault(key, _KeyLock())
+            entry.wanted += 1
         try:
-            with holding(turn.lock):
+            with holding(entry.lock):
                 yield
         finally:
             with self._lock:
-                turn.wanted -= 1
-                if not turn.wanted:
-                    del self._turns[key]
+                entry.wanted -= 1
+                if not entry.wanted:
+                    del self._locks[key]

@@ -70,7 +70,7 @@ class BuiltModels:
         return model, weights
 
 
-class BuiltFront:
+class BuiltPrefix:
     """A model from the zoo as a source of weights. ``model`` has none, but knows their digests."""
 
     def __init__(
@@ -123,7 +123,7 @@ def spec_of(reference: ModelReference) -> ModelSpec:
 def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) -> None:
     """:class:`TooLargeError` when a build of ``spec`` would have more bytes of weights."""
     kept = skeleton(spec, allow_imports)
-    nbytes = front_bytes(kept, len(kept))
+    nbytes = prefix_bytes(kept, len(kept))
     if nbytes > max_bytes:
         raise TooLargeError(
             f"model {spec.architecture} has {nbytes} bytes of weights, at most {max_bytes} are built here "
@@ -132,7 +132,7 @@ def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) 
         )
 
 
-def front_bytes(model: LayeredModel, split: int) -> int:
+def prefix_bytes(model: LayeredModel, split: int) -> int:
     """Bytes of the parameters, buffers and constants of layers 1..``split``."""
     tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
     return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])

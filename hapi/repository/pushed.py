@@ -77,7 +77,7 @@ class PushedModel:
         )
         return self._without_weights(model)
 
-    def front_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
+    def prefix_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
         """As :meth:`layered` for use below the head only, whose size is left as the architecture has it."""
         return self._without_weights(
             self._skeleton(replace(self.spec, input_shape=input_shape), allow_import)
@@ -123,8 +123,8 @@ class PushedModel:
     def _check_digests(self, model: LayeredModel) -> None:
         """:class:`ConflictError` when layers below the head are others than those that were pushed."""
         stop = next((la.index - 1 for la in model.layers if not self._holds(model, la)), len(model))
-        here = model.front_digests(stop)
-        for layer, (now, pushed) in enumerate(zip(here, self.manifest.digests, strict=False)):
+        digests = model.prefix_digests(stop)
+        for layer, (now, pushed) in enumerate(zip(digests, self.manifest.digests, strict=False)):
             if now != pushed:
                 name = model.layers[layer - 1].name if layer else "input"
                 raise ConflictError(

@@ -28,7 +28,7 @@ from hapi.errors import (
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, skeleton
 from hapi.models.zoo.weights import is_file
-from hapi.repository.built import BuiltFront, BuiltModels, check_size, spec_of
+from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
 from hapi.repository.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
 from hapi.repository.pushed import PushedModel
 from hapi.repository.stored import StoredModel
@@ -114,7 +114,7 @@ def _manifest(
         name=name,
         push=f"push-{secrets.token_hex(6)}",
         spec=spec,
-        digests=tuple(model.front_digests()),
+        digests=tuple(model.prefix_digests()),
         classes=output[0] if len(output) == 1 else None,
         default_freeze=model.default_freeze,
         layers=tuple(LayerEntry(layer.name, layer.output_shape, layer.tensors) for layer in model.layers),
@@ -172,7 +172,7 @@ def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelRefe
         source="zoo",
         name=spec.architecture,
         weights=spec.weights,
-        digest=model.front_digest(split),
+        digest=model.prefix_digest(split),
         blocks=spec.blocks,
         input_shape=spec.input_shape,
     )
@@ -184,13 +184,13 @@ def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> Mod
         source="store",
         name=pushed.name,
         weights="pushed",
-        digest=model.front_digest(split),
+        digest=model.prefix_digest(split),
         blocks=pushed.spec.blocks,
         input_shape=model.input_shape,
     )
 
 
-class FrontSource(Protocol):
+class PrefixSource(Protocol):
     """Where the weights of a front come from, tensor by tensor."""
 
     def key(self, name: str) -> str:
@@ -200,14 +200,14 @@ class FrontSource(Protocol):
         """These tensors and no others, verified, in any order, on the CPU."""
 
 
-def open_front(
+def open_prefix(
     reference: ModelReference,
     split: int,
     store: ObjectStore,
     allow_imports: Collection[str] = (),
     max_bytes: int | None = None,
     builds: BuiltModels | None = None,
-) -> tuple[LayeredModel, FrontSource]:
+) -> tuple[LayeredModel, PrefixSource]:
     """The layers of ``reference`` without their weights, and where those come from; the digest is checked.
 
     ``max_bytes`` bounds a model from the zoo, which is built whole (:class:`TooLargeError`), unless ``builds``
@@ -217,7 +217,7 @@ def open_front(
     """
     if reference.source == "store":
         stored = open_model(store, reference.name)
-        model = stored.front_structure(reference.input_shape, allow_imports)
+        model = stored.prefix_structure(reference.input_shape, allow_imports)
         _check_split(model, split, reference)
         _check_digest(model, split, reference)  # before anything is read
         return model, stored
@@ -228,15 +228,15 @@ def open_front(
         check_size(spec, allow_imports, max_bytes)
     with builds.building.holding(spec):
         remembered = builds.find(spec)
-        if remembered is not None and remembered.front_digest(split) == reference.digest:
-            return remembered, BuiltFront(builds, spec, allow_imports, remembered)
+        if remembered is not None and remembered.prefix_digest(split) == reference.digest:
+            return remembered, BuiltPrefix(builds, spec, allow_imports, remembered)
         model, weights = builds.build(spec, allow_imports)
     try:
         _check_digest(model, split, reference)
     except ConflictError:
         weights.clear()  # the error's frames live on until the garbage collector comes by, the weights must not
         raise
-    return model, BuiltFront(builds, spec, allow_imports, model, weights)
+    return model, BuiltPrefix(builds, spec, allow_imports, model, weights)
 
 
 def structure_of(
@@ -247,7 +247,7 @@ def structure_of(
     A pushed one may have been replaced: :class:`ConflictError` when layers 1..``split`` have another digest there.
     """
     if reference.source == "store":
-        model = open_model(store, reference.name).front_structure(reference.input_shape, allow_imports)
+        model = open_model(store, reference.name).prefix_structure(reference.input_shape, allow_imports)
         _check_split(model, split, reference)
         _check_digest(model, split, reference)
         return model
@@ -263,9 +263,9 @@ def materialise(
 ) -> LayeredModel:
     """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
 
-    Its tensors are its own. Arguments and errors as of :func:`open_front`.
+    Its tensors are its own. Arguments and errors as of :func:`open_prefix`.
     """
-    model, source = open_front(reference, split, store, allow_imports, max_bytes)
+    model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
     for name, tensor in source.read(model.tensor_names(0, split)):
         model.assign(name, tensor, model.digest_of(name))
     return model
@@ -279,9 +279,9 @@ def _check_split(model: LayeredModel, split: int, reference: ModelReference) -> 
 
 
 def _check_digest(model: LayeredModel, split: int, reference: ModelReference) -> None:
-    here = model.front_digest(split)
-    if here != reference.digest:
+    digest = model.prefix_digest(split)
+    if digest != reference.digest:
         raise ConflictError(
-            f"layers 1..{split} of {reference.name} have digest {here} here, but the request expects"
+            f"layers 1..{split} of {reference.name} have digest {digest} here, but the request expects"
             f" {reference.digest}: other weights, or other versions of torch, torchvision or hapi on the two sides"
         )

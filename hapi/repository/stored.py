@@ -89,10 +89,10 @@ class StoredModel(PushedModel):
         buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))
         for start in range(0, entry.nbytes, piece_bytes):
             step()
-            piece = buffer[: min(piece_bytes, entry.nbytes - start)]
-            self.read_part(name, start, piece)
-            found.update(piece)
-            own.update(piece)
+            part = buffer[: min(piece_bytes, entry.nbytes - start)]
+            self.read_part(name, start, part)
+            found.update(part)
+            own.update(part)
         if own.hexdigest() != entry.digest:
             raise self.damaged(entry)
         return found.intdigest()
@@ -174,8 +174,8 @@ def _groups(entries: Sequence[TensorEntry]) -> list[list[TensorEntry]]:
     groups: list[list[TensorEntry]] = []
     for entry in sorted(entries, key=lambda e: e.start):
         last = groups[-1] if groups else None
-        near = last and 0 <= entry.start - last[-1].stop <= _GAP_BYTES
-        if last and near and entry.stop - last[0].start <= _GROUP_BYTES:
+        adjacent = last and 0 <= entry.start - last[-1].stop <= _GAP_BYTES
+        if last and adjacent and entry.stop - last[0].start <= _GROUP_BYTES:
             last.append(entry)
         else:
             groups.append([entry])

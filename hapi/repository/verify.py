@@ -57,8 +57,8 @@ def verify_model(
         found(Damage(manifest.weights_key, problem))
     for entry in manifest.tensors.values() if problem is None else ():
         if _digest(store, manifest.weights_key, entry, report, on_progress) != entry.digest:
-            place = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
-            found(Damage(manifest.weights_key, f"{place}: fails its digest"))
+            position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
+            found(Damage(manifest.weights_key, f"{position}: fails its digest"))
     for info in store.list(model_prefix(name)):
         known = info.key in (manifest_key(name), manifest.weights_key)
         if not known and not is_lock_object(info.key, f"{model_prefix(name)}/{LOCK_NAME}"):

@@ -89,9 +89,13 @@ def encode(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[bytearray, list
             raise ModelError(f"tensor {name!r} is not loaded, so it cannot be written")
         if tensor.dtype not in _CODES:
             raise ModelError(f"tensor {name!r} is {tensor.dtype}, which a weights file cannot hold")
-        span = [offset, offset + tensor.numel() * tensor.itemsize]
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
-        offset = span[1]
+        data_range = [offset, offset + tensor.numel() * tensor.itemsize]
+        header[name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": data_range,
+        }
+        offset = data_range[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 64)
     out = bytearray(8 + len(text) + offset)

@@ -32,7 +32,7 @@ from hapi.wire.frames import (
     NO_IDS,
     Buffer,
     FrameHeader,
-    Pieces,
+    StreamedBytes,
     StreamEnd,
     TensorSpec,
     byte_view,
@@ -134,8 +134,8 @@ class StoredBytes:
         pieces = 3 if len(whole) < len(headers) else 0  # two that are sent, one that is checked
         return 2 * max(whole, default=0) + pieces * self.piece_bytes
 
-    def _pieces(self, long: Long, context: RequestContext) -> Pieces:
-        return Pieces(long.nbytes, self._sent(long, context))
+    def _pieces(self, long: Long, context: RequestContext) -> StreamedBytes:
+        return StreamedBytes(long.nbytes, self._sent(long, context))
 
     def _sent(self, long: Long, context: RequestContext) -> Iterator[Buffer]:
         size = self.piece_bytes

@@ -67,7 +67,7 @@ def identity_of(session: SessionSettings, training: TrainingSettings, prepared: 
         "momentum": training.momentum,
         "weight_decay": training.weight_decay,
         "transform": None if transform is None else transform.to_json(),
-        "frozen layers": prepared.front_digest,
+        "frozen layers": prepared.prefix_digest,
     }
 
 
@@ -173,8 +173,8 @@ def load_newest(
             first = first or error
             continue
         if first is not None:
-            place = f"epoch {found.progress.epoch}, batch {found.progress.batch}"
-            log.warning("%s; training goes on from the older %s: %s", first, file, place)
+            position = f"epoch {found.progress.epoch}, batch {found.progress.batch}"
+            log.warning("%s; training goes on from the older %s: %s", first, file, position)
         return found._replace(is_newest=first is None)
     if first is not None:
         raise first

@@ -10,7 +10,7 @@ from hapi.errors import DivergedError, HapiError
 
 log = logging.getLogger("hapi.client")
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Epoch and batch of the next step."""
 
 
@@ -26,14 +26,14 @@ class Keeper:
     LAST_SECONDS = 60.0
     """Longest time of the tries at the end."""
 
-    def __init__(self, write: Callable[[], None] | None, every: int | None, patience: float) -> None:
+    def __init__(self, write: Callable[[], None] | None, every: int | None, retry_timeout: float) -> None:
         """``write`` raises :class:`HapiError` when it fails; None: there is nothing to keep.
 
-        ``every``: batches between two checkpoints inside an epoch. ``patience``: seconds of the tries at the end.
+        ``every``: batches between two checkpoints inside an epoch. ``retry_timeout``: seconds of the tries at the end.
         """
         self._write, self._every = write, every
-        self._patience = min(patience, self.LAST_SECONDS)
-        self.saved: Place | None = None
+        self._retry_timeout = min(retry_timeout, self.LAST_SECONDS)
+        self.saved: Position | None = None
         """What the last checkpoint was written at; None as long as there is none."""
         self.troubles: list[str] = []
         """What failed and did not end the training, for the report."""
@@ -41,22 +41,22 @@ class Keeper:
         """In a row."""
         self._pause, self._again_at = self.FIRST_PAUSE, 0.0
 
-    def step(self, place: Place) -> None:
-        """A step ended; ``place`` is what comes next."""
-        regular = bool(self._every) and place[1] % (self._every or 1) == 0
+    def step(self, position: Position) -> None:
+        """A step ended; ``position`` is what comes next."""
+        regular = bool(self._every) and position[1] % (self._every or 1) == 0
         if (regular or self._failures) and time.monotonic() >= self._again_at:
-            self._try(place)
+            self._try(position)
 
-    def epoch(self, place: Place) -> None:
+    def epoch(self, position: Position) -> None:
         """An epoch ended, or the last one that can be."""
-        self._try(place)
+        self._try(position)
 
-    def last(self, place: Place) -> None:
-        """Training ends at ``place``: see that it is kept. :class:`HapiError` when it cannot be."""
-        if self._write is None or self.saved == place:
+    def last(self, position: Position) -> None:
+        """Training ends at ``position``: see that it is kept. :class:`HapiError` when it cannot be."""
+        if self._write is None or self.saved == position:
             return
-        deadline, pause = time.monotonic() + self._patience, 1.0
-        while (error := self._try(place)) is not None:
+        deadline, pause = time.monotonic() + self._retry_timeout, 1.0
+        while (error := self._try(position)) is not None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise error
@@ -65,7 +65,7 @@ class Keeper:
             time.sleep(min(pause, left))
             pause *= 2
 
-    def _try(self, place: Place) -> HapiError | None:
+    def _try(self, position: Position) -> HapiError | None:
         """Write; the error that it ended with."""
         if self._write is None:
             return None
@@ -74,18 +74,18 @@ class Keeper:
         except DivergedError:
             raise
         except HapiError as error:
-            self._failed(place, error)
+            self._failed(position, error)
             return error
         if self._failures:
-            self._note(f"the checkpoint of {_at(place)} was written, after {self._failures} that failed")
+            self._note(f"the checkpoint of {_at(position)} was written, after {self._failures} that failed")
         self._failures, self._pause, self._again_at = 0, self.FIRST_PAUSE, 0.0
-        self.saved = place
+        self.saved = position
         return None
 
-    def _failed(self, place: Place, error: HapiError) -> None:
+    def _failed(self, position: Position, error: HapiError) -> None:
         self._failures += 1
         if self._failures == 1:
-            self._note(f"{error} (at {_at(place)}); training goes on and it is tried again")
+            self._note(f"{error} (at {_at(position)}); training goes on and it is tried again")
         self._again_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
 
@@ -94,5 +94,5 @@ class Keeper:
         self.troubles.append(line)
 
 
-def _at(place: Place) -> str:
-    return f"epoch {place[0]}, batch {place[1]}"
+def _at(position: Position) -> str:
+    return f"epoch {position[0]}, batch {position[1]}"

@@ -152,11 +152,11 @@ class Trainer:
                 self._end(error)
                 raise
             self._note_end("finished")
-            self.keeper.last(self._place)
+            self.keeper.last(self._position)
         return self.report()
 
     @property
-    def _place(self) -> tuple[int, int]:
+    def _position(self) -> tuple[int, int]:
         """Epoch and batch of the next step."""
         return self.progress.epoch, self.progress.batch
 
@@ -169,10 +169,10 @@ class Trainer:
         """Keep what is worth it of a training that ends before its time; HapiError when that cannot be."""
         how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self._note_end("diverged" if isinstance(error, DivergedError) else how, str(error))
-        if self._torn or isinstance(error, DivergedError) or self._place == (self.keeper.saved or (0, 0)):
+        if self._torn or isinstance(error, DivergedError) or self._position == (self.keeper.saved or (0, 0)):
             return
         try:
-            self.keeper.last(self._place)
+            self.keeper.last(self._position)
         except DivergedError as found:
             log.warning("%s; the last steps are not kept", found)
             self._note_end("diverged", str(found))
@@ -182,7 +182,7 @@ class Trainer:
             log.warning("%s", failed)
 
     def _note_end(self, how: str, detail: str = "") -> None:
-        epoch, batch = self._place
+        epoch, batch = self._position
         self.ended = {"how": how, "epoch": epoch, "batch": batch, "detail": detail}
 
     def _epoch(self, interrupts: Interrupts) -> None:
@@ -205,8 +205,8 @@ class Trainer:
                     del features, labels
                 self.watcher.step_done(self._pass)
                 self._keep_profile()
-                self.keeper.step(self._place)
-            self._finite.check_state(*self._place)
+                self.keeper.step(self._position)
+            self._finite.check_state(*self._position)
         finally:
             stream.close()  # type: ignore[attr-defined]
         # When it is interrupted, the checkpoint stands between it and the last step.
@@ -289,7 +289,7 @@ class Trainer:
         self._correct.zero_()
         self._pass, self._before = PassReport(), Measured()
         self.progress = Progress(epoch=epoch + 1)
-        self.keeper.epoch(self._place)
+        self.keeper.epoch(self._position)
         self.watcher.epoch_done(entry)
 
     def _validate(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
-        self._finite.check_state(*self._place)
+        self._finite.check_state(*self._position)
         progress = replace(
             self.progress,
             loss_sum=self._loss_sum.item(),
@@ -350,7 +350,7 @@ class Trainer:
             self.progress, self.epochs = found.progress, found.epochs
             self._before = found.progress.measured
             self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
-            self.keeper.saved = self._place
+            self.keeper.saved = self._position
             self._loss_sum.fill_(self.progress.loss_sum)
             self._correct.fill_(self.progress.correct)
             if not found.is_newest:  # the next one takes the damaged one's place, and no whole one's

@@ -181,12 +181,12 @@ class FrameReader:
         while start < total:
             start += self._some(buffer[start : start + SLICE_BYTES])
 
-    def _some(self, piece: memoryview) -> int:
-        """Some bytes of ``piece``, at least one; how many."""
-        count = self._source.readinto(piece)
+    def _some(self, part: memoryview) -> int:
+        """Some bytes of ``part``, at least one; how many."""
+        count = self._source.readinto(part)
         if not count:
             raise WireError(f"stream cut off after {self.bytes_read} bytes")
-        self._digest.update(piece[:count])
+        self._digest.update(part[:count])
         self.bytes_read += count
         return count
 
@@ -213,13 +213,13 @@ def _json(raw: bytearray) -> dict[str, Any]:
     return document
 
 
-def _parse_header(document: dict[str, Any], most: int) -> _Form:
-    """Number of ids (``most`` of them), and the tensors."""
+def _parse_header(document: dict[str, Any], max_samples: int) -> _Form:
+    """Number of ids (``max_samples`` of them), and the tensors."""
     if set(document) != {"ids", "tensors"}:
         raise WireError("frame header: expected exactly ids and tensors")
     ids, tensors = document["ids"], document["tensors"]
-    if type(ids) is not int or not 0 <= ids <= most:
-        raise WireError(f"frame header: ids is not a number of samples from 0 to {most}")
+    if type(ids) is not int or not 0 <= ids <= max_samples:
+        raise WireError(f"frame header: ids is not a number of samples from 0 to {max_samples}")
     if not isinstance(tensors, list) or not 1 <= len(tensors) <= MAX_TENSORS:
         raise WireError(f"frame header: expected 1 to {MAX_TENSORS} tensors")
     return ids, tuple(TensorSpec.from_json(t) for t in tensors)

@@ -187,7 +187,7 @@ def end_bytes(layers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class StreamedBytes:
     """A tensor's raw bytes that come piece by piece while its frame is sent."""
 
     nbytes: int
@@ -208,14 +208,14 @@ class Pieces:
             raise ValueError(f"a tensor's pieces lack {left} of its {self.nbytes} bytes")
 
 
-def data_frame(header: FrameHeader, buffers: Sequence[Buffer | Pieces]) -> Iterator[Buffer]:
+def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -> Iterator[Buffer]:
     """The slices of one data frame, in order, without copying the tensors.
 
     ``buffers`` holds the raw bytes of each tensor of ``header``; each must have exactly the length that its
     dtype and shape say (ValueError otherwise). An error of one that comes in pieces leaves the frame unfinished.
     """
-    views: list[memoryview | Pieces] = [
-        b if isinstance(b, Pieces) else memoryview(b).cast("B") for b in buffers
+    views: list[memoryview | StreamedBytes] = [
+        b if isinstance(b, StreamedBytes) else memoryview(b).cast("B") for b in buffers
     ]
     if [len(v) for v in views] != [t.nbytes for t in header.tensors]:
         raise ValueError("buffers do not have the lengths that the frame header says")
@@ -224,11 +224,11 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | Pieces]) -> Itera
     digest = xxhash.xxh3_64(head)
     yield head
     for view in views:
-        for part in view if isinstance(view, Pieces) else (view,):
+        for part in view if isinstance(view, StreamedBytes) else (view,):
             for start in range(0, len(part), SLICE_BYTES):
-                piece = part[start : start + SLICE_BYTES]
-                digest.update(piece)
-                yield piece
+                part = part[start : start + SLICE_BYTES]
+                digest.update(part)
+                yield part
         padding = padded(len(view)) - len(view)
         if padding:
             digest.update(bytes(padding))
@@ -240,17 +240,17 @@ SMALL_BYTES = 16 << 10
 """Pieces up to this length are worth copying together: a write to a socket costs more than the copy."""
 
 
-def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+def joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
     """The same bytes in fewer pieces: neighbouring small ones become one, large ones pass uncopied."""
     small = bytearray()
-    for piece in pieces:
-        if len(piece) <= SMALL_BYTES:
-            small += piece
+    for part in buffers:
+        if len(part) <= SMALL_BYTES:
+            small += part
             continue
         if small:
             yield bytes(small)
             small.clear()
-        yield piece
+        yield part
     if small:
         yield bytes(small)
 

@@ -88,7 +88,7 @@ class ModelReference:
     weights: str
     """For ``store`` always ``"pushed"``."""
     digest: str
-    """Digest over the structure and tensor content of layers 1..s, see ``models.layers.front_digest``."""
+    """Digest over the structure and tensor content of layers 1..s, see ``models.layers.prefix_digest``."""
     blocks: tuple[str, ...] = ()
     """Module paths run in sequence, for a model that cannot be traced; empty for the automatic list."""
     input_shape: tuple[int, ...] = (3, 224, 224)
@@ -171,11 +171,11 @@ class Augmentation:
         found: dict[str, Any] = {}
         for name, low, high in (("scale", 1e-6, 1.0), ("ratio", 0.1, 10.0)):
             if name in d:
-                found[name] = _span(d[name], low, high, f"{what}.{name}")
+                found[name] = _range_of(d[name], low, high, f"{what}.{name}")
         if "padding" in d:
             found["padding"] = check_int(d["padding"], 0, MAX_IMAGE_SIDE, f"{what}.padding")
-        for name, most in {"flip": 1.0, **cls.JITTER}.items():
-            found[name] = check_number(d.get(name, 0.0), 0.0, most, f"{what}.{name}")
+        for name, maximum in {"flip": 1.0, **cls.JITTER}.items():
+            found[name] = check_number(d.get(name, 0.0), 0.0, maximum, f"{what}.{name}")
         augment = cls(**found)
         if augment == cls():
             raise BadRequestError(f"{what}: nothing in it is random; leave it away")
@@ -284,7 +284,7 @@ def _three(value: Any, low: float, what: str) -> tuple[float, float, float]:
     return (first, second, third)
 
 
-def _span(value: Any, low: float, high: float, what: str) -> tuple[float, float]:
+def _range_of(value: Any, low: float, high: float, what: str) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise BadRequestError(f"{what}: expected two numbers")
     first, second = (check_number(v, low, high, what) for v in value)

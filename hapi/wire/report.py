@@ -139,5 +139,5 @@ def _stage_seconds(value: Any) -> dict[str, float]:
     return {stage: _figure(given[stage]) for stage in STAGES if stage in given}
 
 
-def _count(value: Any, least: int) -> int:
-    return min(max(int(value), least), MAX_SAMPLES)
+def _count(value: Any, minimum: int) -> int:
+    return min(max(int(value), minimum), MAX_SAMPLES)

@@ -52,9 +52,9 @@ def text(pattern: re.Pattern[str], *, dots: bool = True) -> Schema:
     return {"type": "string", "pattern": ("^" if dots else r"^(?!.*\.\.)") + f"(?:{pattern.pattern})$"}
 
 
-def listed(items: Schema, least: int = 0, most: int | None = None) -> Schema:
-    """An array of ``least`` to ``most`` (None: any number of) ``items``."""
-    bounds = {"minItems": least} if most is None else {"minItems": least, "maxItems": most}
+def listed(items: Schema, min_items: int = 0, max_items: int | None = None) -> Schema:
+    """An array of ``min_items`` to ``max_items`` (None: any number of) ``items``."""
+    bounds = {"minItems": min_items} if max_items is None else {"minItems": min_items, "maxItems": max_items}
     return {"type": "array", "items": items, **bounds}
 
 
@@ -174,7 +174,7 @@ def _augmentation() -> Schema:
         "ratio": listed(number(0.1, 10.0), 2, 2),
         "padding": whole(0, MAX_IMAGE_SIDE),
         "flip": share,
-        **{name: number(0.0, most) for name, most in Augmentation.JITTER.items()},
+        **{name: number(0.0, maximum) for name, maximum in Augmentation.JITTER.items()},
     }
     schema = of_class(Augmentation, known, closed=True, optional=True)
     together = {"scale": ["ratio"], "ratio": ["scale"]}
@@ -225,8 +225,8 @@ def samples_request() -> Schema:
     )
     shuffle = {"anyOf": [{"const": FULL}, record({"group": GROUP, "window": GROUP}, closed=True)]}
     sequence = record({"seed": SEED, "epoch": SEED, "shuffle": shuffle}, closed=True)
-    places = {"start": whole(0, MOST_PLACE), "stop": whole(1, MOST_PLACE + 1)}
-    by_range = record({**known, "sequence": sequence, **places}, ("job",), closed=True)
+    positions = {"start": whole(0, MOST_PLACE), "stop": whole(1, MOST_PLACE + 1)}
+    by_range = record({**known, "sequence": sequence, **positions}, ("job",), closed=True)
     return {"anyOf": [by_ids, by_range]}
 
 

@@ -43,8 +43,8 @@ class SequenceRange:
         return ChunkWindows(seed=self.seed, epoch=self.epoch, group=self.group, window=self.window)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any], most: int) -> Self:
-        """From the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``most`` samples.
+    def from_json(cls, fields: Mapping[str, Any], max_samples: int) -> Self:
+        """From the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``max_samples`` samples.
 
         Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong.
         """
@@ -52,9 +52,9 @@ class SequenceRange:
         group, window = _shuffle(d["shuffle"])
         start = check_int(fields["start"], 0, MOST_PLACE, "start")
         stop = check_int(fields["stop"], start + 1, MOST_PLACE + 1, "stop")
-        if stop - start > most:
+        if stop - start > max_samples:
             raise TooLargeError(
-                f"stop: {stop - start} samples in one request, at most {most}; send several requests"
+                f"stop: {stop - start} samples in one request, at most {max_samples}; send several requests"
             )
         return cls(
             seed=check_int(d["seed"], 0, _MOST_NUMBER, "sequence.seed"),

@@ -58,7 +58,7 @@ def test_every_number_of_a_command_has_bounds() -> None:
             with pytest.raises(argparse.ArgumentTypeError) as refused:
                 print(prog, action.option_strings, action.type(text))
             line = str(refused.value)
-            assert len(line) < 300 and line.isprintable() and action.type.told in line, (prog, line)
+            assert len(line) < 300 and line.isprintable() and action.type.expected in line, (prog, line)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_the_lock_of_a_push_that_died_elsewhere(
 ) -> None:
     """The advice is a command that there is, and that writes what this job would have written."""
     url = f"memory://{uuid.uuid4().hex}"
-    name = f"file-{build(replace(SPEC, weights=weights), allow_import=True).front_digest(5)[:16]}"
+    name = f"file-{build(replace(SPEC, weights=weights), allow_import=True).prefix_digest(5)[:16]}"
     store = open_store(url)
     monkeypatch.setattr(models, "PUSH_SECONDS", 0)
     refused = pytest.raises(ConflictError, match="written by process 1 on another-host")

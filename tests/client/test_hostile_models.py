@@ -43,7 +43,7 @@ def opened(document: dict[str, Any], classes: int = 4) -> None:
     model = open_client_model(
         settings, ServerPool([LoopbackTransport(handler)]), None, seed=0, classes=classes, shape=(3, 32, 32)
     )
-    model.layered.front_digest(2)
+    model.layered.prefix_digest(2)
 
 
 HUGE = (1 << 31) - 1

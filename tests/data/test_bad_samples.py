@@ -182,7 +182,7 @@ def test_many_are_counted_and_some_named() -> None:
     skipped = Skipped()
     for number in range(50):
         skipped.add(Skipped(1, [f"sample {number}"]))
-    told = skipped.told()
+    told = skipped.messages()
     assert len(told) == LISTED_BAD + 1 and told[-1] == "left out: 30 more"
     assert Skipped(*skipped.to_json()) == skipped  # type: ignore[arg-type]
 

@@ -25,12 +25,12 @@ def test_digest_does_not_depend_on_the_head_but_on_everything_in_front() -> None
     base = build(small())
     other_head = build(small(10, head_seed=3))
     last = len(base) - 4  # the head's convolution is followed by ReLU, pooling and flatten
-    assert base.front_digests(last) == other_head.front_digests(last)
-    assert base.front_digest(len(base)) != other_head.front_digest(len(base))
-    assert len(set(base.front_digests())) == len(base) + 1
-    assert build(small(weights="random:2")).front_digest(1) != base.front_digest(1)
-    assert build(small(side=65)).front_digest(1) != base.front_digest(1)
-    assert base.with_all_cuts().front_digest(1) == base.front_digest(1)
+    assert base.prefix_digests(last) == other_head.prefix_digests(last)
+    assert base.prefix_digest(len(base)) != other_head.prefix_digest(len(base))
+    assert len(set(base.prefix_digests())) == len(base) + 1
+    assert build(small(weights="random:2")).prefix_digest(1) != base.prefix_digest(1)
+    assert build(small(side=65)).prefix_digest(1) != base.prefix_digest(1)
+    assert base.with_all_cuts().prefix_digest(1) == base.prefix_digest(1)
 
 
 def test_digest_follows_content_and_settings() -> None:
@@ -39,15 +39,15 @@ def test_digest_follows_content_and_settings() -> None:
         return nn.Sequential(nn.Conv2d(3, 4, 3, stride=stride, padding=stride), nn.ReLU(), nn.Conv2d(4, 4, 3))
 
     one, two = layered(make(), (3, 8, 8)), layered(make(), (3, 8, 8))
-    assert one.front_digests() == two.front_digests()
-    assert layered(make(2), (3, 8, 8)).front_digest(1) != one.front_digest(1)
-    before = one.front_digests()
+    assert one.prefix_digests() == two.prefix_digests()
+    assert layered(make(2), (3, 8, 8)).prefix_digest(1) != one.prefix_digest(1)
+    before = one.prefix_digests()
     with torch.no_grad():
         one.module[2].weight[0, 0, 0, 0] += 1  # an in-place change is noticed in spite of the cache
-    after = one.front_digests()
+    after = one.prefix_digests()
     assert after[:3] == before[:3] and after[3] != before[3]
     one.module.train()
-    assert one.front_digests() == after
+    assert one.prefix_digests() == after
 
 
 def test_what_forward_keeps_is_no_part_of_it_and_stays_in_its_segment() -> None:
@@ -75,7 +75,7 @@ def test_what_forward_keeps_is_no_part_of_it_and_stays_in_its_segment() -> None:
     assert ran.module[1].kept == {}
     ran.segment(0, 3).eval()(torch.rand(2, 4))
     assert set(ran.module[1].kept) == {"cpu"}
-    assert ran.front_digests() == fresh.front_digests()
+    assert ran.prefix_digests() == fresh.prefix_digests()
 
 
 class Untraceable(nn.Module):
@@ -98,7 +98,7 @@ def test_tensors_that_are_plain_attributes_of_what_cannot_be_traced_are_part_of_
         torch.manual_seed(0)
         model = layered(nn.Sequential(nn.Linear(4, 4), Untraceable(inner, **kept), nn.Linear(4, 2)), (4,))
         assert model.traced.opaque == ("1",)
-        return model.front_digests()
+        return model.prefix_digests()
 
     ones = torch.ones(4)
     variants = [
@@ -121,7 +121,7 @@ def test_what_is_computed_from_parameters_is_no_part_of_its_own() -> None:
         module.product = module.linear.weight * weight
         return nn.Sequential(module, nn.Linear(4, 2))
 
-    assert layered(make(1.0), (4,)).front_digests() == layered(make(2.0), (4,)).front_digests()
+    assert layered(make(1.0), (4,)).prefix_digests() == layered(make(2.0), (4,)).prefix_digests()
 
 
 def test_number_of_heads_of_an_attention_is_part_of_it() -> None:
@@ -131,4 +131,4 @@ def test_number_of_heads_of_an_attention_is_part_of_it() -> None:
             nn.TransformerEncoderLayer(8, heads, 16, batch_first=True), nn.Flatten(), nn.Linear(32, 2)
         )
 
-    assert layered(make(2), (4, 8)).front_digest(1) != layered(make(4), (4, 8)).front_digest(1)
+    assert layered(make(2), (4, 8)).prefix_digest(1) != layered(make(4), (4, 8)).prefix_digest(1)

@@ -231,7 +231,7 @@ def test_constants_and_plain_tensor_attributes_travel_with_their_layer() -> None
         assert torch.equal(out, module(x))
     assert model.segment(0, len(model)).state_dict() == {}
     module.plain[0] = 7.0
-    assert layered(module, (2,)).front_digest(1) != model.front_digest(0)
+    assert layered(module, (2,)).prefix_digest(1) != model.prefix_digest(0)
 
 
 def test_training_flags_are_as_before() -> None:

@@ -12,7 +12,7 @@ from support.threads import at_once
 
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.built import BuiltFront, BuiltModels
+from hapi.repository.built import BuiltModels, BuiltPrefix
 from hapi.repository.repository import materialise, push, zoo_reference
 from hapi.store.base import ReadPart, Then, nothing
 from hapi.store.local import LocalStore
@@ -28,25 +28,25 @@ def test_the_last_builds_are_remembered_without_their_weights() -> None:
     for seed in (0, 1, 2, 0):
         model, weights = builds.build(spec_of(seed), ())
         assert set(weights) == set(model.tensors.names()) and model.resident_bytes() == 0
-        digests[seed] = model.front_digests()
-        assert digests[seed] == build(spec_of(seed)).front_digests()
+        digests[seed] = model.prefix_digests()
+        assert digests[seed] == build(spec_of(seed)).prefix_digests()
     assert builds.builds == 4
     assert builds.find(spec_of(1)) is None
     for seed in (0, 2):
         found, again = builds.find(spec_of(seed)), builds.find(spec_of(seed))
         assert found is not None and again is not None and found.module is not again.module
-        assert found.front_digests() == digests[seed] and found.resident_bytes() == 0
+        assert found.prefix_digests() == digests[seed] and found.resident_bytes() == 0
     assert builds.builds == 4
 
 
 def test_keys_are_of_the_content() -> None:
     builds = BuiltModels()
     model, weights = builds.build(spec_of(0), ())
-    front = BuiltFront(builds, spec_of(0), (), model, weights)
+    front = BuiltPrefix(builds, spec_of(0), (), model, weights)
     first, *_, last = model.tensor_names(0, len(model))
     assert front.key(first) == f"{model.digest_of(first)} float32 64x3x3x3"
     assert front.key(first) != front.key(last)
-    ((name, tensor),) = BuiltFront(builds, spec_of(0), (), model).read([last])  # from another build
+    ((name, tensor),) = BuiltPrefix(builds, spec_of(0), (), model).read([last])  # from another build
     assert name == last and torch.equal(tensor, weights[last])
 
 

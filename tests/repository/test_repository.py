@@ -27,7 +27,7 @@ from hapi.errors import (
 )
 from hapi.models.graph.layers import LayeredModel, layered
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.repository.built import front_bytes
+from hapi.repository.built import prefix_bytes
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.pushed import PushedModel
 from hapi.repository.repository import (
@@ -95,7 +95,7 @@ def test_the_file_is_safetensors_in_layer_order(store: CountingStore, pushed_fol
     entries = [stored.manifest.tensors[n] for n in names]
     assert all(a.stop == b.start for a, b in pairwise(entries))
     assert stored.manifest.default_freeze == 11 and stored.manifest.classes == 10
-    assert list(stored.manifest.digests) == model.front_digests()
+    assert list(stored.manifest.digests) == model.prefix_digests()
 
 
 @pytest.mark.parametrize("split", [1, 4, 7, 11, 13])
@@ -104,13 +104,13 @@ def test_server_and_trainer_read_their_layers_and_no_others(store: CountingStore
     stored = open_model(store, "net")
     client = stored.layered()
     reference = store_reference(stored, client, split)
-    assert reference.digest == original.front_digest(split)
+    assert reference.digest == original.prefix_digest(split)
     front = materialise(ModelReference.from_json(reference.to_json()), split, store)
     wanted = [stored.manifest.tensors[n] for n in original.tensor_names(0, split)]
     assert (
         store.bytes_read
         == sum(e.nbytes for e in wanted)
-        == front_bytes(front, split)
+        == prefix_bytes(front, split)
         == front.resident_bytes()
     )
     assert (
@@ -137,7 +137,7 @@ def test_another_head_is_fresh_and_not_read(store: CountingStore) -> None:
     assert stored.load(client, 13, 14) == 0 and store.ranges == []
     twin = stored.layered(num_classes=3, head_seed=5)
     assert torch.equal(client.tensors.get("fc.weight"), twin.tensors.get("fc.weight"))
-    assert client.front_digest(13) == open_model(store, "net").layered().front_digest(13)
+    assert client.prefix_digest(13) == open_model(store, "net").layered().prefix_digest(13)
 
 
 MANY = 2**31 - 1
@@ -407,7 +407,7 @@ def test_a_tensor_that_is_a_plain_attribute_is_that_of_the_build(
     with pytest.raises(ConflictError, match=r"no longer makes layer 1 \(mul\) .*register it as a buffer"):
         stored.layered(allow_import=True)
     with pytest.raises(ConflictError, match="no longer makes layer 1"):
-        stored.front_structure((4,), True)
+        stored.prefix_structure((4,), True)
 
 
 UNTRACEABLE = """
@@ -444,8 +444,8 @@ def test_a_tensor_of_what_cannot_be_traced_is_that_of_the_build(
         front = materialise(zoo_reference(spec, model, 2), 2, store, [f"hapi_test_{name}"])
         assert torch.equal(front.segment(0, 2, frozen=True)(x), model.segment(0, 2, frozen=True)(x))
         push(store, name, model, spec)
-    assert built["filled"].front_digest(1) == built["other"].front_digest(1)
-    assert built["filled"].front_digest(2) != built["other"].front_digest(2)
+    assert built["filled"].prefix_digest(1) == built["other"].prefix_digest(1)
+    assert built["filled"].prefix_digest(2) != built["other"].prefix_digest(2)
 
     stored = open_model(store, "filled")
     again = stored.layered(allow_import=True)
@@ -524,7 +524,7 @@ def test_zoo_references(tmp_path: Path) -> None:
     model = net()
     reference = ModelReference.from_json(zoo_reference(SPEC, model, 11).to_json())
     front = materialise(reference, 11, store)
-    assert front.resident_bytes() == front_bytes(front, 11) == front_bytes(model, 11)
+    assert front.resident_bytes() == prefix_bytes(front, 11) == prefix_bytes(model, 11)
     assert front.tensors.get("fc.weight").is_meta and front.tensors.get("layer4.1.bn1.running_mean").is_meta
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(front.segment(0, 11, frozen=True)(x), model.segment(0, 11, frozen=True)(x))

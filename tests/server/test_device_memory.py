@@ -31,7 +31,7 @@ class Cache:
         self.evicted: list[str] = []
 
     @property
-    def front_bytes(self) -> int:
+    def prefix_bytes(self) -> int:
         with self.lock:
             return sum(self.sizes.values())
 

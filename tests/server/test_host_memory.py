@@ -46,7 +46,7 @@ from hapi.server.decoding.worker import decoded, order_of
 from hapi.server.device.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
 from hapi.server.stored_bytes import by_bytes
 from hapi.waiting import Interest
-from hapi.wire.frames import END_BYTES, FrameHeader, Pieces, TensorSpec, data_frame
+from hapi.wire.frames import END_BYTES, FrameHeader, StreamedBytes, TensorSpec, data_frame
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples
 
@@ -207,11 +207,11 @@ def test_a_tensor_in_pieces_is_the_same_frame() -> None:
     header = FrameHeader(np.array([7]), (TensorSpec("stored", "uint8", (len(data),)),))
     whole = b"".join(data_frame(header, [data.data]))
     parts = [data[:5], data[5:MIB], data[MIB:]]
-    assert b"".join(data_frame(header, [Pieces(len(data), [p.data for p in parts])])) == whole
+    assert b"".join(data_frame(header, [StreamedBytes(len(data), [p.data for p in parts])])) == whole
     with pytest.raises(ValueError, match="lack 5 of"):
-        list(data_frame(header, [Pieces(len(data), [data[5:].data])]))
+        list(data_frame(header, [StreamedBytes(len(data), [data[5:].data])]))
     with pytest.raises(ValueError, match="lengths"):
-        list(data_frame(header, [Pieces(5, [])]))
+        list(data_frame(header, [StreamedBytes(5, [])]))
 
 
 # -- a server ----------------------------------------------------------------------------------------------------

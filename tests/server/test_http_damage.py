@@ -24,7 +24,7 @@ from support.http_tools import (
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
-from hapi.repository.built import front_bytes
+from hapi.repository.built import prefix_bytes
 from hapi.repository.repository import push, zoo_reference
 from hapi.store.open import open_store
 from hapi.wire.messages import ExtractRequest
@@ -116,4 +116,4 @@ def test_a_model_that_is_replaced_and_comes_back(tmp_path: Path) -> None:
         push(known.store, "pushed", model, SPEC, replace_existing=True)
         known.check_features(exchange(server.port, "POST", EXTRACT, document).body, [3, 39, 0, 17])
         sizes = server.service.workers.sizing.of(ExtractRequest.from_json(document))
-        assert sizes.weights[0].nbytes == front_bytes(model, SPLIT)
+        assert sizes.weights[0].nbytes == prefix_bytes(model, SPLIT)

@@ -138,12 +138,12 @@ def test_who_is_in_use_is_told_with_what_it_shares_counted_once() -> None:
     one, two = {"shared": 100, "x": 20}, {"shared": 100, "y": 10}
     with cache.front("1", lambda: identified(cache, one, "a")):
         with cache.front("2", lambda: identified(cache, two, "b")):
-            assert cache.in_use() == (130, {"a", "b"}) and cache.front_bytes == 130
+            assert cache.in_use() == (130, {"a", "b"}) and cache.prefix_bytes == 130
         assert cache.in_use() == (120, {"a"}) and cache.in_use({"b", "c"}) == (130, {"a", "b"})
         assert cache.has("b") and not cache.has("c")
         assert cache.evict(1000, also={"b"}) == 0, "one is used, the other is wanted"
-        assert cache.evict(1000) == 10 and cache.front_bytes == 120
-    assert cache.in_use() == (0, frozenset()) and cache.front_bytes == 120
+        assert cache.evict(1000) == 10 and cache.prefix_bytes == 120
+    assert cache.in_use() == (0, frozenset()) and cache.prefix_bytes == 120
 
 
 def test_many_threads_with_loads_that_fail_and_no_room() -> None:

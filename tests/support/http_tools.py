@@ -111,7 +111,7 @@ class Known:
     def tensors(self) -> dict[str, Any]:
         """A good request for two tensors of the pushed model."""
         pushed = pushed_model()
-        digest = pushed.front_digest(len(pushed.layers))
+        digest = pushed.prefix_digest(len(pushed.layers))
         return {"name": "pushed", "digest": digest, "names": pushed.tensor_names(0, 1)}
 
     def features(self, ids: list[int], split: int = SPLIT) -> torch.Tensor:

@@ -39,8 +39,10 @@ class OneLineParser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
-            self.error(f"unknown argument {unknown[0]}" + (f"; did you mean {near[0]}?" if near else ""))
+            matches = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1, 0.6)
+            self.error(
+                f"unknown argument {unknown[0]}" + (f"; did you mean {matches[0]}?" if matches else "")
+            )
         return known, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -25,9 +25,9 @@ _SHOWN = 40
 class Number:
     """Reads one kind of number within bounds; the ``type`` of an argument."""
 
-    def __init__(self, read: Callable[[str], Any], low: float, high: float, told: str) -> None:
-        """``told``: the range as a person reads it, such as ``1 to 64``."""
-        self._read, self.low, self.high, self.told = read, low, high, told
+    def __init__(self, read: Callable[[str], Any], low: float, high: float, expected: str) -> None:
+        """``expected``: the range as a person reads it, such as ``1 to 64``."""
+        self._read, self.low, self.high, self.expected = read, low, high, expected
 
     def __call__(self, text: str) -> Any:
         """The number; ``ArgumentTypeError`` for anything else."""
@@ -35,11 +35,11 @@ class Number:
         try:
             value = self._read(text)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(printable(f"{error}; expected {self.told}")) from None
+            raise argparse.ArgumentTypeError(printable(f"{error}; expected {self.expected}")) from None
         except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"expected {self.told}, got {printable(shown)}") from None
+            raise argparse.ArgumentTypeError(f"expected {self.expected}, got {printable(shown)}") from None
         if not self.low <= value <= self.high:  # false for what is not a number, too
-            raise argparse.ArgumentTypeError(f"expected {self.told}, got {printable(shown)}")
+            raise argparse.ArgumentTypeError(f"expected {self.expected}, got {printable(shown)}")
         return value
 
 
@@ -48,9 +48,9 @@ def count(low: int, high: int) -> Number:
     return Number(lambda text: parse_count(text, "number"), low, high, f"{low} to {high}")
 
 
-def size(low: int, high: int = MOST_BYTES, told: str | None = None) -> Number:
+def size(low: int, high: int = MOST_BYTES, expected: str | None = None) -> Number:
     """Bytes, as ``64MiB`` or ``1.5GB``."""
-    return Number(parse_bytes, low, high, told or f"{format_bytes(low)} to {format_bytes(high)}")
+    return Number(parse_bytes, low, high, expected or f"{format_bytes(low)} to {format_bytes(high)}")
 
 
 def seconds(low: float, high: float = 100 * DAY) -> Number:

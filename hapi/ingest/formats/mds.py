@@ -54,14 +54,14 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ColumnPosition:
     """Where a column is: behind ``fixed`` bytes and the first ``varying`` of the columns whose size varies."""
 
     column: _Column
     fixed: int
     varying: int
 
-    def span(self, sizes: Sequence[int]) -> tuple[int, int]:
+    def byte_range(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Its offset behind a sample's sizes, and its length."""
         length = sizes[self.varying] if self.column.size is None else self.column.size
         return self.fixed + sum(sizes[: self.varying]), length
@@ -77,8 +77,8 @@ class _Layout:
     """The sizes at a sample's begin."""
     fixed: int
     """Bytes of the columns of a fixed size."""
-    image: _Place
-    label: _Place | None
+    image: _ColumnPosition
+    label: _ColumnPosition | None
 
 
 def claims(base: str) -> bool:
@@ -97,7 +97,7 @@ def scan(shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
     _watch(shard)
     count, table_end = _count(shard)
     layout = _layout(shard, table_end, fields) if count else None
-    for number, begin, end in _spans(shard, count):
+    for number, begin, end in _sample_ranges(shard, count):
         if layout is not None:
             yield _sample(shard, layout, number, begin, end)
 
@@ -148,7 +148,7 @@ def _count(shard: ShardBytes) -> tuple[int, int]:
     return count, end
 
 
-def _spans(shard: ShardBytes, count: int) -> Iterator[tuple[int, int, int]]:
+def _sample_ranges(shard: ShardBytes, count: int) -> Iterator[tuple[int, int, int]]:
     """Number, begin and end of each sample as the table has them."""
     for first in range(0, count, _TABLE_ENTRIES):
         held = min(_TABLE_ENTRIES, count - first)
@@ -172,14 +172,14 @@ def _layout(shard: ShardBytes, table_end: int, fields: Fields) -> _Layout:
         first=first,
         head=struct.Struct(f"<{varying}I"),
         fixed=sum(column.size or 0 for column in columns),
-        image=_place(columns, image),
-        label=None if label is None else _place(columns, label),
+        image=_position_of(columns, image),
+        label=None if label is None else _position_of(columns, label),
     )
 
 
-def _place(columns: Sequence[_Column], column: _Column) -> _Place:
+def _position_of(columns: Sequence[_Column], column: _Column) -> _ColumnPosition:
     before = columns[: columns.index(column)]
-    return _Place(column, sum(c.size or 0 for c in before), sum(c.size is None for c in before))
+    return _ColumnPosition(column, sum(c.size or 0 for c in before), sum(c.size is None for c in before))
 
 
 def _columns(shard: ShardBytes, text: memoryview) -> list[_Column]:
@@ -225,11 +225,11 @@ def _image(shard: ShardBytes, columns: Sequence[_Column], wanted: str | None) ->
     ]
     if not found:
         raise DataError(
-            f"shard {shard.name}: no column holds encoded images ({', '.join(_IMAGES)}), only {_told(columns)}; "
+            f"shard {shard.name}: no column holds encoded images ({', '.join(_IMAGES)}), only {_column_list(columns)}; "
             "pack them with 'hapi pack'"
         )
     if len(found) > 1:
-        raise DataError(f"shard {shard.name}: which column is the image? Give --image: {_told(found)}")
+        raise DataError(f"shard {shard.name}: which column is the image? Give --image: {_column_list(found)}")
     return found[0]
 
 
@@ -250,12 +250,12 @@ def _named(shard: ShardBytes, columns: Sequence[_Column], wanted: str) -> _Colum
     for column in columns:
         if column.name == wanted:
             return column
-    raise DataError(f"shard {shard.name}: it has no column {wanted[:80]!r}, only {_told(columns)}")
+    raise DataError(f"shard {shard.name}: it has no column {wanted[:80]!r}, only {_column_list(columns)}")
 
 
-def _told(columns: Sequence[_Column]) -> str:
-    told = ", ".join(f"{column.name[:40]!r} ({column.encoding[:40]})" for column in columns[:10])
-    return told + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
+def _column_list(columns: Sequence[_Column]) -> str:
+    text = ", ".join(f"{column.name[:40]!r} ({column.encoding[:40]})" for column in columns[:10])
+    return text + (f" and {len(columns) - 10} more" if len(columns) > 10 else "")
 
 
 def _sample(shard: ShardBytes, layout: _Layout, number: int, begin: int, end: int) -> Found | Bad:
@@ -267,10 +267,10 @@ def _sample(shard: ShardBytes, layout: _Layout, number: int, begin: int, end: in
     needed = head + layout.fixed + sum(sizes)
     if needed != end - begin:
         return Bad(name, f"its columns need {needed} bytes, it has {end - begin}; it is damaged")
-    start, length = layout.image.span(sizes)
+    start, length = layout.image.byte_range(sizes)
     label: Label = None
     if layout.label is not None:
-        offset, size = layout.label.span(sizes)
+        offset, size = layout.label.byte_range(sizes)
         encoding = layout.label.column.encoding
         if size > _MAX_TEXT:
             return Bad(name, f"its label has {size} bytes")

@@ -42,16 +42,16 @@ def listed_shards(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]
     the index is damaged or a shard is not there in the size it says.
     """
     prefix = f"{folder.rstrip('/')}/" if folder else ""
-    there = {info.key: info for info in objects}
+    by_key = {info.key: info for info in objects}
     key = f"{prefix}{INDEX}"
-    if key not in there:
+    if key not in by_key:
         raise _no_index(store, folder, [info.key.removeprefix(prefix) for info in objects])
     where = f"{store.url}/{key}"
-    if there[key].size > _MAX_INDEX_BYTES:
-        raise DataError(f"{where} has {there[key].size} bytes; up to {_MAX_INDEX_BYTES} are read")
+    if by_key[key].size > _MAX_INDEX_BYTES:
+        raise DataError(f"{where} has {by_key[key].size} bytes; up to {_MAX_INDEX_BYTES} are read")
     found: dict[str, MdsShard] = {}
     for number, entry in enumerate(_entries(store.get(key, _MAX_INDEX_BYTES), where)):
-        shard = _shard(entry, f"{where}, shard {number}", prefix, there)
+        shard = _shard(entry, f"{where}, shard {number}", prefix, by_key)
         if shard.key in found:
             raise DataError(f"{where} lists {shard.key[:200]!r} twice; write the index again")
         found[shard.key] = shard
@@ -85,26 +85,26 @@ def _entries(data: bytes, where: str) -> list[Any]:
     return list(document["shards"])
 
 
-def _shard(entry: Any, where: str, prefix: str, there: Mapping[str, ObjectInfo]) -> MdsShard:
+def _shard(entry: Any, where: str, prefix: str, by_key: Mapping[str, ObjectInfo]) -> MdsShard:
     if not isinstance(entry, dict) or not isinstance(entry.get("raw_data"), dict):
         raise DataError(f"{where}: it has no field 'raw_data'; write the index again")
     if entry.get("format") != "mds" or entry.get("version") != 2:
-        told = f"{str(entry.get('format'))[:40]!r} of version {str(entry.get('version'))[:40]!r}"
-        raise DataError(f"{where} has format {told}; 'mds' of version 2 can be read in place")
+        found = f"{str(entry.get('format'))[:40]!r} of version {str(entry.get('version'))[:40]!r}"
+        raise DataError(f"{where} has format {found}; 'mds' of version 2 can be read in place")
     raw = entry["raw_data"]
     key = _key(prefix, raw.get("basename"), where)
-    if key not in there:
+    if key not in by_key:
         if entry.get("compression") or entry.get("zip_data"):
             raise UsageError(
                 f"{where} is compressed ({str(entry.get('compression'))[:40]}), so that samples cannot be read from "
                 "the middle of it: decompress the shards, or pack the images with 'hapi pack'"
             )
         raise DataError(f"{where}: {key[:200]!r} is not there; copy it again, or write the index again")
-    info = there[key]
+    info = by_key[key]
     if raw.get("bytes") != info.size:
-        told = str(raw.get("bytes"))[:40]
+        found = str(raw.get("bytes"))[:40]
         raise DataError(
-            f"{where}: {key[:200]!r} has {info.size} bytes, not {told}: it is cut off or another file"
+            f"{where}: {key[:200]!r} has {info.size} bytes, not {found}: it is cut off or another file"
         )
     samples = entry.get("samples")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:

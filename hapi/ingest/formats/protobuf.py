@@ -23,11 +23,11 @@ _MAX_SHIFT = 63
 KINDS = {1: "bytes", 2: "float", 3: "int"}
 
 # Plain tuples and few calls: a data set has millions of these messages.
-Span = tuple[int, int]
+FieldRange = tuple[int, int]
 """Bytes from..to of the record."""
 Field = tuple[int, int, int, int]
 """A field of a message: its number, its wire type, and from..to of its content (for a varint: the varint itself)."""
-Feature = tuple[str, Span]
+Feature = tuple[str, FieldRange]
 """A feature: one of :data:`KINDS` ("none" when it has no values), and its list."""
 
 
@@ -76,7 +76,7 @@ def message(data: bytes, at: int, stop: int) -> Iterator[Field]:
         at = found[3]
 
 
-def entries(record: bytes) -> Iterator[tuple[bytes, Span]]:
+def entries(record: bytes) -> Iterator[tuple[bytes, FieldRange]]:
     """Name and value (a Feature's span) of every feature in an Example, in the order of the record."""
     for number, wire, start, end in message(record, 0, len(record)):
         if number == 2 and wire == _LENGTH:
@@ -94,7 +94,7 @@ def entries(record: bytes) -> Iterator[tuple[bytes, Span]]:
             yield entry
 
 
-def _plain_entry(record: bytes, at: int, stop: int) -> tuple[bytes, Span] | None:
+def _plain_entry(record: bytes, at: int, stop: int) -> tuple[bytes, FieldRange] | None:
     """The entry at byte ``at`` if it is as every encoder writes it, a short name and then the value; else None.
 
     What it finds, :func:`_entry` would find too, in three times the time.
@@ -116,7 +116,7 @@ def _plain_entry(record: bytes, at: int, stop: int) -> tuple[bytes, Span] | None
     return (record[start + 2 : value], (first, end)) if first + size == end else None
 
 
-def _entry(record: bytes, start: int, end: int) -> tuple[bytes, Span]:
+def _entry(record: bytes, start: int, end: int) -> tuple[bytes, FieldRange]:
     name, value = b"", (start, start)
     seen = 0
     for number, wire, first, last in message(record, start, end):
@@ -130,15 +130,15 @@ def _entry(record: bytes, start: int, end: int) -> tuple[bytes, Span]:
     return name, value
 
 
-def find(record: bytes, names: Set[bytes]) -> dict[bytes, Span]:
+def find(record: bytes, names: Set[bytes]) -> dict[bytes, FieldRange]:
     """Those of the features ``names`` that the Example ``record`` has; :class:`MalformedError` if it is none."""
-    return {name: span for name, span in entries(record) if name in names}
+    return {name: field_range for name, field_range in entries(record) if name in names}
 
 
-def feature(record: bytes, span: Span) -> Feature:
-    """The Feature at ``span`` of the record."""
-    kind, values = "none", (span[0], span[0])
-    for number, wire, start, end in message(record, *span):
+def feature(record: bytes, field_range: FieldRange) -> Feature:
+    """The Feature at ``field_range`` of the record."""
+    kind, values = "none", (field_range[0], field_range[0])
+    for number, wire, start, end in message(record, *field_range):
         if wire == _LENGTH and number in KINDS:
             if kind != "none":
                 raise MalformedError("a feature has two lists of values")
@@ -146,9 +146,9 @@ def feature(record: bytes, span: Span) -> Feature:
     return kind, values
 
 
-def bytes_values(record: bytes, values: Span) -> list[Span]:
+def bytes_values(record: bytes, values: FieldRange) -> list[FieldRange]:
     """Where the values of a list of bytes lie; two at most, as many as it takes to see that it is not one."""
-    found: list[Span] = []
+    found: list[FieldRange] = []
     for number, wire, start, end in message(record, *values):
         if number == 1 and wire == _LENGTH:
             found.append((start, end))
@@ -157,7 +157,7 @@ def bytes_values(record: bytes, values: Span) -> list[Span]:
     return found
 
 
-def int_values(record: bytes, values: Span) -> list[int]:
+def int_values(record: bytes, values: FieldRange) -> list[int]:
     """The values of a list of whole numbers; two at most."""
     found: list[int] = []
     for number, wire, start, end in message(record, *values):

@@ -41,9 +41,9 @@ def choose(where: str, listed: Sequence[ObjectInfo]) -> Format:
                 counts[name] = counts.get(name, 0) + 1
                 examples.setdefault(name, base)
     if not counts:
-        there = ", ".join(info.key.rpartition("/")[2] for info in listed[:3])
+        names = ", ".join(info.key.rpartition("/")[2] for info in listed[:3])
         raise UsageError(
-            f"{where} has no shards and no images that Hapi knows by their names ({len(listed)} objects: {there}"
+            f"{where} has no shards and no images that Hapi knows by their names ({len(listed)} objects: {names}"
             f"{', ...' if len(listed) > 3 else ''}); give another folder, or say with --format what they are"
         )
     if len(counts) > 1:

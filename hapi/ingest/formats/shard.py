@@ -114,9 +114,9 @@ class ShardBytes:
         out = memoryview(bytearray(length))
         done = 0
         for number in range(first, last + 1):
-            piece = self._block(number)[start : start + length - done]
-            out[done : done + len(piece)] = piece
-            done += len(piece)
+            part = self._block(number)[start : start + length - done]
+            out[done : done + len(part)] = part
+            done += len(part)
             start = 0
         return out.toreadonly()
 

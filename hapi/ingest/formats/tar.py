@@ -141,9 +141,9 @@ def _header(shard: ShardBytes, position: int, data: bytes) -> _Header:
 
 def _is_checksum(data: bytes, stored: int | None) -> bool:
     """Whether ``stored`` is the sum of the header's bytes; some writers take them as signed."""
-    rest = data[:148] + data[156:]
-    counted = sum(rest) + 8 * 0x20
-    return stored == counted or stored == counted - 256 * sum(byte > 127 for byte in rest)
+    others = data[:148] + data[156:]
+    counted = sum(others) + 8 * 0x20
+    return stored == counted or stored == counted - 256 * sum(byte > 127 for byte in others)
 
 
 def _extension_size(shard: ShardBytes, position: int, header: _Header) -> int:

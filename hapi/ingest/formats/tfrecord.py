@@ -16,8 +16,8 @@ from typing import Self
 
 from hapi.errors import DataError, UsageError
 from hapi.ingest.formats.protobuf import (
+    FieldRange,
     MalformedError,
-    Span,
     bytes_values,
     entries,
     feature,
@@ -175,7 +175,7 @@ def _sample(shard: ShardBytes, at: int, length: int, name: str, crc: Crc, wanted
         return Bad(name, str(error))
 
 
-def _first(names: Sequence[bytes], found: Mapping[bytes, Span]) -> bytes | None:
+def _first(names: Sequence[bytes], found: Mapping[bytes, FieldRange]) -> bytes | None:
     for name in names:
         if name in found:
             return name
@@ -183,15 +183,17 @@ def _first(names: Sequence[bytes], found: Mapping[bytes, Span]) -> bytes | None:
 
 
 def _missing(record: bytes, names: Sequence[bytes]) -> _WrongError:
-    return _WrongError(f"it has no feature {_told(names)}, only {_told([n for n, _ in entries(record)])}")
+    return _WrongError(
+        f"it has no feature {_name_list(names)}, only {_name_list([n for n, _ in entries(record)])}"
+    )
 
 
-def _told(names: Sequence[bytes]) -> str:
-    told = ", ".join(repr(name[:40].decode(errors="replace")) for name in names[:8]) or "none"
-    return told + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _name_list(names: Sequence[bytes]) -> str:
+    text = ", ".join(repr(name[:40].decode(errors="replace")) for name in names[:8]) or "none"
+    return text + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _image(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> tuple[int, int]:
+def _image(record: bytes, found: Mapping[bytes, FieldRange], wanted: _Wanted) -> tuple[int, int]:
     name = _first(wanted.images, found)
     if name is None:
         raise _missing(record, wanted.images)
@@ -199,11 +201,11 @@ def _image(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> tuple
     values = bytes_values(record, list_) if kind == "bytes" else []
     if len(values) != 1:
         what = "several values" if values else f"no value of bytes (its kind is {kind!r})"
-        raise _WrongError(f"its image feature {_told([name])} has {what}; name another with --image")
+        raise _WrongError(f"its image feature {_name_list([name])} has {what}; name another with --image")
     return values[0]
 
 
-def _label(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> Label:
+def _label(record: bytes, found: Mapping[bytes, FieldRange], wanted: _Wanted) -> Label:
     name = _first(wanted.labels, found)
     if name is None:
         if wanted.label_needed:
@@ -218,7 +220,7 @@ def _label(record: bytes, found: Mapping[bytes, Span], wanted: _Wanted) -> Label
             if numbers or texts
             else f"neither a whole number nor text (its kind is {kind!r})"
         )
-        raise _WrongError(f"its label feature {_told([name])} has {what}; name another with --label")
+        raise _WrongError(f"its label feature {_name_list([name])} has {what}; name another with --label")
     if numbers:
         return numbers[0]
     start, stop = texts[0]

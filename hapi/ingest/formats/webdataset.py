@@ -90,12 +90,12 @@ def _result(shard: ShardBytes, sample: _Sample, fields: Fields) -> Found | Bad:
 
 def _image(sample: _Sample, wanted: str | None) -> Member:
     extensions = IMAGES if wanted is None else tuple(wanted.lower().lstrip(".").split(";"))
-    there = [extension for extension in extensions if extension in sample.fields]
-    if not there:
+    present = [extension for extension in extensions if extension in sample.fields]
+    if not present:
         raise _WrongError(f"it has no image ({', '.join(extensions)}), only {_fields(sample)}")
-    if len(there) > 1:
-        raise _WrongError(f"it has several images ({', '.join(there)}); name the one to take with --image")
-    return _sound(sample, there[0])
+    if len(present) > 1:
+        raise _WrongError(f"it has several images ({', '.join(present)}); name the one to take with --image")
+    return _sound(sample, present[0])
 
 
 def _sound(sample: _Sample, extension: str) -> Member:

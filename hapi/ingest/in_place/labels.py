@@ -32,7 +32,7 @@ class LabelBook:
         """``ignored``: labels come from elsewhere, every one is 0 here."""
         self.kind: Kind | None = "ignored" if ignored else None
         self.names: list[str] = []
-        self._places: dict[str, int] = {}
+        self._number_of: dict[str, int] = {}
 
     def add(self, label: Label) -> int:
         """The integer for this label; :class:`LabelError` when it is none, or of another kind than those before."""
@@ -43,7 +43,7 @@ class LabelBook:
         kind: Kind = "numbers" if isinstance(label, int) else "names"
         if self.kind not in (None, kind):
             raise LabelError(f"its label {label!r} is not one of the {self.kind} that came before")
-        number = self._number(label) if isinstance(label, int) else self._place(label)
+        number = self._number(label) if isinstance(label, int) else self._named(label)
         self.kind = kind
         return number
 
@@ -52,18 +52,18 @@ class LabelBook:
             raise LabelError(f"its label {str(label)[:30]} is no class number (0 to {_MAX_NUMBER})")
         return label
 
-    def _place(self, label: str) -> int:
+    def _named(self, label: str) -> int:
         if not label or len(label) > 1000 or not label.isprintable():
             raise LabelError(f"its label {printable(label)!r} is no name of a class")
-        if label not in self._places:
+        if label not in self._number_of:
             if len(self.names) >= MAX_NAMES:
                 raise UsageError(
                     f"there are more than {MAX_NAMES} different labels, the last is {printable(label)!r}: "
                     "these are no classes; name the label's field with --label"
                 )
-            self._places[label] = len(self.names)
+            self._number_of[label] = len(self.names)
             self.names.append(label)
-        return self._places[label]
+        return self._number_of[label]
 
 
 def merged(
@@ -89,7 +89,7 @@ def merged(
         numbers = np.concatenate(list(labels))
         return numbers, checked_classes(numbers, given)
     used = [np.unique(part).tolist() for part in labels]
-    known = {part[place] for part, places in zip(names, used, strict=True) for place in places}
+    known = {part[number] for part, numbers in zip(names, used, strict=True) for number in numbers}
     classes = tuple(sorted(known)) if given is None else given
     missing = sorted(known - set(classes))
     if missing:
@@ -101,8 +101,8 @@ def merged(
             f"there are {len(known)} different labels, for example {printable(min(known))!r}: these are no classes; "
             "name the label's field with --label"
         )
-    place = {name: number for number, name in enumerate(classes)}
-    tables = [np.array([place.get(name, -1) for name in part], dtype=np.int64) for part in names]
+    class_of = {name: number for number, name in enumerate(classes)}
+    tables = [np.array([class_of.get(name, -1) for name in part], dtype=np.int64) for part in names]
     numbers = np.concatenate([table[part] for table, part in zip(tables, labels, strict=True)])
     return numbers, checked_classes(numbers, classes)
 

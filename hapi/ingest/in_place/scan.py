@@ -100,11 +100,11 @@ class RunScanner:
     ) -> None:
         self._store, self._module, self._fields = store, module, fields
         self._below = len(folder) + 1 if folder else 0
-        self._look = decode_image if decode else check_image
+        self._check_image = decode_image if decode else check_image
         self._skip_bad, self._alive = skip_bad, alive
         self._labels = LabelBook(fields.unlabelled)
         self._skipped = Skipped()
-        self._places: list[tuple[int, int, int]] = []
+        self._positions: list[tuple[int, int, int]] = []
         """Shard, offset and length of each sample."""
         self._numbers: list[int] = []
         self._sums: list[int] = []
@@ -117,7 +117,7 @@ class RunScanner:
         return Scanned(self._index(), self._labels.kind or "ignored", self._labels.names, self._skipped)
 
     def _scan_shard(self, shard: ShardBytes) -> None:
-        first = len(self._places)
+        first = len(self._positions)
         shard.watch(lambda block: self._alive(0, len(block)))
         for line in self._problems(shard):
             self._bad(line)
@@ -127,7 +127,7 @@ class RunScanner:
             self._bad(f"{error} (all of it is left out)" if self._skip_bad else str(error))
             self._forget(first)
             return
-        count = len(self._places) - first
+        count = len(self._positions) - first
         if count:
             path = shard.path
             self._shards.append(Shard(key=path, size=shard.size, checksum=checksum, count=count))
@@ -152,14 +152,14 @@ class RunScanner:
             return f"it has {found.length} bytes; 4 GiB is the most"
         data = shard.read(found.offset, found.length)
         try:
-            self._look(bytes(data))
+            self._check_image(bytes(data))
         except DataError as error:
             return f"{error}; its first bytes are {bytes(data[:12])!r}"
         try:
             number = self._labels.add(found.label)
         except LabelError as error:
             return str(error)
-        self._places.append((len(self._shards), found.offset, found.length))
+        self._positions.append((len(self._shards), found.offset, found.length))
         self._numbers.append(number)
         self._sums.append(xxhash.xxh3_64_intdigest(data))
         return None
@@ -170,13 +170,13 @@ class RunScanner:
         self._skipped.add(Skipped(1, [line]))
 
     def _forget(self, first: int) -> None:
-        for noted in (self._places, self._numbers, self._sums):
+        for noted in (self._positions, self._numbers, self._sums):
             del noted[first:]
 
     def _index(self) -> SampleIndex | None:
-        if not self._places:
+        if not self._positions:
             return None
-        shard, offset, length = np.array(self._places, dtype=np.int64).T
+        shard, offset, length = np.array(self._positions, dtype=np.int64).T
         directory = SampleDirectory.empty(len(length))
         directory.write(0, shard, offset, length)
         return SampleIndex(

@@ -120,8 +120,8 @@ def _read(path: Path) -> tuple[Samples, np.ndarray | None]:
 def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
     samples = next((name for name in SAMPLE_NAMES if name in tensors), None)
     if samples is None:
-        there = ", ".join(sorted(tensors)) or "nothing"
-        raise UsageError(f"{path}: no array is named {', '.join(SAMPLE_NAMES)}; there is {there}")
+        names = ", ".join(sorted(tensors)) or "nothing"
+        raise UsageError(f"{path}: no array is named {', '.join(SAMPLE_NAMES)}; there is {names}")
     labels = next((name for name in LABEL_NAMES if name in tensors), None)
     return tensors[samples], None if labels is None else tensors[labels]
 

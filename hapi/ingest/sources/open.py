@@ -46,16 +46,16 @@ def open_source(text: str, options: SourceOptions | None = None) -> Source:
         from hapi.ingest.sources.sklearn import sklearn_source
 
         source = sklearn_source(text)
-    elif _is_there(Path(text).is_dir):
+    elif _exists(Path(text).is_dir):
         source = FolderSource(Path(text), options.store)
-    elif _is_there(Path(text).is_file):
+    elif _exists(Path(text).is_file):
         source = ArraySource(Path(text), labels=options.labels)
     else:
         raise UsageError(
             f"source {text[:200]!r}: no such folder or file; give a folder of images, a .npy, .npz or "
             ".safetensors file, torchvision:NAME, sklearn:digits or sklearn:photos"
         )
-    if options.labels is not None and not _is_there(Path(text).is_file):
+    if options.labels is not None and not _exists(Path(text).is_file):
         raise UsageError("--labels is for array files; the other sources have labels")
     if source.count == 0:
         raise UsageError(f"source {text[:200]!r} has no samples")
@@ -65,10 +65,10 @@ def open_source(text: str, options: SourceOptions | None = None) -> Source:
     return source
 
 
-def _is_there(look: Callable[[], bool]) -> bool:
+def _exists(check: Callable[[], bool]) -> bool:
     """A text may also be too long, or otherwise unfit, to be a path."""
     try:
-        return look()
+        return check()
     except (OSError, ValueError):
         return False
 

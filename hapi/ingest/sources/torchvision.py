@@ -148,9 +148,9 @@ def _plain(label: Any) -> Any:
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    _, name, *rest = text.split(":")
+    _, name, *parts = text.split(":")
     options: dict[str, Any] = {}
-    for part in rest:
+    for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key:
             raise UsageError(
@@ -173,10 +173,14 @@ def _build(name: str, options: dict[str, Any], download: bool) -> Any:
 
     cls = getattr(datasets, name, None) if name in datasets.__all__ else None
     if cls is None:
-        near = [n for n in datasets.__all__ if n.lower() == name.lower()]
+        matches = [n for n in datasets.__all__ if n.lower() == name.lower()]
         raise UsageError(
             f"torchvision has no data set {name[:80]!r}; "
-            + (f"did you mean {near[0]}?" if near else "see https://pytorch.org/vision/stable/datasets.html")
+            + (
+                f"did you mean {matches[0]}?"
+                if matches
+                else "see https://pytorch.org/vision/stable/datasets.html"
+            )
         )
     known = inspect.signature(cls).parameters
     given = dict(options)

@@ -59,9 +59,9 @@ def _check_paths(module: nn.Module, paths: Sequence[str]) -> None:
     known = [name for name, _ in module.named_modules() if name]
     for path in paths:
         if path not in known:
-            near = difflib.get_close_matches(path, known, n=3) or known[:3]
+            matches = difflib.get_close_matches(path, known, n=3) or known[:3]
             raise ModelChoiceError(
-                f"block {path!r} is not a module of {type(module).__name__}; near it: {', '.join(near)}"
+                f"block {path!r} is not a module of {type(module).__name__}; near it: {', '.join(matches)}"
             )
 
 
@@ -136,7 +136,7 @@ def _find(cuts: Sequence[Cut], end: str) -> int:
     if inside:
         return inside[-1]
     names = [cut.name for cut in cuts]
-    near = difflib.get_close_matches(end, names, n=3) or names[:3]
+    matches = difflib.get_close_matches(end, names, n=3) or names[:3]
     raise ModelChoiceError(
-        f"no layer can end at {end!r}: more than one tensor crosses there, or no such name; near: {near}"
+        f"no layer can end at {end!r}: more than one tensor crosses there, or no such name; near: {matches}"
     )

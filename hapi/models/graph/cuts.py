@@ -15,7 +15,7 @@ Facts = Mapping[fx.Node, NodeFacts]
 
 
 @dataclass(frozen=True)
-class Place:
+class CutPoint:
     """A cut in one graph: after ``position`` nodes only ``node``'s tensor is needed by the rest."""
 
     node: fx.Node
@@ -29,8 +29,8 @@ class Cut:
     name: str
     path: str
     """Module path in which the cut's node was recorded; empty for the model's own forward."""
-    eval_place: Place
-    train_place: Place
+    eval_point: CutPoint
+    train_point: CutPoint
 
 
 class Crossings:
@@ -58,7 +58,7 @@ class Crossings:
             return False
         return all(n in self.portable or n in self.derived for n in node.all_input_nodes)
 
-    def places(self) -> list[Place]:
+    def cut_points(self) -> list[CutPoint]:
         """All cuts in order; the last one is the model's output, after all nodes."""
         index = {node: i for i, node in enumerate(self.nodes)}
         end = len(self.nodes)
@@ -69,7 +69,7 @@ class Crossings:
         for node, last in last_use.items():
             expiring.setdefault(last, []).append(node)
         live: set[fx.Node] = set()
-        found: dict[fx.Node, Place] = {}
+        found: dict[fx.Node, CutPoint] = {}
         for i, node in enumerate(self.nodes):
             live.difference_update(expiring.get(i, ()))
             if last_use[node] > i and node not in self.derived and node not in self.portable:
@@ -77,9 +77,9 @@ class Crossings:
             if len(live) == 1:
                 (crossing,) = live
                 if crossing.op != "placeholder" and crossing not in found and self._may_cross(crossing):
-                    found[crossing] = Place(crossing, i + 1)
-        places = [p for n, p in found.items() if n is not self.result]
-        return [*places, Place(self.result, end)]
+                    found[crossing] = CutPoint(crossing, i + 1)
+        points = [p for n, p in found.items() if n is not self.result]
+        return [*points, CutPoint(self.result, end)]
 
     def _may_cross(self, node: fx.Node) -> bool:
         facts = self.facts[node]
@@ -89,17 +89,17 @@ class Crossings:
 def find_cuts(evaluation: Crossings, training: Crossings) -> list[Cut]:
     """The cuts that exist in both graphs, in order, named after the node whose tensor crosses."""
     partner = _align(evaluation.nodes, training.nodes)
-    train_places = {p.node: p for p in training.places()}
+    train_points = {p.node: p for p in training.cut_points()}
     cuts: list[Cut] = []
     taken: set[str] = set()
-    for place in evaluation.places():
-        twin = train_places.get(partner.get(place.node, place.node))
-        if place.node is evaluation.result:
-            twin = train_places[training.result]
-        if twin is None or (twin.node is training.result and place.node is not evaluation.result):
+    for point in evaluation.cut_points():
+        twin = train_points.get(partner.get(point.node, point.node))
+        if point.node is evaluation.result:
+            twin = train_points[training.result]
+        if twin is None or (twin.node is training.result and point.node is not evaluation.result):
             continue
-        name = unique_name(node_name(place.node), taken)
-        cuts.append(Cut(name, node_path(place.node), place, twin))
+        name = unique_name(node_name(point.node), taken)
+        cuts.append(Cut(name, node_path(point.node), point, twin))
     return cuts
 
 

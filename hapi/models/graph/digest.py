@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from hapi.errors import ModelError
-from hapi.models.graph.cuts import Crossings, Place
+from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
 
 FORMAT = "hapi-front-2"
@@ -109,12 +109,12 @@ def plain_tensors(module: nn.Module, path: str) -> list[str]:
 
 
 def structure_text(
-    module: nn.Module, crossings: Crossings, places: Sequence[Place | None], names: Sequence[str]
+    module: nn.Module, crossings: Crossings, points: Sequence[CutPoint | None], names: Sequence[str]
 ) -> list[str]:
-    """One canonical text per layer (between ``places``): operations, arguments, module settings."""
+    """One canonical text per layer (between ``cut_points``): operations, arguments, module settings."""
     index = {node: i for i, node in enumerate(crossings.nodes)}
     texts = []
-    for before, after, name in zip(places, places[1:], names, strict=False):
+    for before, after, name in zip(points, points[1:], names, strict=False):
         if after is None:
             raise ValueError("only the first place may be the input")
         lines = [_node_text(module, node, index) for node in slice_nodes(crossings, before, after)]

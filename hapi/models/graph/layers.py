@@ -84,9 +84,9 @@ class LayeredModel:
                 return layer.index
         names = [layer.name for layer in self.layers]
         inside = [n for n in names if n.startswith(which + ".")]
-        near = difflib.get_close_matches(which, names, n=3) or inside[-1:] or names[-3:]
+        matches = difflib.get_close_matches(which, names, n=3) or inside[-1:] or names[-3:]
         raise ModelError(
-            f"{self._title()} has no layer {which!r}; did you mean {' or '.join(map(repr, near))}?"
+            f"{self._title()} has no layer {which!r}; did you mean {' or '.join(map(repr, matches))}?"
         )
 
     def output_shapes(self) -> list[tuple[int, ...]]:
@@ -149,9 +149,9 @@ class LayeredModel:
         runs = []
         paths: list[str] = []
         names: list[str] = []
-        for span in self._numbering.spans(start, stop):
-            runs.append(compile_slice(self.module, self.traced.constants, *span, own_input=own_input))
-            called, read = references(slice_nodes(*span))
+        for graph_slice in self._numbering.graph_slices(start, stop):
+            runs.append(compile_slice(self.module, self.traced.constants, *graph_slice, own_input=own_input))
+            called, read = references(slice_nodes(*graph_slice))
             paths += called
             names += read
         memo: dict[int, nn.Module] = {}
@@ -203,20 +203,20 @@ class LayeredModel:
 
     # -- content ---------------------------------------------------------------------------------------
 
-    def front_digest(self, split: int) -> str:
+    def prefix_digest(self, split: int) -> str:
         """Digest (32 hex digits) of structure and tensor content of layers 1..``split``.
 
         The same whatever follows the split (head, number of classes) and on whatever device; another for
         another input shape, layer list or weight. Digests of tensors are kept, so all splits cost one pass.
         """
-        return self.front_digests(self.resolve(split))[-1]
+        return self.prefix_digests(self.resolve(split))[-1]
 
-    def front_digests(self, stop: int | None = None) -> list[str]:
+    def prefix_digests(self, stop: int | None = None) -> list[str]:
         """The digests of splits 0 to ``stop`` (default: all layers)."""
         stop = len(self) if stop is None else self.resolve(stop)
         if self._structure is None:
             numbering = self._numbering
-            self._structure = structure_text(self.module, self._eval, numbering.places(), numbering.names)
+            self._structure = structure_text(self.module, self._eval, numbering.cut_points(), numbering.names)
         state = hashlib.sha256(f"{FORMAT} {list(self.input_shape)}".encode())
         digests = [state.hexdigest()[:DIGEST_DIGITS]]
         for layer, text in zip(self.layers[:stop], self._structure, strict=False):

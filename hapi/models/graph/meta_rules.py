@@ -286,8 +286,8 @@ def _layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, e
     inner = len(shape)
     if tuple(x.shape[x.dim() - inner :]) != tuple(shape):
         return None
-    rest = [*x.shape[: x.dim() - inner], *[1] * inner]
-    return _empty(x, x.shape), _empty(x, rest), _empty(x, rest)
+    statistics = [*x.shape[: x.dim() - inner], *[1] * inner]
+    return _empty(x, x.shape), _empty(x, statistics), _empty(x, statistics)
 
 
 def _batch_norm(

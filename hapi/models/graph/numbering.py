@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from hapi.models.graph.cuts import Crossings, Cut, Place
+from hapi.models.graph.cuts import Crossings, Cut, CutPoint
 from hapi.models.graph.segment import slice_nodes
 from hapi.models.graph.tensor_table import TensorTable
 
-Span = tuple[Crossings, Place | None, Place]
+GraphSlice = tuple[Crossings, CutPoint | None, CutPoint]
 """A graph, where a stretch of it begins (None: at its input) and where it ends."""
 
 
@@ -59,30 +59,30 @@ class Numbering:
         self.names = [name for name, _ in chosen]
         self._ends = [cut for _, cut in chosen]
 
-    def places(self) -> list[Place | None]:
+    def cut_points(self) -> list[CutPoint | None]:
         """Where the layers begin in the eval graph, and where the last one ends; [L + 1]."""
-        return [None, *(cut.eval_place for cut in self._ends)]
+        return [None, *(cut.eval_point for cut in self._ends)]
 
-    def spans(self, start: int, stop: int) -> tuple[Span, Span]:
+    def graph_slices(self, start: int, stop: int) -> tuple[GraphSlice, GraphSlice]:
         """Layers ``start + 1`` to ``stop`` in eval and in train mode."""
         before = self._ends[start - 1] if start else None
         after = self._ends[stop - 1] if stop else None
         return (
             (
                 self._eval,
-                before.eval_place if before else None,
-                after.eval_place if after else Place(self._eval.nodes[0], 0),
+                before.eval_point if before else None,
+                after.eval_point if after else CutPoint(self._eval.nodes[0], 0),
             ),
             (
                 self._train,
-                before.train_place if before else None,
-                after.train_place if after else Place(self._train.nodes[0], 0),
+                before.train_point if before else None,
+                after.train_point if after else CutPoint(self._train.nodes[0], 0),
             ),
         )
 
     def nodes(self, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
         """What layer ``index`` (from 1) runs in eval and in train mode."""
-        in_eval, in_train = self.spans(index - 1, index)
+        in_eval, in_train = self.graph_slices(index - 1, index)
         return slice_nodes(*in_eval), slice_nodes(*in_train)
 
     def read(
@@ -101,7 +101,7 @@ class Numbering:
             read, _ = _read([*in_eval, *in_train], tensors, constants)
             new = [tensors.get(n) for n in read if n not in seen]
             seen.update(read)
-            facts = self._eval.facts[end.eval_place.node]
+            facts = self._eval.facts[end.eval_point.node]
             layers.append(
                 Layer(
                     index=index,

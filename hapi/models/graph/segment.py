@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from hapi.errors import ModelError
-from hapi.models.graph.cuts import Crossings, Place
+from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.views import Tree
 
 # What may return its argument or a view of it, depending on strides or mode: counted as the argument's memory, so
@@ -37,7 +37,7 @@ class Segment(nn.Module):
         self,
         tree: Tree,
         run: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]],
-        span: tuple[int, int],
+        bounds: tuple[int, int],
         input_shape: tuple[int, ...],
         frozen: bool,
         always_eval: frozenset[str],
@@ -50,7 +50,7 @@ class Segment(nn.Module):
         self.__dict__["_run_eval"], self.__dict__["_run_train"] = run
         inner = tuple(m for m in self.modules() if m is not self) if frozen else ()
         self.__dict__.update(
-            start=span[0], stop=span[1], frozen=frozen, input_shape=input_shape, _inner=inner
+            start=bounds[0], stop=bounds[1], frozen=frozen, input_shape=input_shape, _inner=inner
         )
         self.__dict__["_always_eval"] = always_eval
         self.train(not frozen)
@@ -88,7 +88,7 @@ class Segment(nn.Module):
         return f"layers {self.start + 1}..{self.stop}{', frozen' if self.frozen else ''}"
 
 
-def slice_nodes(crossings: Crossings, before: Place | None, after: Place) -> list[fx.Node]:
+def slice_nodes(crossings: Crossings, before: CutPoint | None, after: CutPoint) -> list[fx.Node]:
     """Nodes between two cuts, and the portable ones (parameters and what is made of them) that they use.
 
     A parameter that is only read further on belongs there, wherever the graph mentions it first.
@@ -110,8 +110,8 @@ def compile_slice(
     module: nn.Module,
     constants: Collection[str],
     crossings: Crossings,
-    before: Place | None,
-    after: Place,
+    before: CutPoint | None,
+    after: CutPoint,
     *,
     own_input: bool = False,
 ) -> Callable[..., torch.Tensor]:

@@ -203,9 +203,9 @@ def import_timm(name: str) -> Any:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if matches:
+        return f"did you mean {' or '.join(matches)}?"
     return "use a torchvision name such as resnet50, timm:NAME, or package.module:factory"
 
 

@@ -14,7 +14,7 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
-from hapi.repository.repository import FrontSource, open_front
+from hapi.repository.repository import PrefixSource, open_prefix
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.device.sizing import front_weights
 from hapi.server.settings import ServerSettings
@@ -35,12 +35,12 @@ class FrontLoader:
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
     def load(self, request: messages.ExtractRequest) -> FrozenPrefix:
-        """The front of ``request``; raises as :func:`open_front` and :func:`does_not_fit`.
+        """The front of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
 
         Its weights are taken from the cache's pool; only what is not there is read or built.
         """
         split = request.split
-        model, source = open_front(
+        model, source = open_prefix(
             request.model,
             split,
             self._store,
@@ -87,7 +87,7 @@ class FrontLoader:
 class PrefixTensors:
     """The tensors that a front needs, by key of content. Several names may stand for one content."""
 
-    def __init__(self, model: LayeredModel, source: FrontSource, split: int) -> None:
+    def __init__(self, model: LayeredModel, source: PrefixSource, split: int) -> None:
         self._model = model
         self._source = source
         self._names: dict[str, list[str]] = {}

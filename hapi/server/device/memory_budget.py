@@ -44,7 +44,7 @@ class Resident(Protocol):
     """The weights on the device: a :class:`~hapi.server.device.model_cache.ModelCache`."""
 
     @property
-    def front_bytes(self) -> int:
+    def prefix_bytes(self) -> int:
         """Of all of them, without those that are being loaded."""
 
     def in_use(self, also: Collection[str]) -> tuple[int, frozenset[str]]:
@@ -181,7 +181,7 @@ class DeviceMemory:
         """Those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
         with self._changed:
             coming = self._coming()
-            resident = self._resident.front_bytes  # first: what comes between the two is not idle as well
+            resident = self._resident.prefix_bytes  # first: what comes between the two is not idle as well
             used, here = self._resident.in_use(coming)
             loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
             return {
@@ -296,7 +296,7 @@ class DeviceMemory:
         self._grant(found)
         coming = self._coming()
         free = self.budget - self._state().held_bytes
-        idle = self._resident.front_bytes - self._resident.in_use(coming)[0]
+        idle = self._resident.prefix_bytes - self._resident.in_use(coming)[0]
         if idle > free:
             self._resident.evict(idle - free, coming)
         self._changed.notify_all()

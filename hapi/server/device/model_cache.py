@@ -144,7 +144,7 @@ class ModelCache:
         return _distinct_bytes(used), frozenset(f.identity for f in used)
 
     @property
-    def front_bytes(self) -> int:
+    def prefix_bytes(self) -> int:
         """Distinct bytes of all fronts, without those that are being loaded."""
         with self._lock:
             fronts = list(self._fronts.values())

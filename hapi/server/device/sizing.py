@@ -18,7 +18,7 @@ import torch
 from hapi.errors import ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
 from hapi.profiler.work import LayerWork, layer_work
-from hapi.repository.built import front_bytes
+from hapi.repository.built import prefix_bytes
 from hapi.repository.repository import structure_of
 from hapi.server.batching.forward_memory import ForwardMemory, forward_memory
 from hapi.server.batching.policies import Weights
@@ -102,7 +102,7 @@ def front_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weig
     Their key is the request's digest with their bytes: a digest is a client's word until the front is loaded, and with
     another model behind it must not be taken for somebody else's front.
     """
-    nbytes = front_bytes(model, request.split)
+    nbytes = prefix_bytes(model, request.split)
     return Weights(key=f"{request.model.digest}/{nbytes}", nbytes=nbytes)
 
 
