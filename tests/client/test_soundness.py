@@ -43,7 +43,12 @@ def described(**changes: Any) -> DatasetDescription:
     [
         ({"count": 1 << 48}, UsageError, "has 281474976710656 samples by its server's description"),
         ({"count": -1}, BadRequestError, "count"),
-        ({"count": 1 << 70}, BadRequestError, "count"),
+        ({"count": 1 << 65}, BadRequestError, "count"),
+        (
+            {"count": 1 << 70},
+            BadRequestError,
+            r"loopback: the answer is not JSON \(an integer of 22 digits\)",
+        ),
         ({"count": 1.5}, BadRequestError, "count"),
         ({"classes": ["x"] * (MAX_CLASSES + 1)}, BadRequestError, "more than 1048576 classes"),
         ({"classes": ["x" * 5000]}, BadRequestError, "more than 4096 characters"),

@@ -260,13 +260,13 @@ class LoopbackTransport:
         status, buffers = self._exchange(method, path, document)
         body = b"".join(bytes(b) for b in buffers)
         if status != 200:
-            raise from_problem(parse_document(body), status)
-        return parse_document(body)
+            raise from_problem(_parsed(body, self.url), status)
+        return _parsed(body, self.url)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
         status, buffers = self._exchange("POST", path, document)
         if status != 200:
-            raise from_problem(parse_document(b"".join(bytes(b) for b in buffers)), status)
+            raise from_problem(_parsed(b"".join(bytes(b) for b in buffers), self.url), status)
         return receive(FrameReader(BufferSource(buffers)))
 
     def _exchange(self, method: str, path: str, document: Any) -> tuple[int, Iterator[Buffer]]:
@@ -292,6 +292,10 @@ def _document(response: http.client.HTTPResponse, url: str) -> Any:
     missing = response.length if len(body) <= MAX_DOCUMENT_BYTES else 0
     if missing or (missing is None and not body):  # read() with a limit says nothing of an early end
         raise http.client.IncompleteRead(body, missing)
+    return _parsed(body, url)
+
+
+def _parsed(body: bytes, url: str) -> Any:
     try:
         if len(body) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"longer than {MAX_DOCUMENT_BYTES} bytes")
