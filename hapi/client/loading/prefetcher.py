@@ -47,8 +47,10 @@ from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, HostMemor
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.trace import Tracer
 from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import StreamEnd
 from hapi.wire.references import DatasetReference
 from hapi.wire.report import RequestReport
+from hapi.wire.samples import Samples
 
 _SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
 """About what an answer has beside its samples' own bytes: ids, labels and offsets; frames' headers and its report;
@@ -111,9 +113,8 @@ class Prefetcher:
         self._budget = budget
         self._buffers = buffers
         self.traffic = traffic or Traffic(servers.received_bytes)
-        self._receiver = Receiver(
-            self.traffic, tracer, caches or {}, lambda: self._closed, self._arrived, self._decode, check
-        )
+        self._closed = threading.Event()
+        self._receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check)
         self._pacing = pacing
         self._movable = movable
         self._changed = threading.Condition()
@@ -127,7 +128,6 @@ class Prefetcher:
         self._failure: BaseException | None = None
         self.refused: int | None = None
         """The split that a server said its device has no memory for."""
-        self._closed = False
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
         self._decoders = ThreadPoolExecutor(max(1, count), thread_name_prefix="hapi-window-decode")
         self._threads = [
@@ -161,7 +161,7 @@ class Prefetcher:
             while True:
                 self._changed.release()
         with self._changed:
-            self._closed = True
+            self._closed.set()
             self._changed.notify_all()
         while not self._joined(CLOSE_SECONDS):
             self._servers.interrupt()  # a server that is silent would hold them until its timeout
@@ -199,22 +199,20 @@ class Prefetcher:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _decode(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done by a thread of its own; the receiving one goes on."""
-
-        def guarded() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._fail(error)
-
+    def _decode(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        """Decode stored samples that came over the network, and keep them; for a thread of its own."""
         try:
-            self._decoders.submit(guarded)
-        except RuntimeError:  # they have been shut down
-            raise Stopped from None
+            self._receiver.decode(batch, rows, samples)
+            self._arrived(batch, rows, samples.ids)
+            self._receiver.keep(batch, samples)
+        except BaseException as error:
+            self._fail(error)
 
     def _fetch(self, piece: RequestSlice) -> None:
-        self._receiver.from_cache(piece)
+        for rows, ids, samples in self._receiver.cached(piece):
+            if samples is not None:
+                self._receiver.decode(piece.batch, rows, samples)
+            self._arrived(piece.batch, rows, ids)
         if piece.next == len(piece.rows):
             return
         received = None
@@ -223,7 +221,7 @@ class Prefetcher:
             received = self._servers.run(
                 self._patient(piece),
                 progress=lambda: piece.next,
-                cancelled=lambda: self._closed,
+                cancelled=self._closed.is_set,
             )
         except DeviceMemoryError:
             self.refused = piece.batch.job.split
@@ -260,7 +258,7 @@ class Prefetcher:
             self._in_line.append(piece)
             try:
                 while True:
-                    if self._closed or self._failure is not None:
+                    if self._closed.is_set() or self._failure is not None:
                         raise Stopped
                     first = min(self._in_line, key=lambda p: (p.batch.number, p.rows[0])) is piece
                     delay = self._pacing.delay(job.split) if first else None
@@ -276,7 +274,7 @@ class Prefetcher:
         """The first piece nobody works on; opens the next batch when the budget allows."""
         with self._changed:
             while True:
-                if self._closed or self._failure is not None:
+                if self._closed.is_set() or self._failure is not None:
                     return None
                 if self._pieces:
                     return self._pieces.pop(0)
@@ -326,20 +324,19 @@ class Prefetcher:
 
     def _attempt(self, transport: Transport, piece: RequestSlice) -> int:
         """Ask one server for what is missing of ``piece``; the bytes of its answer."""
-        if self._closed:
+        if self._closed.is_set():
             raise Stopped
         if piece.next == len(piece.rows):
             return 0
         batch, job = piece.batch, piece.batch.job
         ids = batch.ids[piece.rows[piece.next :]]
-        receive = self._receiver.features if job.split else self._receiver.stored
         request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
         began = asked
 
         def read(reader: FrameReader) -> RequestReport:
             nonlocal received, began
             began = time.monotonic()
-            end = receive(reader, piece, transport.url)
+            end = self._receive(reader, piece, transport.url)
             received = reader.bytes_read
             if missing := len(piece.rows) - piece.next:
                 raise WireError(f"{transport.url}: the stream ended {missing} samples early")
@@ -353,6 +350,18 @@ class Prefetcher:
         ended = time.monotonic()
         self.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
         return received + _HEAD_BYTES
+
+    def _receive(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
+        """Take the frames of an answer; stored samples are decoded while the connection is asked for the next ones."""
+        while not isinstance(found := self._receiver.next(reader, piece, server), StreamEnd):
+            if found.samples is None:
+                self._arrived(piece.batch, found.rows, found.ids)
+                continue
+            try:
+                self._decoders.submit(self._decode, piece.batch, found.rows, found.samples)
+            except RuntimeError:  # they have been shut down
+                raise Stopped from None
+        return found
 
     def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
         """The samples of ``rows``, which carried ``ids``, are in their places."""

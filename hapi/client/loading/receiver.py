@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,88 +73,101 @@ class RequestSlice:
         return self.rows[self.next : self.next + count]
 
 
+class Arrived(NamedTuple):
+    """Samples that came in one frame, or lay together in the sample cache."""
+
+    rows: npt.NDArray[np.int64]
+    """Of their batch, ascending."""
+    ids: npt.NDArray[Any]
+    """The ids that they came with, one for each row."""
+    samples: Samples | None
+    """Stored samples, for :meth:`Receiver.decode`; None for features, which are in their rows already."""
+
+
 class Receiver:
-    """Puts samples into their batches, in any number of threads."""
+    """Reads samples into their batches, in any number of threads; what has come is returned, frame by frame."""
 
     def __init__(
         self,
         traffic: Traffic,
         tracer: Tracer,
         caches: Mapping[DatasetReference, SampleCache],
-        closed: Callable[[], bool],
-        arrived: Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None],
-        later: Callable[[Callable[[], None]], None],
+        closed: threading.Event,
         check: bool = True,
     ) -> None:
-        """``closed()``: nobody wants any more. ``arrived(batch, rows, ids)``: these rows are in their places.
+        """Receive until ``closed`` is set: what is read after that raises :class:`Stopped`.
 
-        ``later(work)`` has stored samples decoded while the connection that they came by is asked for the next ones.
         ``check``: features that are no numbers are refused.
         """
         self._check = check
-        self._traffic, self._tracer, self._caches = traffic, tracer, caches
-        self._closed, self._arrived, self._later = closed, arrived, later
+        self._traffic, self._tracer, self._caches, self._closed = traffic, tracer, caches, closed
 
-    def features(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
-        """The frames of the answer of ``server`` to a request for features."""
+    def next(self, reader: FrameReader, piece: RequestSlice, server: str) -> Arrived | StreamEnd:
+        """The next frame of the answer of ``server`` to the request for ``piece``.
+
+        :class:`WireError` for samples that are not those that come next, :class:`Stopped` when nobody wants them.
+        """
+        found = (
+            self._features(reader, piece, server) if piece.batch.job.split else self._stored(reader, piece)
+        )
+        if isinstance(found, Arrived):
+            piece.batch.origins.append((found.rows, server))
+            piece.next += len(found.rows)
+        return found
+
+    def _features(self, reader: FrameReader, piece: RequestSlice, server: str) -> Arrived | StreamEnd:
         batch = piece.batch
 
         def sink(header: FrameHeader) -> list[memoryview]:
             rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
             return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
 
-        while True:
-            header = self._next(reader, piece, sink)
-            if isinstance(header, StreamEnd):
-                return header
-            rows = piece.next_rows(len(header.ids))
-            if self._check:
-                what = f"{server}: features of split {batch.job.split}"
-                check_finite(batch.features[_spot(rows)], header.ids, what)
-            batch.origins.append((rows, server))
-            self._arrived(batch, rows, header.ids)
-            piece.next += len(header.ids)
+        header = self._next_frame(reader, piece, sink)
+        if isinstance(header, StreamEnd):
+            return header
+        rows = piece.next_rows(len(header.ids))
+        if self._check:
+            check_finite(
+                batch.features[_spot(rows)], header.ids, f"{server}: features of split {batch.job.split}"
+            )
+        return Arrived(rows, np.asarray(header.ids), None)
 
-    def stored(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
-        """The frames of the answer of ``server`` to a request for stored samples; a sample cache keeps these."""
-        batch = piece.batch
+    def _stored(self, reader: FrameReader, piece: RequestSlice) -> Arrived | StreamEnd:
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
             self._rows(header, piece, None)
-            received[:] = stored_buffers(header, batch.job)
+            received[:] = stored_buffers(header, piece.batch.job)
             return [byte_view(a) for a in received]
 
-        while True:
-            header = self._next(reader, piece, sink)
-            if isinstance(header, StreamEnd):
-                return header
-            rows = piece.next_rows(len(header.ids))
-            samples = checked_samples(np.asarray(header.ids), *received)
-            batch.origins.append((rows, server))
-            piece.next += len(rows)
-            self._later(partial(self._keep, batch, rows, samples))
+        header = self._next_frame(reader, piece, sink)
+        if isinstance(header, StreamEnd):
+            return header
+        samples = checked_samples(np.asarray(header.ids), *received)
+        return Arrived(piece.next_rows(len(header.ids)), samples.ids, samples)
 
-    def _keep(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
-        cache = self._caches.get(batch.job.dataset)
-        self._take(batch, rows, samples)
-        if cache is not None:
-            cache.put(samples)
-
-    def from_cache(self, piece: RequestSlice) -> None:
-        """Take what a sample cache has of a piece; the other rows are left to be asked for."""
+    def cached(self, piece: RequestSlice) -> Iterator[Arrived]:
+        """What a sample cache has of a piece; after the last of it the piece has the other rows only."""
         batch = piece.batch
         cache = None if batch.job.split else self._caches.get(batch.job.dataset)
         if cache is None:
             return
+        missing = np.ones(len(piece.rows), dtype=bool)
         for found, samples in cache.parts(batch.ids[piece.rows]):
-            if self._closed():
+            if self._closed.is_set():
                 raise Stopped
-            self._take(batch, piece.rows[found], samples)
+            missing[found] = False
+            yield Arrived(piece.rows[found], samples.ids, samples)
             self._traffic.cached(batch.job.split, len(samples), len(samples.data))
-        piece.rows = piece.rows[~batch.arrived[piece.rows]]
+        piece.rows = piece.rows[missing]
 
-    def _take(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+    def keep(self, batch: OpenBatch, samples: Samples) -> None:
+        """Put stored samples into their sample cache, if there is one."""
+        cache = self._caches.get(batch.job.dataset)
+        if cache is not None:
+            cache.put(samples)
+
+    def decode(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
         """Decode stored samples into ``rows`` of their batch."""
         job, started = batch.job, time.monotonic()
         with self._traffic.decoding(job.split), self._tracer.span("decode", "decode", samples=len(rows)):
@@ -170,9 +183,8 @@ class Receiver:
             batch.features[spot] = inputs
             batch.labels[spot] = torch.from_numpy(samples.labels)
         batch.spans.append(SampleSlice("client", "decode", started, time.monotonic()))
-        self._arrived(batch, rows, samples.ids)
 
-    def _next(self, reader: FrameReader, piece: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
+    def _next_frame(self, reader: FrameReader, piece: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
         """The next frame; the network's clock runs from its header's arrival to its checksum."""
         spans, asked, before = piece.batch.spans, time.monotonic(), reader.bytes_read
         arrival = self._traffic.arrival(piece.batch.job.split)
@@ -194,7 +206,7 @@ class Receiver:
         self, header: FrameHeader, piece: RequestSlice, expected: tuple[TensorSpec, ...] | None
     ) -> npt.NDArray[np.int64]:
         """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
-        if self._closed():
+        if self._closed.is_set():
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
         rows = piece.next_rows(count)
