@@ -47,7 +47,7 @@ def described(**changes: Any) -> DatasetDescription:
         (
             {"count": 1 << 70},
             BadRequestError,
-            r"loopback: the answer is not JSON \(an integer of 22 digits\)",
+            r"the answer is not JSON \(an integer of 22 digits\)",
         ),
         ({"count": 1.5}, BadRequestError, "count"),
         ({"classes": ["x"] * (MAX_CLASSES + 1)}, BadRequestError, "more than 1048576 classes"),
