@@ -94,7 +94,7 @@ _MODULES = {
     "HapiError": "hapi.errors",
     "errors": "hapi.errors",
 }
-"""Where each name is; ``errors`` is the module itself."""
+"""Module of each name; ``errors`` is the module itself."""
 
 
 if not TYPE_CHECKING:  # a type checker would believe that every name is here

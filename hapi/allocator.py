@@ -1,8 +1,9 @@
-"""How the C library keeps freed memory: for the next tensor, instead of giving it back to the system.
+"""Settings of the C library's allocator that keep freed memory for the next tensor.
 
-A forward pass on a CPU makes and frees a tensor an operation. glibc gives large blocks back to the system as soon as
-they are free, and threads' heaps at 64 MiB; the next tensor is new memory again, of which the kernel clears every page
-when it is first touched. ``docs/decisions/0004-keep-freed-memory.md`` has the costs.
+A forward pass on a CPU makes and frees a tensor for each operation. glibc gives large blocks back to the
+system as soon as they are free, and threads' heaps at 64 MiB. The next tensor is then new memory, and the
+kernel clears each of its pages when it is first touched. ``docs/decisions/0004-keep-freed-memory.md`` has the
+costs.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ OWN = (
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """From now on, freed memory of this process stays with it; returns whether it does.
+    """Keep this process's freed memory for its next tensors; return whether that works here.
 
-    It makes tensors on a CPU cheaper. ``hapi-train`` calls it; a loop of one's own calls it before the first tensor::
+    Tensors on a CPU become cheaper. ``hapi-train`` calls it. Your own loop calls it before the first tensor::
 
         hapi.keep_freed_memory()
         session = hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18"))
 
-    All blocks come from one heap, also those of threads that begin later. Nothing is done where there is no ``mallopt``
-    (only glibc has it), or where the ``environment`` (``MALLOC_...``, ``GLIBC_TUNABLES``) says how memory is kept.
+    All blocks then come from one heap, also those of threads that begin later. Nothing is done without glibc (only it
+    has ``mallopt``), or if the ``environment`` (``MALLOC_...``, ``GLIBC_TUNABLES``) already configures the allocator.
     """
     if any(name in environment for name in OWN) or "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return False
@@ -47,7 +48,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """What is free goes back to the system now; nothing where the C library cannot do that."""
+    """Give freed memory back to the system now; do nothing where the C library cannot do that."""
     trim = _function("malloc_trim")
     if trim is not None:
         trim(ctypes.c_size_t(0))

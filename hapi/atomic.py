@@ -38,10 +38,11 @@ def partial_name(name: str) -> str:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the place of ``path`` when the block ends well, durably; else nothing changes.
+    """Open a new file that takes the place of ``path``, durably, when the block succeeds; otherwise nothing
+    changes.
 
-    What killed writers left in the folder is removed first. The folder must exist. Raises OSError, and ValueError
-    for a name that no file can have.
+    Files that killed writers left in the folder are removed first. The folder must exist. Raises OSError, and
+    ValueError for a name that no file can have.
     """
     target = Path(path)
     folder = target.absolute().parent
@@ -67,7 +68,9 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 
 def move_to_free(partial: Path, path: Path) -> bool:
-    """Have the file ``partial`` be at ``path`` too, or there alone, unless something is there; whether it is."""
+    """Link the file ``partial`` to ``path``, or move it there, unless ``path`` exists; return whether it was
+    done.
+    """
     try:
         path.hardlink_to(partial)
     except FileExistsError:

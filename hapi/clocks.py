@@ -1,4 +1,4 @@
-"""Clocks that the reports are made of: how long a thing was busy, seconds per stage, and memory that was new."""
+"""Clocks for the reports: busy seconds, seconds per stage, and newly touched memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from hapi.waiting import when_given_up
 
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
-"""Whose page faults are counted: the calling thread's where the system (Linux) knows them, else the process's."""
+"""Scope of the counted page faults: the calling thread where the system (Linux) knows it, otherwise the
+process.
+"""
 
 
 def new_pages() -> int:
@@ -55,14 +57,14 @@ class BusyClock:
             ending()
 
     def begin(self) -> None:
-        """One piece of work more is under way."""
+        """Count one more piece of work as under way."""
         with self._lock:
             if self._running == 0:
                 self._since = time.monotonic()
             self._running += 1
 
     def end(self) -> None:
-        """One less."""
+        """Count one piece of work less."""
         with self._lock:
             self._running -= 1
             if self._running == 0:
@@ -76,15 +78,13 @@ class BusyClock:
 
 
 class StageClock:
-    """Seconds per named stage, summed: by the wall clock, and of the processor by the threads that ran them.
+    """Sums of seconds per named stage: wall seconds, and CPU seconds of the threads that ran them.
 
-    Beside them the pages that these threads touched for the first time.
-
-    Thread-safe.
+    It also counts the pages that these threads touched for the first time. Thread-safe.
     """
 
     def __init__(self, stages: tuple[str, ...], total: StageClock | None = None) -> None:
-        """``total`` counts everything too."""
+        """Count the seconds of ``stages``, and add everything to ``total`` too."""
         self._total = total
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(stages, 0.0)
@@ -101,7 +101,7 @@ class StageClock:
             self.add(name, time.monotonic() - start, time.thread_time() - cpu, new_pages() - pages)
 
     def add(self, name: str, seconds: float, cpu_seconds: float = 0.0, pages: float = 0.0) -> None:
-        """Add wall and CPU seconds and new pages to stage ``name``."""
+        """Add wall and CPU seconds and newly touched pages to stage ``name``."""
         with self._lock:
             self._seconds[name] += seconds
             self._cpu[name] += cpu_seconds
@@ -110,16 +110,16 @@ class StageClock:
             self._total.add(name, seconds, cpu_seconds, pages)
 
     def seconds(self) -> dict[str, float]:
-        """A copy of the wall seconds so far."""
+        """Return a copy of the wall seconds so far, by stage."""
         with self._lock:
             return dict(self._seconds)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """A copy of the CPU seconds so far."""
+        """Return a copy of the CPU seconds so far, by stage."""
         with self._lock:
             return dict(self._cpu)
 
     def pages(self) -> dict[str, float]:
-        """A copy of the new pages so far."""
+        """Return a copy of the numbers of newly touched pages so far, by stage."""
         with self._lock:
             return dict(self._pages)

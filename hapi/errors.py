@@ -26,7 +26,9 @@ URN = "urn:hapi:problem:"
 _LONGEST_SECONDS = 1e9
 """Largest number of seconds (31 years) that is believed when the other side names one."""
 _GATEWAY = (502, 503, 504)
-"""What a proxy answers by itself while it cannot reach a server: no word of Hapi's on its store or its queue."""
+"""Statuses that a proxy answers by itself while it cannot reach a server. They say nothing about store or
+queue.
+"""
 
 
 class HapiError(Exception):
@@ -48,7 +50,7 @@ class HapiError(Exception):
     title: ClassVar[str] = "Internal error"
     retryable: ClassVar[bool] = False
     on_wire: ClassVar[bool] = True
-    """Whether a server may say it: what ends this process in a way of its own, only this process says."""
+    """True when a server may send it. An error that ends only this process is never sent."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class BadRequestError(HapiError):
 
 
 class UsageError(BadRequestError):
-    """A person asked for something that cannot be: a wrong flag, name, value or combination."""
+    """A person asked for something impossible: a wrong flag, name, value or combination."""
 
     slug, title = "usage", "Wrong usage"
 
@@ -112,13 +114,13 @@ class UnauthorizedError(HapiError):
 
 
 class ForbiddenError(HapiError):
-    """A request that came by a name, or from a page, that this server does not answer to."""
+    """A request under a host name, or from a web page, that this server does not serve."""
 
     status, slug, title = 403, "forbidden", "Forbidden"
 
 
 class NotFoundError(HapiError):
-    """A data set, model, sample or object that does not exist. The message names what does."""
+    """A dataset, model, sample or object that does not exist. The message names those that do."""
 
     status, slug, title = 404, "not-found", "Not found"
 
@@ -144,35 +146,35 @@ class UnprocessableError(HapiError):
 class ModelError(UnprocessableError):
     """A model that cannot be built, traced, split or loaded as asked."""
 
-    slug, title = "model", "Model cannot be used so"
+    slug, title = "model", "Unusable model"
 
 
 class ModelChoiceError(ModelError):
-    """A person chose of a model what there is not: an architecture, factory, weights or blocks of that name."""
+    """An architecture, factory, weights entry or block that the model's library does not have."""
 
     slug, title = "model-choice", "No such choice of a model"
 
 
 class WeightsAbsentError(ModelError):
-    """A library has no such weights, or they are neither in its cache nor can they be fetched."""
+    """Weights that a library does not have, or that are not in its cache and cannot be fetched."""
 
-    slug, title = "weights-absent", "Weights are not to be had"
+    slug, title = "weights-absent", "Weights not available"
 
 
 class BusyError(HapiError):
-    """The queue is full, or would not come to the request in time; ``retry_after`` says when to come back."""
+    """The queue is full, or too long for the request's deadline; ``retry_after`` says when to try again."""
 
     status, slug, title, retryable = 429, "busy", "Too many requests", True
 
 
 class DeadlineError(HapiError):
-    """The request waited until its client's deadline; it was not begun."""
+    """The request waited in the queue until its client's deadline. It was never begun."""
 
     status, slug, title, retryable = 504, "deadline", "Deadline passed in the queue", True
 
 
 class StoreError(HapiError):
-    """The object store did not answer, refused, or returned something else than asked for."""
+    """The object store did not answer, refused, or returned something unexpected."""
 
     status, slug, title, retryable = 502, "store", "Object store failed", True
 
@@ -184,7 +186,7 @@ class StoreUnavailableError(StoreError):
 
 
 class DataError(HapiError):
-    """Stored data that is damaged or cannot be decoded. Names data set, shard and sample."""
+    """Stored data that is damaged or cannot be decoded. Names dataset, shard and sample."""
 
     status, slug, title = 500, "data", "Damaged data"
 
@@ -196,13 +198,13 @@ class DrainingError(HapiError):
 
 
 class HostMemoryError(HapiError):
-    """The server's machine had no memory for the work just now; the batch was halved as far as it goes."""
+    """The server's machine had no memory for the work, not even with the smallest batch; it may have later."""
 
     status, slug, title, retryable = 503, "host-memory", "Out of memory", True
 
 
 class StuckError(HapiError):
-    """The server takes work, but what it has does not move: ``/readyz`` says so."""
+    """The server accepts work but makes no progress; ``/readyz`` answers 503."""
 
     status, slug, title, retryable = 503, "stuck", "Server is stuck", True
 
@@ -214,13 +216,13 @@ class DeviceMemoryError(HapiError):
 
 
 class HostBudgetError(DeviceMemoryError):
-    """The work does not fit what the server may take of its machine's memory, not even sample by sample."""
+    """The work does not fit the server's budget of host memory, not even sample by sample."""
 
     slug, title = "host-budget", "Does not fit the server's memory"
 
 
 class DivergedError(HapiError):
-    """Training has left the finite numbers at step ``batch`` of ``epoch``; what it is now is not worth keeping."""
+    """Training left the finite numbers at step ``batch`` of ``epoch``; its state is not saved."""
 
     slug, title, on_wire = "diverged", "Training has diverged", False
 
@@ -261,16 +263,16 @@ SHORT_OF: Mapping[int, str] = {
     errno.ENOBUFS: "network buffers",
     errno.ENOMEM: "memory",
 }
-"""Errors of the system that pass by themselves, and what there is too little of."""
+"""System errors that pass by themselves, with the resource that is short."""
 _TEXTS = {os.strerror(number): what for number, what in SHORT_OF.items()}
-"""The same in the words of libraries that keep no numbers."""
+"""The same shortages in the words of libraries that report no error number."""
 
 
 def shortage(error: BaseException) -> ShortageError | None:
-    """The error for what the system cannot give for now.
+    """Return the error for a resource that the system is short of.
 
-    None when ``error`` is no such thing, and was not raised because of one either: whoever maps what a library raises
-    (weights that are not there, a shard that cannot be read) need not tell it from all else.
+    None when ``error`` is not a shortage and was not caused by one. Code that maps a library's errors (absent
+    weights, an unreadable shard) calls this first, so that it need not tell shortages apart itself.
     """
     seen: set[int] = set()
     behind: BaseException | None = error
@@ -286,7 +288,7 @@ def shortage(error: BaseException) -> ShortageError | None:
 
 
 def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:
-    """All kinds of errors from ``root`` down, by the name that each has on the wire."""
+    """Return all error classes from ``root`` down, by their name on the wire."""
     found = {root.slug: root} if root.on_wire else {}
     for child in root.__subclasses__():
         found.update(by_slug(child))
@@ -294,10 +296,12 @@ def by_slug(root: type[HapiError] = HapiError) -> dict[str, type[HapiError]]:
 
 
 def from_problem(problem: Any, status: int) -> HapiError:
-    """The exception that a problem-details document stands for.
+    """Return the exception for a problem-details document.
 
-    ``problem`` comes from the network and may be anything; what is not understood becomes the error
-    that fits ``status`` best, with a message that says so.
+    Args:
+        problem: the parsed document. It comes from the network and may be anything. If it is not understood,
+            the error that fits ``status`` best is returned, with a message that says so.
+        status: the HTTP status of the answer.
     """
     kinds = by_slug()
     if not isinstance(problem, dict):
@@ -318,7 +322,7 @@ def from_problem(problem: Any, status: int) -> HapiError:
 
 
 def _seconds(value: Any) -> float | None:
-    """``value`` if it can be a number of seconds; None for anything else, endless and negative ones too."""
+    """``value`` as a number of seconds; None if it is negative, not finite or no number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_SECONDS:
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""Model factories of a user's own (``package.module:factory``): who may name them, and where they are looked for."""
+"""Factories of user models (``package.module:factory``): where they are found, and which may be called."""
 
 from __future__ import annotations
 
@@ -13,25 +13,33 @@ _FACTORY = re.compile(r"(?!timm:|store:)[\w.-]{1,200}:[\w.:-]{1,200}", re.ASCII)
 
 
 def is_factory(model: str) -> bool:
-    """Whether ``model`` names a factory, not a library's model or a pushed one (``timm:NAME``, ``store:NAME``)."""
+    """Return whether ``model`` names a factory, not a library's model or a pushed one (``timm:NAME``,
+    ``store:NAME``).
+    """
     return _FACTORY.fullmatch(model) is not None
 
 
 def check_allowed(factory: str, allowed: Collection[str], name: str) -> None:
-    """:class:`UsageError` if the pushed model ``name`` is of a factory that nobody here allowed.
+    """Raise :class:`UsageError` unless ``factory``, which makes the pushed model ``name``, is allowed.
 
-    Whoever writes into a store chooses the names in it, and a factory is imported and called. ``allowed`` has
-    factories or their modules, as hapi-server's ``--allow-model`` does.
+    Anyone who can write into a store chooses the names in it, and a factory is imported and called.
+
+    Args:
+        factory: ``package.module:factory``, as the model's manifest names it.
+        allowed: factories or whole modules, as given to hapi-server's ``--allow-model``.
+        name: the model's name, for the message.
     """
     if is_factory(factory) and not {factory, factory.partition(":")[0]} & set(allowed):
         raise UsageError(
-            f"model {name!r} is made by the code of {factory!r}, which would run here; if you trust it, allow it "
-            f"with --allow-model {factory}"
+            f"model {name!r} would run the code of {factory!r} here; if you trust it, allow it with "
+            f"--allow-model {factory}"
         )
 
 
 def search_here() -> None:
-    """Modules in the current folder are found too, as they are by ``python SCRIPT``; an installed command's are not."""
+    """Make modules in the current folder importable, as ``python SCRIPT`` does and an installed command does
+    not.
+    """
     try:
         cwd = str(Path.cwd())
     except FileNotFoundError:  # a folder that was removed has no modules

@@ -1,8 +1,8 @@
 """Torchvision, imported without torch's compiler.
 
-Torchvision wants two things of the compiler (``torch._dynamo``) when it is imported: a function that ``roi_align``
-asks one question when it is called, and a mark on one function not to be compiled. For that the compiler is imported,
-which takes 1.3 of the 1.5 seconds of torchvision's import; nothing of ours compiles.
+When torchvision is imported, it needs two things from the compiler (``torch._dynamo``): a function that
+``roi_align`` calls, and a marker that keeps one function from being compiled. Importing the compiler for them
+takes 1.3 of the 1.5 seconds of torchvision's import, and Hapi compiles nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _LOCK = threading.Lock()
 
 
 def vision(module: str) -> Any:
-    """The module of that name, ``torchvision`` or one inside it."""
+    """Import and return ``torchvision`` or one of its modules."""
     with _LOCK, _compiler_later():
         return importlib.import_module(module)
 
 
 @contextmanager
 def _compiler_later() -> Iterator[None]:
-    """Where torch's compiler has not been imported: stand-ins for what torchvision wants of it.
+    """Put stand-ins in the place of torch's compiler during the block, unless it is imported already.
 
-    They import the real one as soon as they are called. Afterwards everybody else finds the real one.
+    A stand-in imports the real compiler as soon as it is called. After the block, imports find the real one.
     """
     torch = importlib.import_module("torch")
     lazily = getattr(
@@ -49,7 +49,7 @@ def _compiler_later() -> Iterator[None]:
 
 
 class _Later(types.ModuleType):
-    """What is imported from it is there at once, and works by importing the real module when it is called."""
+    """A module whose names exist at once and import the real module when they are called."""
 
     def is_compile_supported(self, *args: Any) -> Any:
         return _real(self).is_compile_supported(*args)

@@ -19,10 +19,10 @@ _TEXT = re.compile(r"([0-9a-f]{0,32})-(\d{1,20})-(\d{1,10})-(\d{1,20})")
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process, told apart from every other one of any machine."""
+    """Identity of a process, different from that of every other one on any machine."""
 
     host: str
-    """Name of its machine or container, for people to read."""
+    """Name of its machine or container, for messages."""
     boot: str
     """Random id of the machine's boot, 32 hex digits; empty where the system tells none."""
     namespace: int
@@ -42,7 +42,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Parse what :meth:`to_json` made; ValueError, KeyError or TypeError for anything else."""
+        """Parse the output of :meth:`to_json`; ValueError, KeyError or TypeError for anything else."""
         host, boot = document["host"], document["boot"]
         numbers = [document[key] for key in ("namespace", "pid", "started")]
         if not isinstance(host, str) or not isinstance(boot, str):
@@ -53,7 +53,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_text(cls, text: str) -> Self | None:
-        """Parse the form without a host of :meth:`to_text`; None for anything else."""
+        """Parse the output of :meth:`to_text`, which has no host; None for anything else."""
         match = _TEXT.fullmatch(text)
         return None if match is None else cls("", match[1], *(int(part) for part in match.groups()[1:]))
 
@@ -66,11 +66,11 @@ class ProcessIdentity:
         return f"{self.boot}-{self.namespace}-{self.pid}-{self.started}"
 
     def shares_kernel(self) -> bool:
-        """Whether it ran, or runs, on the machine of this process and since the same boot."""
+        """Return whether it ran, or runs, on the machine of this process and since the same boot."""
         return bool(self.boot) and self.boot == _boot_and_namespace(os.getpid())[0]
 
     def lives(self) -> bool | None:
-        """Whether the process lives; None when that cannot be seen from here."""
+        """Return whether the process lives; None when that cannot be seen from here."""
         boot, namespace = _boot_and_namespace(os.getpid())
         if not boot or not namespace or not self.pid or not self.started:
             return None
@@ -100,7 +100,7 @@ def _boot_and_namespace(pid: int) -> tuple[str, int]:
 
 
 def _is_seen(pid: int) -> bool:
-    """Whether ``/proc`` would show process ``pid``; it may hide those of other users."""
+    """Return whether ``/proc`` would show process ``pid``; it may hide those of other users."""
     if Path(f"/proc/{pid}").exists():
         return True
     try:

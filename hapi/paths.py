@@ -1,4 +1,4 @@
-"""Paths as a person writes them, and files that are there whole or not at all."""
+"""Paths as users write them, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ Named = tuple[str, str | None]
 
 
 def user_path(text: str | Path, what: str) -> Path:
-    """``text`` as a path, its ``~`` or ``~NAME`` replaced; :class:`UsageError` naming ``what`` for an unknown user."""
+    """Return ``text`` as a path with ``~`` or ``~NAME`` expanded.
+
+    Raises:
+        UsageError: ``~NAME`` is an unknown user; the message begins with ``what``.
+    """
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"{what} {text}: there is no such user's home; write the folder's path") from None
+        raise UsageError(
+            f"{what} {text}: there is no user of this name; write the folder's full path"
+        ) from None
 
 
 def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
-    """Return the content of a file, pipe or device that a person named; never more than ``max_bytes`` bytes are read.
+    """Return the content of a file, pipe or device that a person named; never read more than ``max_bytes`` bytes.
 
     Args:
-        path: What to read.
-        max_bytes: The largest content that is meant here, in bytes.
-        what: What names it, for messages: ``"--labels x.txt"``.
+        path: its path.
+        max_bytes: largest sensible content in bytes.
+        what: name for messages: ``"--labels x.txt"``.
 
     Raises:
-        UsageError: It cannot be read, or has more bytes.
+        UsageError: it cannot be read, or has more bytes.
     """
     try:
         with Path(path).open("rb") as file:
@@ -39,14 +45,16 @@ def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
     except (OSError, ValueError) as error:
         raise UsageError(f"{what}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > max_bytes:
-        raise UsageError(
-            f"{what}: has more than {max_bytes} bytes, which is not what belongs there; name another file"
-        )
+        raise UsageError(f"{what}: has more than {max_bytes} bytes, too many for this; name another file")
     return data
 
 
 def check_output(flag: str, path: str) -> None:
-    """:class:`UsageError` naming ``flag`` unless a file can be written at ``path``; its folder is made."""
+    """Check that a file can be written at ``path``, and make its folder.
+
+    Raises:
+        UsageError: it cannot be written; the message names ``flag``.
+    """
     target = Path(path)
     try:
         with suppress(FileNotFoundError):
@@ -63,9 +71,14 @@ def check_output(flag: str, path: str) -> None:
 
 
 def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> None:
-    """:func:`check_output` of each of ``outputs``; and :class:`UsageError` if one is another one or of ``inputs``.
+    """Check each of ``outputs`` with :func:`check_output`, and that no file is used twice.
 
-    Each is (what names it, path or None for none).
+    Args:
+        outputs: pairs of a name for messages and a path; None for no file.
+        inputs: pairs of the same form, of files that are read.
+
+    Raises:
+        UsageError: an output cannot be written, or is another output or an input.
     """
     taken = {
         os.path.realpath(path): name for name, path in inputs if path is not None and os.path.lexists(path)
@@ -76,11 +89,15 @@ def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> Non
         check_output(name, path)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
-            raise UsageError(f"{name} {path}: is {other} too; give another name")
+            raise UsageError(f"{name} {path}: it is the same file as {other}; give another name")
 
 
 def write_whole(path: str, text: str, flag: str = "") -> None:
-    """Write ``text`` to ``path``, whole or not at all; :class:`UsageError` naming ``flag`` when that fails."""
+    """Write ``text`` to ``path``, whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written; the message names ``flag``.
+    """
     try:
         write_atomically(path, text.encode("utf-8", "replace"))
     except (OSError, ValueError) as error:

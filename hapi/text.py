@@ -1,4 +1,4 @@
-"""Text that others wrote, made fit for a terminal, a log and a message."""
+"""Foreign text, made safe for a terminal, a log and a message."""
 
 from __future__ import annotations
 

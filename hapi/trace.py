@@ -57,11 +57,19 @@ class Tracer:
         self._counts: list[_Count] = []
 
     def span(self, name: str, track: str, **arguments: Any) -> AbstractContextManager[None]:
-        """A ``with`` block to record as ``name`` on ``track``; ``arguments`` are shown with it."""
+        """Return a ``with`` block that is recorded as ``name`` on ``track``, with ``arguments``."""
         return self._timed(name, track, arguments) if self.enabled else _NOTHING
 
     def record(self, name: str, track: str, start: int, stop: int, **arguments: Any) -> None:
-        """A span measured elsewhere, ``start`` and ``stop`` in ``perf_counter_ns`` nanoseconds."""
+        """Record a span that was measured elsewhere.
+
+        Args:
+            name: the span's name.
+            track: the track that it is shown on.
+            start: its begin in ``perf_counter_ns`` nanoseconds.
+            stop: its end, likewise.
+            arguments: values that are shown with it.
+        """
         if not self.enabled:
             return
         with self._lock:
@@ -71,7 +79,7 @@ class Tracer:
                 self.dropped += 1
 
     def counter(self, name: str, value: float) -> None:
-        """The value that ``name`` (bytes in flight, queue length) has from now on."""
+        """Record the value of ``name`` (bytes in flight, queue length) from now on."""
         if not self.enabled:
             return
         now = time.perf_counter_ns()
@@ -90,7 +98,7 @@ class Tracer:
             self.record(name, track, start, time.perf_counter_ns(), **arguments)
 
     def document(self) -> dict[str, Any]:
-        """The trace as a Chrome trace-event document (JSON object format)."""
+        """Return the trace as a Chrome trace-event document (JSON object format)."""
         with self._lock:
             spans, counts, dropped = list(self._spans), list(self._counts), self.dropped
         pid = os.getpid()
@@ -121,12 +129,12 @@ class Tracer:
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"dropped_events": dropped}}
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to ``path``, whole or not at all. Raises :class:`UsageError` when that fails."""
+        """Write the trace to ``path``, whole or not at all; raises :class:`UsageError` when that fails."""
         write_whole(str(path), json.dumps(self.document(), separators=(",", ":"), default=str), "--trace")
 
 
 OFF = Tracer(enabled=False)
-"""The tracer of whoever asked for none."""
+"""The tracer that records nothing."""
 
 
 def _metadata(pid: int, thread: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

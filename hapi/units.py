@@ -1,7 +1,7 @@
 """Sizes, bandwidths, durations and counts as people write them, read strictly and printed back.
 
 A size is a number of bytes, a bandwidth a number of *bits* per second (as links are sold), a duration a
-number of seconds. A bare number is in that base unit. What could mean two things is refused.
+number of seconds. A bare number is in that base unit. Ambiguous text is refused.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _DURATION_PART = re.compile(rf"({_NUMBER})\s*([a-zµ]{{1,3}})\s*", re.ASCII)
 
 
 def parse_bytes(text: str | int, what: str = "size") -> int:
-    """Bytes of ``"64MiB"``, ``"1.5GB"``, ``"512 kB"``, ``"4096"`` or an int.
+    """Parse ``"64MiB"``, ``"1.5GB"``, ``"512 kB"``, ``"4096"`` or an int into bytes.
 
-    MiB is 2**20, MB is 10**6. ``64M`` (which of the two?) and ``64Mb`` (bits) are refused.
-    Raises :class:`UsageError`, its message beginning with ``what``.
+    MiB is 2**20, MB is 10**6. ``64M`` (which of the two?) and ``64Mb`` (bits) are refused. Raises
+    :class:`UsageError`, its message beginning with ``what``.
     """
     number, unit = _split(text, what, "64MiB or 1.5GB")
     if not unit:
@@ -65,7 +65,8 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
 
 
 def parse_bandwidth(text: str | float, what: str = "bandwidth") -> float:
-    """Bits per second of ``"1Gbps"``, ``"12 Gbit/s"``, ``"100Mb/s"``, ``"125MB/s"`` (bytes) or a number.
+    """Parse ``"1Gbps"``, ``"12 Gbit/s"``, ``"100Mb/s"``, ``"125MB/s"`` (bytes) or a number into bits per
+    second.
 
     Raises :class:`UsageError`; zero and negative bandwidths are refused.
     """
@@ -87,7 +88,7 @@ def parse_bandwidth(text: str | float, what: str = "bandwidth") -> float:
 
 
 def parse_duration(text: str | float, what: str = "duration") -> float:
-    """Seconds of ``"1.5s"``, ``"200ms"``, ``"10us"``, ``"2min"``, ``"1h30m"`` or a number of seconds.
+    """Parse ``"1.5s"``, ``"200ms"``, ``"10us"``, ``"2min"``, ``"1h30m"`` or a number into seconds.
 
     Raises :class:`UsageError`; negative durations are refused.
     """
@@ -107,7 +108,8 @@ def parse_duration(text: str | float, what: str = "duration") -> float:
 
 
 def parse_count(text: str | int, what: str = "count") -> int:
-    """A whole number at least 0 of ``"10k"``, ``"1.5M"``, ``"1_000"``, ``"1e3"`` or an int (k = 1000).
+    """Parse ``"10k"``, ``"1.5M"``, ``"1_000"``, ``"1e3"`` or an int into a whole number at least 0 (k =
+    1000).
 
     Raises :class:`UsageError`.
     """

@@ -1,9 +1,9 @@
 """Waits that end when the work is given up.
 
-A thread works in somebody's :class:`Interest`. What it waits for is often done by other threads: a lock, a chunk that
-another request loads, a read ahead. When a store does not answer one of them, all would wait for ever. So these waits
-end with an error once the interest is given up; a call into the store itself cannot be ended, and the thread that is in
-one is lost (:mod:`hapi.process.threads`).
+A thread works in somebody's :class:`Interest`. It often waits for other threads: for a lock, a chunk that
+another request loads, a read ahead. If a store does not answer one of them, all would wait for ever. So these
+waits end with an error once the interest is given up. A call into the store itself cannot be ended; the
+thread in it is lost (:mod:`hapi.process.threads`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hapi.errors import StoreUnavailableError
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.25
-"""How often a thread that waits looks whether its work was given up."""
+"""Seconds between two checks of a waiting thread whether its work was given up."""
 
 _current = threading.local()
 
 
 class Interest(threading.Event):
-    """Somebody's interest in a piece of work, in which several threads may be.
+    """An interest in a piece of work that several threads may carry out.
 
-    It is set when nobody wants the result any more: the work stops at its next step. Given up means more: nobody waits
-    for that step either.
+    When it is *set*, the result is not wanted any more: the work stops at its next step. When it is *given
+    up*, the work is not waited for at all any more, not even until that step.
     """
 
     def __init__(self, subject: str = "", deadline: float = math.inf) -> None:
@@ -44,25 +44,25 @@ class Interest(threading.Event):
         self.subject = subject
         self.deadline = deadline
         self.given_up_at = math.inf
-        """When nobody had patience with it any more (``time.monotonic`` seconds)."""
+        """Time at which it was given up (``time.monotonic`` seconds); None before."""
         self.moved_at = time.monotonic()
-        """When a step of the work began or ended last."""
+        """Time at which a step of the work last began or ended."""
         self._lock = threading.Lock()
         self._resting = 0
         self._at_giving_up: list[Callable[[], object]] = []
 
     @property
     def given_up(self) -> bool:
-        """Whether all waits in it are to end."""
+        """True when all waits in it are to end."""
         return self.given_up_at < math.inf
 
     def moved(self) -> None:
-        """A step of the work began or ended."""
+        """Record that a step of the work began or ended."""
         self.moved_at = time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block the work waits for what may take long in order: its reader, memory, a processor."""
+        """Mark a block in which a long wait is normal: for the reader, for memory, for a processor."""
         with self._lock:
             self._resting += 1
         try:
@@ -101,17 +101,17 @@ class Interest(threading.Event):
             action()
 
     def error(self) -> StoreUnavailableError:
-        """What who waits for the work is told once it was given up."""
+        """Return the error for those that wait for the work after it was given up."""
         still = time.monotonic() - self.moved_at
         return StoreUnavailableError(
-            f"{self.subject or 'the request'}: the store has not answered for {still:.0f} s, and nobody waits for it "
-            "any longer; look at the store, try later, or ask another server"
+            f"{self.subject or 'the request'}: the store has not answered for {still:.0f} s, and the request was "
+            "given up; check the store, try later, or use another server"
         )
 
 
 @contextmanager
 def working_in(interest: Interest | None) -> Iterator[None]:
-    """Inside the block this thread works in ``interest``."""
+    """Run the block's work in ``interest``."""
     before = current()
     _current.interest = interest
     try:
@@ -121,14 +121,14 @@ def working_in(interest: Interest | None) -> Iterator[None]:
 
 
 def current() -> Interest | None:
-    """The interest in which this thread works."""
+    """Return the interest in which this thread works."""
     found: Interest | None = getattr(_current, "interest", None)
     return found
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """As :meth:`Interest.paused` for this thread's work."""
+    """Do :meth:`Interest.paused` for this thread's work."""
     interest = current()
     if interest is None:
         yield
@@ -139,7 +139,7 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def when_given_up(action: Callable[[], object]) -> Iterator[None]:
-    """As :meth:`Interest.when_given_up` for this thread's work."""
+    """Do :meth:`Interest.when_given_up` for this thread's work."""
     interest = current()
     if interest is None:
         yield
@@ -149,7 +149,7 @@ def when_given_up(action: Callable[[], object]) -> Iterator[None]:
 
 
 def moved() -> None:
-    """A step of this thread's work ended: some of what it waits for has come."""
+    """Record that a step of this thread's work ended."""
     interest = current()
     if interest is not None:
         interest.moved()
@@ -163,10 +163,10 @@ def check() -> None:
 
 
 def wait(condition: threading.Condition) -> None:
-    """Wait for ``condition``, which the caller holds and looks at again.
+    """Wait for ``condition``; the caller holds it and checks its state again afterwards.
 
     Raises:
-        StoreUnavailableError: This thread's work was given up.
+        StoreUnavailableError: this thread's work was given up.
     """
     condition.wait(None if current() is None else LOOK_SECONDS)
     check()
@@ -193,10 +193,10 @@ def holding(lock: threading.Lock) -> Iterator[None]:
 
 
 def result(future: Future[T]) -> T:
-    """The result of ``future``, waited for.
+    """Wait for ``future`` and return its result.
 
     Raises:
-        StoreUnavailableError: This thread's work was given up before it was there.
+        StoreUnavailableError: this thread's work was given up first.
     """
     interest = current()
     while interest is not None:

@@ -50,7 +50,9 @@ def test_a_file_has_one_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     check_outputs(
         [("--html", "a"), ("--report", None), ("--trace", "b")], [("--ca-file", "absent"), ("-w", None)]
     )
-    with pytest.raises(UsageError, match=r"^--trace new/../a: is --html too; give another name$"):
+    with pytest.raises(
+        UsageError, match=r"^--trace new/../a: it is the same file as --html; give another name$"
+    ):
         check_outputs([("--html", "a"), ("--trace", "new/../a")])
     with pytest.raises(UsageError, match=r"^--html link: is --profile too"):
         check_outputs([("--html", "link")], [("--profile", "kept")])
@@ -59,5 +61,5 @@ def test_a_file_has_one_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unknown_home() -> None:
-    with pytest.raises(UsageError, match=r"--store ~nobody-here/x: there is no such user"):
+    with pytest.raises(UsageError, match=r"--store ~nobody-here/x: there is no user of this name"):
         user_path("~nobody-here/x", "--store")

@@ -64,12 +64,13 @@ def verify(
 
 
 def is_model(store: ObjectStore, name: str) -> bool:
-    """Whether ``name`` is a pushed model in ``store``, and no dataset."""
+    """Return whether ``name`` in ``store`` is a pushed model and not a dataset."""
     return name not in store.list_names("datasets") and name in store.list_names("models")
 
 
 def list_datasets(store: str) -> list[DatasetSummary]:
-    """The datasets of the store at a URL or in a folder, sorted by name, with unfinished and damaged ones.
+    """Return a store's datasets, sorted by name, with unfinished and damaged ones; ``store`` is a URL or
+    folder.
 
     >>> import hapi, numpy
     >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])

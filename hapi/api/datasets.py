@@ -32,7 +32,18 @@ def open_source_for(
     classes: Sequence[str] | None = None,
     download: bool = False,
 ) -> Source:
-    """The source that :func:`pack` reads for the dataset at ``address``; the store is no part of it."""
+    """Open the source that :func:`pack` reads for the dataset at ``address``; the store is never part of it.
+
+    Args:
+        source: see :func:`pack`.
+        address: STORE/NAME.
+        labels: a file with the labels of an array without them.
+        classes: the names of all classes in the order of their labels.
+        download: let torchvision fetch missing files.
+
+    Raises:
+        UsageError: the source cannot be used.
+    """
     objects = open_store(split_address(address)[0]).local_path("datasets")
     text = os.fspath(source)
     if text.startswith("~"):

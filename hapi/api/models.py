@@ -64,7 +64,7 @@ def push(
 
 
 def open_model(address: str, digest: str | None = None) -> StoredModel:
-    """The pushed model at STORE/NAME: its layers, and their tensors read by range.
+    """Return the pushed model at STORE/NAME: its layers, and their tensors read by range.
 
     >>> import hapi
     >>> _ = hapi.push("squeezenet1_1", "store/squeeze", weights="random:0", num_classes=4, input_size=64)
@@ -87,7 +87,7 @@ def open_model(address: str, digest: str | None = None) -> StoredModel:
 
 
 def list_models(store: str) -> list[ModelSummary]:
-    """The pushed models of the store at a URL or in a folder, with unfinished and damaged ones.
+    """Return a store's pushed models, with unfinished and damaged ones; ``store`` is a URL or folder.
 
     >>> import hapi
     >>> _ = hapi.push("squeezenet1_1", "store/squeeze", weights="random:0", num_classes=4, input_size=64)

@@ -1,6 +1,7 @@
-"""Where the samples of a cache lie: by dense id in three arrays, filled from the segments of every process.
+"""Locations of cached samples by dense id, in three arrays that are filled from the segments of all
+processes.
 
-They take 12 bytes for each sample of the data set, 120 MB for 10 million, however many of them are in the cache.
+They take 12 bytes for each sample of the dataset (120 MB for 10 million), however many samples are cached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hapi.errors import DataError
 log = logging.getLogger("hapi.cache")
 
 LOOK_SECONDS = 1.0
-"""Between two looks for segments of other processes."""
+"""Seconds between two looks for segments of other processes."""
 _MOST_OPEN = 4096
 """Files of segments that stay open, or a quarter of what the system allows if that is less."""
 _FRESH_SECONDS = 0.1
@@ -32,16 +33,16 @@ _FRESH_SECONDS = 0.1
 
 
 class SampleLocations(NamedTuple):
-    """Where n samples are in the cache; arrays [n]."""
+    """Locations of n samples in the cache; arrays [n]."""
 
     segment: Small
-    """Number of the segment; 0: not here."""
+    """Number of the segment; 0 for a sample that is not cached."""
     start: Small
     length: Small
     """Bytes of the sample, without its head."""
 
     def of(self, rows: IntArray) -> SampleLocations:
-        """Those of ``rows``."""
+        """Return the locations of ``rows``."""
         return SampleLocations(*(array[rows] for array in self))
 
     @property
@@ -64,10 +65,16 @@ class _Segment:
 
 
 class Catalogue:
-    """What the segments in one folder hold. Thread-safe."""
+    """Contents of the segments in one folder. Thread-safe."""
 
     def __init__(self, folder: Path, seed: int, count: int) -> None:
-        """Of the samples 0 to ``count - 1``; ``seed`` of the checksums."""
+        """Begin an empty catalog.
+
+        Args:
+            folder: the folder of one dataset version.
+            seed: seed of its checksums (:func:`hapi.cache.segments.seed_of`).
+            count: samples of the dataset; ids are 0 to ``count - 1``.
+        """
         self._folder, self._seed, self._count = folder, seed, count
         self._locations = SampleLocations(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
         self._segments: dict[int, _Segment] = {}
@@ -75,9 +82,9 @@ class Catalogue:
         self._known: set[str] = set()
         """Names that were taken in, or are this process's own."""
         self._written: _Segment | None = None
-        """That which grows: its writer alone has the file, readers have copies of its descriptor."""
+        """The growing segment: its writer alone owns the file, readers have copies of its descriptor."""
         self._retired: list[_Segment] = []
-        """Those that are no more, of which a file may still be open and in some thread's hands."""
+        """Forgotten segments whose file some thread may still have open."""
         self._lock = threading.Lock()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_open = _MOST_OPEN if limit == resource.RLIM_INFINITY else min(_MOST_OPEN, limit // 4)
@@ -89,24 +96,26 @@ class Catalogue:
 
     @property
     def samples(self) -> int:
-        """How many samples are here."""
+        """Number of cached samples."""
         return int(np.count_nonzero(self._locations.segment))
 
     def find(self, ids: IntArray) -> SampleLocations:
-        """Where these samples are; other processes' segments show after a second or so."""
+        """Return the locations of samples ``ids``; other processes' segments show after about a second."""
         with self._lock:
             self._rescan_when_due()
             return self._locations.of(ids)
 
     def held(self, ids: IntArray) -> Flags:
-        """Which of these samples are here; bool [n]."""
+        """Return which of samples ``ids`` are cached; bool [n]."""
         with self._lock:
             self._rescan_when_due()
             held: Flags = self._locations.segment[ids] > 0
             return held
 
     def descriptor(self, number: int, opened: contextlib.ExitStack) -> int | None:
-        """An open file of a segment, closed by ``opened`` unless it is kept; None when it is gone."""
+        """Return an open file of segment ``number``; None when it is gone. ``opened`` closes it unless it is
+        kept.
+        """
         with self._lock:
             segment = self._segments.get(number)
             if segment is None:
@@ -139,20 +148,20 @@ class Catalogue:
                     self._remove(segment.path, "a sample is not there or fails its checksum")
 
     def begin(self, path: Path, descriptor: int) -> int:
-        """The number of a segment that this process writes, one at a time; its file is closed here in the end."""
+        """Register the segment that this process writes next; return its number. The catalog closes its file."""
         with self._lock:
             self._written = _Segment(path, descriptor)
             return self._number(self._written)
 
     def add(self, number: int, contents: Contents) -> bool:
-        """These are in the segment now; False when it is no more."""
+        """Add ``contents`` of segment ``number``; return False when the segment is gone."""
         with self._lock:
             if number in self._segments:
                 self._note(number, contents)
             return number in self._segments
 
     def sealed(self, number: int, path: Path) -> None:
-        """The segment that was written is whole, and the file at ``path``: one like the others from now on."""
+        """Turn the written segment ``number`` into a whole one at ``path``, like all others."""
         with self._lock:
             self._known.add(path.name)
             segment, self._written = self._written, None
@@ -164,7 +173,7 @@ class Catalogue:
                     segment.close()
 
     def forget(self, number: int) -> None:
-        """The segment that was written is no more, which is nobody's fault."""
+        """Forget the written segment ``number`` without a warning."""
         with self._lock:
             self._forget(number)
             if self._written is not None:
@@ -240,4 +249,4 @@ class Catalogue:
             path.unlink(missing_ok=True)
         if not self._warned:
             self._warned = True
-            log.warning("%s is damaged (%s); what was in it is asked for and kept again", path, why)
+            log.warning("%s is damaged (%s); its samples are fetched and cached again", path, why)

@@ -1,19 +1,19 @@
-"""The folder of a sample cache, which any number of processes of a machine share.
+"""Folder of a sample cache, shared by any number of processes of a machine.
 
-    DIR/hapi-sample-cache       what the folder is; a folder with anything in it but this is left alone
+    DIR/hapi-sample-cache       marks the folder; a folder with other contents is left alone
     DIR/lock                    locked while the budget is counted and while files come, go and change their names
-    DIR/NAME@VERSION/users      locked (shared) by who uses this version; its time is that of the last use
+    DIR/NAME@VERSION/users      locked (shared) by users of this version; its time is that of the last use
     DIR/NAME@VERSION/open-T     a segment being written, locked by its writer
     DIR/NAME@VERSION/segment-T  a segment that is whole
 
-All locks are ``flock``: the kernel frees those of a process that dies, at whatever moment. What it leaves is then an
-``open-`` file that nobody has locked, which is removed when the budget is counted next. An open file has from the
-beginning the size that it may get (without taking the disk's room), so the sizes of all files are what is reserved.
+All locks are ``flock``: the kernel frees those of a process that dies at any moment. Such a process leaves an
+unlocked ``open-`` file, which is removed when the budget is counted next. An open file has its final size
+from the beginning (without taking disk blocks), so the sizes of all files are the reserved bytes.
 
-Nothing goes while somebody uses it. When the budget is used up, versions that nobody uses are removed, the one that was
-used least recently first; after that nothing is admitted. An epoch uses every sample once, in an order that changes.
-So any cache hits with the share of the samples that it holds, and replacing one by another gains nothing and costs
-the writing (CoorDL's MinIO cache: Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021).
+Files in use are never removed. When the budget is used up, unused versions are removed, the least recently
+used first; after that nothing more is admitted. An epoch uses every sample once, in an order that changes. So
+any cache hits in proportion to the samples it holds: to replace one by another gains nothing and costs a
+write (CoorDL's MinIO cache: Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MARKER = "hapi-sample-cache"
 _FORMAT = b"1\n"
 _LOCK, _USERS, OPEN, SEGMENT = "lock", "users", "open-", "segment-"
 LOCK_SECONDS = 2.0
-"""How long a lock that is held for milliseconds is waited for: its owner may have been stopped."""
+"""Longest wait for a lock that is held for milliseconds: its owner may have been stopped."""
 _LOCK_PAUSE = 0.005
 
 
@@ -52,7 +52,7 @@ class Reserved(NamedTuple):
 
 @dataclass(frozen=True)
 class Version:
-    """What the cache holds of one version of a data set."""
+    """Cached contents of one dataset version."""
 
     name: str
     """NAME@VERSION."""
@@ -63,18 +63,24 @@ class Version:
 
 
 class CacheFolder:
-    """A folder with a budget; holds nothing open."""
+    """A cache folder with a budget; holds no open file."""
 
     def __init__(self, path: Path, budget: int) -> None:
-        """Use :meth:`open`."""
+        """Describe a folder that exists; use :meth:`open`."""
         self.path = path
         self.budget = budget
 
     @classmethod
     def open(cls, path: str | Path, budget: int, what: str = "sample cache") -> CacheFolder:
-        """The cache at ``path``, made if need be, for at most ``budget`` bytes.
+        """Open the cache at ``path``, or make it.
 
-        :class:`UsageError` beginning with ``what`` when it cannot be one, or cannot be written.
+        Args:
+            path: its folder.
+            budget: most bytes of all files in it.
+            what: name of the setting, for messages.
+
+        Raises:
+            UsageError: the folder belongs to something else, or cannot be written.
         """
         folder = user_path(path, what).absolute()
         try:
@@ -86,7 +92,7 @@ class CacheFolder:
                 and {entry.name for entry in folder.iterdir()} - {_LOCK}
                 and not marker.exists()
             ):
-                raise UsageError(f"{what} {path}: has other things in it; give a new or empty folder")
+                raise UsageError(f"{what} {path}: has other files in it; give a new or empty folder")
             found = cls(folder, budget)
             with found.locked():
                 if not marker.exists():
@@ -102,7 +108,9 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among all processes; :class:`ConflictError` when another one does not let go."""
+        """Hold the cache's lock during the block; :class:`ConflictError` when another process does not let
+        go.
+        """
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             deadline = time.monotonic() + LOCK_SECONDS
@@ -110,7 +118,7 @@ class CacheFolder:
                 if time.monotonic() > deadline:
                     raise ConflictError(
                         f"sample cache {self.path}: another process has held its lock for {LOCK_SECONDS:.0f} s; "
-                        "is one stopped?"
+                        "look for a stopped process"
                     )
                 time.sleep(_LOCK_PAUSE)
             yield
@@ -118,7 +126,7 @@ class CacheFolder:
             os.close(descriptor)
 
     def attach(self, reference: DatasetReference) -> tuple[Path, int]:
-        """(folder of this version, descriptor that says it is in use until it is closed)."""
+        """Return the folder of a version, and a descriptor that marks it as used until it is closed."""
         folder = self.path / f"{reference.name}@{reference.version}"
         try:
             with self.locked():
@@ -131,7 +139,16 @@ class CacheFolder:
         return folder, users
 
     def reserve(self, folder: Path, wanted: int, min_bytes: int) -> Reserved | None:
-        """A new open file in ``folder`` with ``wanted`` bytes of the budget, or fewer; None below ``min_bytes``."""
+        """Make a new open file in ``folder`` within the budget.
+
+        Args:
+            folder: folder of a dataset version.
+            wanted: size in bytes; less if the budget leaves less.
+            min_bytes: smallest useful size in bytes.
+
+        Returns:
+            The locked file; None when less than ``min_bytes`` is left.
+        """
         with self.locked():
             sizes = {version: self._counted(version) for version in self._versions()}
             left = self.budget - sum(sizes.values())
@@ -154,14 +171,14 @@ class CacheFolder:
         return Reserved(descriptor, token, capacity)
 
     def seal(self, folder: Path, token: str) -> Path:
-        """The open file is whole: it becomes a segment."""
+        """Turn the open file ``token`` into a segment."""
         path = folder / f"{SEGMENT}{token}"
         with self.locked():
             (folder / f"{OPEN}{token}").rename(path)
         return path
 
     def versions(self) -> list[Version]:
-        """What is there, the least recently used first."""
+        """Return all cached versions, the least recently used first."""
         with self.locked():
             return [
                 Version(folder.name, self._counted(folder), _used_at(folder), _is_in_use(folder))
@@ -169,7 +186,7 @@ class CacheFolder:
             ]
 
     def clear(self) -> list[Version]:
-        """Remove every version that nobody uses; what was removed."""
+        """Remove every unused version, and return them."""
         found = self.versions()
         with self.locked():
             return [version for version in found if self._remove(self.path / version.name)]
@@ -201,7 +218,7 @@ class CacheFolder:
 
 
 def _flock(descriptor: int, kind: int) -> bool:
-    """Whether the lock could be had at once."""
+    """Try to take the lock at once; return whether it was free."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -210,7 +227,7 @@ def _flock(descriptor: int, kind: int) -> bool:
 
 
 def _is_locked(path: str | Path) -> bool:
-    """Whether a process that lives has locked the file at ``path``, in whichever way."""
+    """Return whether a living process has locked the file at ``path``, in either way."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return not _flock(descriptor, fcntl.LOCK_EX)

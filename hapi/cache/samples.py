@@ -1,12 +1,12 @@
-"""A cache of samples on the local disk: what came over a network is not asked for again, also by later jobs.
+"""Cache of samples on the local disk: later epochs and later jobs do not fetch them again.
 
-It has samples of one data set version as they are stored, never decoded or transformed, and their labels. A sample is
-read straight into its place in the caller's buffer, and checked. :mod:`hapi.cache.folder` decides what may be
-admitted and what makes room, :mod:`hapi.cache.catalog` knows where a sample is, and
-:mod:`hapi.cache.segments` how a file looks.
+It holds samples of one dataset version as they are stored, never decoded or transformed, and their labels. A
+sample is read straight into its place in the caller's buffer, and checked. :mod:`hapi.cache.folder` decides
+which segments are admitted and removed, :mod:`hapi.cache.catalog` knows the location of each sample, and
+:mod:`hapi.cache.segments` reads and writes the files.
 
-A segment with a damaged sample is removed as a whole, told once: what was in it is asked for and kept anew. Where
-writing fails (a full disk), nothing more is kept, told once. Neither stops the caller.
+A segment with a damaged sample is removed as a whole, with one warning; its samples are fetched and cached
+anew. When writing fails (a full disk), nothing more is cached, with one warning. Neither stops the caller.
 """
 
 from __future__ import annotations
@@ -43,32 +43,34 @@ from hapi.wire.samples import Samples, offsets_of
 log = logging.getLogger("hapi.cache")
 
 SEGMENT_BYTES = 64 << 20
-"""Of a segment; less where the budget is less than :data:`_SEGMENTS` of them."""
+"""Size of a segment; less where the budget is below :data:`_SEGMENTS` of them."""
 _SEGMENTS = 16
 _LONGEST = 1 << 30
 """Bytes of a sample: it is one read, and places in a segment have 32 bits."""
 _PART_BYTES = 16 << 20
 """Most bytes that :meth:`SampleCache.parts` gives at once, unless one sample has more."""
 _FULL_SECONDS = 10.0
-"""Between two looks whether there is room again."""
+"""Seconds between two looks for new room."""
 _AHEAD = 32
 """Reads announced to the kernel before their turn, as in ``local.py``."""
 
 
 class SampleCache:
-    """What a cache folder has of one data set version. Thread-safe; close it when nobody reads from it any more."""
+    """Cached samples of one dataset version. Thread-safe; close it after the last read."""
 
     def __init__(self, folder: CacheFolder, reference: DatasetReference, count: int) -> None:
-        """Of a data set of ``count`` samples; HapiError when the folder cannot be used."""
-        check_name(reference.name, "data set")
-        check_digest(reference.version, "data set version")
+        """Use ``folder`` for the version ``reference`` of ``count`` samples; HapiError when the folder cannot
+        be used.
+        """
+        check_name(reference.name, "dataset")
+        check_digest(reference.version, "dataset version")
         self.folder = folder
         self._seed = seed_of(reference)
         self._segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
         self._longest = min(_LONGEST, folder.budget // 2)
         self._writing = threading.Lock()
         self._writer: tuple[SegmentWriter, int, str] | None = None
-        """With the number and the token of its segment."""
+        """The writer with the number and the token of its segment."""
         self._full_until = 0.0
         self._stopped = self._closed = False
         self.path, self._users = folder.attach(reference)
@@ -76,26 +78,28 @@ class SampleCache:
 
     @property
     def samples(self) -> int:
-        """How many samples are here."""
+        """Number of cached samples."""
         return self._catalogue.samples
 
     @property
     def admits(self) -> bool:
-        """Whether more would be kept, as far as is known."""
+        """True while more samples can be cached, as far as is known."""
         return not self._stopped and time.monotonic() >= self._full_until
 
     def room(self, samples: int, mean_bytes: float) -> float:
-        """The part of ``samples`` of ``mean_bytes`` each that the whole budget has room for, from 0 to 1."""
+        """Share of ``samples`` of ``mean_bytes`` each for which the whole budget has room, from 0 to 1."""
         return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + RECORD_BYTES)))
 
     def share(self, ids: IntArray) -> float:
-        """The part of these samples that is here, from 0 to 1."""
+        """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self._catalogue.held(ids).mean()) if len(ids) else 0.0
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def parts(self, ids: IntArray) -> Iterator[tuple[IntArray, Samples]]:
-        """(rows of ``ids``, ascending; their samples) of all that is here, a bounded number of bytes at a time."""
+        """Yield (rows of ``ids``, ascending; their samples) of all cached samples, a bounded number of bytes
+        at a time.
+        """
         locations = self._catalogue.find(ids)
         rows = np.flatnonzero(locations.held)
         ends = np.cumsum(locations.length[rows], dtype=np.int64)
@@ -111,9 +115,11 @@ class SampleCache:
                 yield from ((part[rows], samples) for rows, samples in self.parts(ids[part]))
 
     def through(self, samples: Samples, read: Callable[[IntArray], Samples]) -> None:
-        """Fill ``samples.data``: what is here from here; the others are those of ``read(ids)``, and are kept.
+        """Fill ``samples.data``: cached samples from the disk, the others with ``read(ids)``; the latter are
+        cached.
 
-        Ids, offsets and labels are known; what is here with another length or label is damaged.
+        The ids, offsets and labels of ``samples`` are known; a cached sample with another length or label is
+        damaged.
         """
         locations = self._catalogue.find(samples.ids)
         same = locations.held & (locations.length == np.diff(samples.offsets))
@@ -168,7 +174,7 @@ class SampleCache:
     # -- writing -----------------------------------------------------------------------------------------
 
     def put(self, samples: Samples) -> None:
-        """Keep these samples as far as there is room and they are not here yet. Never raises."""
+        """Cache those of ``samples`` that are new, as far as there is room. Never raises."""
         if not self.admits:
             return
         with self._writing:
@@ -182,7 +188,7 @@ class SampleCache:
                 self._stop(error)
 
     def flush(self) -> None:
-        """Let others, also after this process, have what was put. Never raises."""
+        """Make the samples that were put available to other processes, present and future. Never raises."""
         with self._writing:
             self._flush()
 
@@ -195,7 +201,7 @@ class SampleCache:
             self._stop(error)
 
     def close(self) -> None:
-        """Flush, and say that the version is not in use here any more; closing twice does nothing."""
+        """Flush, and mark the version as unused by this process; closing twice does nothing."""
         with self._writing:
             if self._closed:
                 return
@@ -237,7 +243,7 @@ class SampleCache:
                 self._seal()
 
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
-        """For a sample of ``length`` bytes and others; None when there is no room."""
+        """Begin a segment for a sample of ``length`` bytes and others; None when there is no room."""
         min_bytes = segment_bytes(length)
         reserved = self.folder.reserve(self.path, max(self._segment_bytes, min_bytes), min_bytes)
         if reserved is None:
@@ -270,7 +276,7 @@ class SampleCache:
         if not self._stopped:
             self._stopped = True
             log.warning(
-                "sample cache %s: cannot be written (%s); nothing more is kept, all else goes on",
+                "sample cache %s: cannot be written (%s); training goes on, and no more samples are cached",
                 self.folder.path,
                 error.strerror or error,
             )

@@ -1,11 +1,12 @@
-"""The files of a sample cache: samples one after the other, and a footer that says where each of them lies.
+"""Files of a sample cache: samples one after the other, and a footer with the location of each.
 
     record   checksum u64, id i64, label i64, then the sample's bytes; the checksum covers all after itself
     footer   ids i64 [n], starts u32 [n], lengths u32 [n]
     trailer  "HAPISEG1", n u64, xxh3 of footer and n u64
 
-All checksums are seeded with the data set's name and version, so that a file in a wrong place is no segment of it. They
-are what a reader goes by: nothing is synced to the disk, and a file that lost its content in a power cut is damaged.
+All checksums are seeded with the dataset's name and version, so that a misplaced file is no segment. Readers
+rely on the checksums alone: nothing is synced to the disk, and a file that a power cut emptied counts as
+damaged.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from hapi.errors import DataError
 from hapi.wire.references import DatasetReference
 
 HEAD_BYTES = 24
-"""Before each sample."""
+"""Bytes before each sample."""
 _FOOT_BYTES = 16
-"""Of each sample in the footer."""
+"""Bytes of each sample in the footer."""
 RECORD_BYTES = HEAD_BYTES + _FOOT_BYTES
-"""What a sample takes of a segment beside its bytes."""
+"""Bytes that a segment needs for a sample beside the sample's own."""
 _TRAILER_BYTES = 24
 _MAGIC = b"HAPISEG1"
 Heads = npt.NDArray[np.uint64]
@@ -36,7 +37,7 @@ Small = npt.NDArray[np.uint32]
 
 
 def seed_of(reference: DatasetReference) -> int:
-    """What makes checksums those of one data set version."""
+    """Return the seed of all checksums of one dataset version."""
     return xxhash.xxh3_64_intdigest(f"{reference.name}@{reference.version}".encode())
 
 
@@ -48,7 +49,14 @@ def segment_bytes(length: int) -> int:
 def checksums(
     heads: Heads, data: memoryview, bounds: Sequence[tuple[int, int]], seed: int
 ) -> npt.NDArray[np.uint64]:
-    """The checksum of each record, uint64 [n], from its id and label in ``heads`` and ``data[start:stop]``."""
+    """Return the checksum of each record, uint64 [n].
+
+    Args:
+        heads: ids and labels of the records, [n, 3].
+        data: bytes of all samples.
+        bounds: start and stop of each sample in ``data``.
+        seed: from :func:`seed_of`.
+    """
     flat = byte_rows(heads)
     found = np.empty(len(heads), dtype=np.uint64)
     for row, (start, stop) in enumerate(bounds):
@@ -59,23 +67,32 @@ def checksums(
 
 
 def byte_rows(heads: Heads) -> memoryview:
-    """The heads' bytes, one after the other."""
+    """Return the heads' bytes, one after the other."""
     return heads.reshape(-1).view(np.uint8).data
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a segment holds: n samples."""
+    """Contents of a segment: n samples."""
 
     ids: IntArray
     starts: Small
-    """Where their records begin."""
+    """Offsets of the records in the file."""
     lengths: Small
     """Bytes of the samples."""
 
 
 def read_contents(descriptor: int, seed: int, count: int) -> Contents:
-    """The footer of a sealed segment of a data set of ``count`` samples; :class:`DataError` unless all of it fits."""
+    """Return the footer of a sealed segment.
+
+    Args:
+        descriptor: the open file.
+        seed: from :func:`seed_of`.
+        count: samples of the dataset, the bound of all ids.
+
+    Raises:
+        DataError: some part of the footer does not fit.
+    """
     size = os.fstat(descriptor).st_size
     trailer = os.pread(descriptor, _TRAILER_BYTES, max(0, size - _TRAILER_BYTES))
     if len(trailer) != _TRAILER_BYTES or trailer[:8] != _MAGIC:
@@ -86,7 +103,7 @@ def read_contents(descriptor: int, seed: int, count: int) -> Contents:
         raise DataError("its footer does not fit")
     footer = os.pread(descriptor, held * _FOOT_BYTES, begin)
     if xxhash.xxh3_64_intdigest(footer + trailer[8:16], seed) != checksum:
-        raise DataError("its footer is damaged, or of another data set")
+        raise DataError("its footer is damaged, or of another dataset")
     ids = np.frombuffer(footer, np.int64, held)
     starts = np.frombuffer(footer, np.uint32, held, 8 * held)
     lengths = np.frombuffer(footer, np.uint32, held, 12 * held)
@@ -98,26 +115,37 @@ def read_contents(descriptor: int, seed: int, count: int) -> Contents:
 
 @dataclass(eq=False)
 class SegmentWriter:
-    """A segment that grows, in an open file that its owner has locked. Not thread-safe."""
+    """A growing segment in an open file that its owner has locked. Not thread-safe."""
 
     descriptor: int
     capacity: int
-    """Bytes that the file may have in the end."""
+    """Most bytes that the file may have."""
     seed: int
     end: int = 0
-    """Where the next record goes."""
+    """Offset of the next record."""
     _held: list[Contents] = field(default_factory=list)
     samples: int = 0
 
     def fitting(self, lengths: IntArray) -> int:
-        """How many of samples of these lengths, from the first on, there is room for."""
+        """Return how many samples of these lengths fit, counted from the first."""
         room = self.capacity - _TRAILER_BYTES - self.samples * _FOOT_BYTES - self.end
         return int(np.searchsorted(np.cumsum(lengths + RECORD_BYTES), room, side="right"))
 
     def append(
         self, ids: IntArray, labels: IntArray, data: Bytes, starts: IntArray, lengths: IntArray
     ) -> Contents:
-        """Write samples, ``data[starts[i]:starts[i] + lengths[i]]`` each; where they lie. OSError when that fails."""
+        """Write samples at the end of the segment, and return their locations.
+
+        Args:
+            ids: int64 [n].
+            labels: int64 [n].
+            data: bytes that hold the samples.
+            starts: begin of each sample in ``data``, [n].
+            lengths: bytes of each sample, [n].
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         heads = np.empty((len(ids), 3), dtype=np.uint64)
         heads[:, 1], heads[:, 2] = ids.view(np.uint64), labels.view(np.uint64)
         bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
@@ -139,7 +167,7 @@ class SegmentWriter:
         return found
 
     def finish(self) -> None:
-        """Write the footer and cut the file to its size. OSError when that fails."""
+        """Write the footer and cut the file to its size; OSError when that fails."""
         names = ("ids", "starts", "lengths")
         footer = b"".join(getattr(part, name).tobytes() for name in names for part in self._held)
         count = np.array([self.samples], dtype=np.uint64).tobytes()

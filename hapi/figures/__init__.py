@@ -1,1 +1,1 @@
-"""What a person looks at: figures of a plan, and the HTML report of a run."""
+"""Figures of a plan, and the HTML report of a run."""

@@ -1,6 +1,6 @@
 """Drawing surface of all figures: colours, files by their suffix, and SVG that follows a page's colours.
 
-matplotlib is imported when something is drawn, never before: it takes longer than most commands run.
+matplotlib is imported only when something is drawn: the import takes longer than most commands run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ COLOURS: Mapping[str, str] = {
     "rule": "#d9dde3",
     "paper": "#fefefe",
 }
-"""By role, on light paper. Each colour is used for one role only: a page replaces them by its own variables."""
+"""Colours by role, on light paper. Each is used for one role only; a page replaces them by its own variables.
+"""
 
 _STYLE = {
     "font.size": 9.0,
@@ -71,7 +72,9 @@ _LONGEST_NAME = 22
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[Figure]:
-    """An empty figure of ``width`` x ``height`` inches; draw and save it inside the ``with``. Needs no display."""
+    """Yield an empty figure of ``width`` x ``height`` inches, to draw and save inside the block. Needs no
+    display.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -80,7 +83,7 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
 
 
 def check_suffix(path: str, flag: str = "--figure") -> None:
-    """:class:`UsageError` unless ``path`` ends as a figure's file."""
+    """Raise :class:`UsageError` naming ``flag`` unless ``path`` has a figure's suffix."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise UsageError(f"{flag} {path}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
@@ -99,7 +102,13 @@ def save(figure: Figure, path: str, flag: str = "--figure") -> None:
 
 
 def inline_svg(figure: Figure, prefix: str, title: str) -> str:
-    """``figure`` as an ``<svg>`` element for a page: the page's colours, ids of its own, ``title`` for a reader."""
+    """Return ``figure`` as an ``<svg>`` element in the page's colours.
+
+    Args:
+        figure: the drawing.
+        prefix: makes its ids unique in the page.
+        title: text for screen readers.
+    """
     figure.patch.set_alpha(0.0)
     buffer = io.StringIO()
     figure.savefig(
@@ -128,12 +137,14 @@ def name_ticks(axes: Axes, names: Sequence[str], step_at: int = _SPLITS_WITH_NAM
 
 
 def seconds_axis(axes: Axes) -> None:
-    """Seconds upwards, written as a person says them."""
+    """Label the axis with seconds in a person's units."""
     axes.yaxis.set_major_formatter(lambda value, _: format_duration(value) if value > 0 else "0")
 
 
 def legend(axes: Axes, marks: bool = False) -> None:
-    """Above the panel, right of its title, where no bar can be; ``marks`` adds those of split and freeze."""
+    """Place the legend above the panel, right of its title, where no bar can be; ``marks`` adds those of
+    split and freeze.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

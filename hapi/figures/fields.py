@@ -1,4 +1,4 @@
-"""Fields of a JSON object from outside, by type; what is wrong is told with its place in the document."""
+"""Fields of a foreign JSON object, by type; an error names the field's place in the document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_ENTRIES = 100_000
 
 
 class Fields:
-    """An object of the document and where it is in it."""
+    """An object of the document, with its place in it."""
 
     def __init__(self, document: Any, where: str) -> None:
         if not isinstance(document, Mapping):
@@ -20,17 +20,17 @@ class Fields:
         self._document, self.where = document, where
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self._document.get(name) is not None
 
     def raw(self, name: str) -> Any:
-        """Its value as it is; :class:`ConfigError` when it is missing."""
+        """Return the unchecked value; :class:`ConfigError` when it is missing."""
         if name not in self._document:
             raise ConfigError(f"{self.where}: field {name!r} is missing")
         return self._document[name]
 
     def number(self, name: str) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.raw(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
@@ -39,14 +39,14 @@ class Fields:
         return float(value)
 
     def integer(self, name: str) -> int:
-        """A whole number of at least 0."""
+        """Return a whole number of at least 0."""
         value = self.number(name)
         if value != int(value) or not 0 <= value < 1e18:
             raise self._wrong(name, "a whole number of at least 0", self.raw(name))
         return int(value)
 
     def seconds(self, name: str) -> float:
-        """A number of at least 0."""
+        """Return a number of at least 0."""
         value = self.number(name)
         if value >= 1e18:
             raise ConfigError(f"{self.where}.{name}: the number is out of range")
@@ -55,42 +55,42 @@ class Fields:
         return value
 
     def text(self, name: str) -> str:
-        """Text, of which 1000 characters count."""
+        """Return text, at most 1000 characters of it."""
         value = self.raw(name)
         if not isinstance(value, str):
             raise self._wrong(name, "text", value)
         return value[:1000]
 
     def optional(self, name: str) -> float | None:
-        """None also for what was no number: a loss that diverged is null in the report."""
+        """Return a number; None also for a loss that diverged, which the report has as null."""
         value = self.raw(name) if self.has(name) else None
         if isinstance(value, float) and not math.isfinite(value):
             return None
         return None if value is None else self.number(name)
 
     def whole(self, name: str) -> int | None:
-        """A whole number, or None."""
+        """Return a whole number, or None."""
         return self.integer(name) if self.has(name) else None
 
     def inner(self, name: str) -> Fields:
-        """An object within."""
+        """Return an object within."""
         return Fields(self.raw(name), f"{self.where}.{name}")
 
     def items(self, name: str) -> list[Any]:
-        """A list."""
+        """Return a list."""
         value = self.raw(name)
         if not isinstance(value, list | tuple) or len(value) > MAX_ENTRIES:
             raise self._wrong(name, f"a list of at most {MAX_ENTRIES}", value)
         return list(value)
 
     def objects(self, name: str) -> list[Fields]:
-        """The elements of a list of objects; none when the field is absent."""
+        """Return the elements of a list of objects; none when the field is absent."""
         if not self.has(name):
             return []
         return [Fields(item, f"{self.where}.{name}[{i}]") for i, item in enumerate(self.items(name))]
 
     def shown(self, name: str) -> tuple[tuple[str, str], ...]:
-        """The fields of an inner object as text; none when it is absent."""
+        """Return the fields of an inner object as text; none when it is absent."""
         if not self.has(name):
             return ()
         found = self.inner(name)._document
@@ -101,7 +101,7 @@ class Fields:
 
 
 def as_text(value: Any) -> str:
-    """A setting or fact as a person reads it, not longer than a paragraph."""
+    """Return a setting or fact as text for people, not longer than a paragraph."""
     if value is None or value == []:
         return "–"
     if isinstance(value, bool):

@@ -1,6 +1,6 @@
-"""The HTML report of a run: one file, nothing loaded from elsewhere, readable without script.
+"""The HTML report of a run: one file that loads nothing and is readable without script.
 
-Everything that comes from a report is escaped where it enters the page (:func:`hapi.figures.markup.escaped`).
+Every text from a report is escaped where it enters the page (:func:`hapi.figures.markup.escaped`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def write_html(run: Run, path: str, flag: str = "--html") -> None:
 
 
 def page(run: Run) -> str:
-    """The whole document."""
+    """Return the whole document."""
     title = f"{run.model} on {run.dataset}"
     parts = [_head(run, title), _epochs(run.epochs), _learning(run.epochs)]
     if run.plan is not None:
@@ -123,7 +123,9 @@ def _learning(epochs: Sequence[Epoch]) -> str:
     if all(e.validation_loss is None and e.validation_accuracy is None for e in epochs):
         head, rows = head[:3], [row[:3] for row in rows]
     lost = (
-        "" if all(e.loss is not None for e in epochs) else "<p>A loss that was no number is shown as –.</p>"
+        ""
+        if all(e.loss is not None for e in epochs)
+        else "<p>A loss that was not a number is shown as –.</p>"
     )
     return section(
         "Loss and accuracy", figure(learning_svg(epochs), "") + lost + table("Per epoch", head, rows)

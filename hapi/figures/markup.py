@@ -7,19 +7,19 @@ from html import escape
 
 
 def section(title: str, body: str) -> str:
-    """A part of the page with its heading."""
+    """Return a part of the page with its heading."""
     return f"<section><h2>{escaped(title)}</h2>\n{body}</section>"
 
 
 def figure(svg: str, caption: str, wide: bool = False) -> str:
-    """A drawing and its words; a ``wide`` one is scrolled rather than shrunk."""
+    """Return a drawing with its caption; a ``wide`` one is scrolled rather than shrunk."""
     words = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
     kind = ' class="wide"' if wide else ""
     return f"<figure{kind}>{scrolled('Figure', svg)}{words}</figure>"
 
 
 def scrolled(label: str, content: str) -> str:
-    """``content`` in a frame of its own, which scrolls, by keyboard too, where the page is narrower."""
+    """Return ``content`` in a frame that scrolls, by keyboard too, where the page is narrower."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(label)}">{content}</div>'
 
 
@@ -31,7 +31,16 @@ def table(
     left: Iterable[int] = (),
     long: Iterable[int] = (),
 ) -> str:
-    """A table whose first column heads its rows; columns in ``left`` are text, those in ``long`` may wrap."""
+    """Return a table whose first column heads its rows.
+
+    Args:
+        caption: text above it.
+        head: titles of the columns.
+        rows: cells of each row, as text.
+        classes: style class of each row; empty for none.
+        left: numbers of the columns that hold text.
+        long: numbers of the columns that may wrap.
+    """
     kinds = [
         " ".join(k for k, those in (("l", set(left)), ("long", set(long))) if i in those)
         for i in range(len(head))
@@ -58,15 +67,17 @@ def table(
 
 
 def escaped(text: str) -> str:
-    """``text`` from anywhere as content or attribute value; characters no page may have are replaced."""
+    """Return ``text`` from any source as content or attribute value; characters that no page may have are
+    replaced.
+    """
     return escape("".join(c if c.isprintable() or c == "\n" else "�" for c in text))
 
 
 def decimal(value: float | None) -> str:
-    """A loss."""
+    """Format a loss."""
     return "–" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
-    """A share."""
+    """Format a share."""
     return "–" if value is None else f"{value:.1%}"

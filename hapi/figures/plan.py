@@ -1,4 +1,4 @@
-"""Figures of a plan: what each layer is like, and what each split would cost."""
+"""Figures of a plan: the layers' sizes and times, and the cost of each split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,18 @@ _CLIP = 5.0
 
 
 def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "--figure") -> None:
-    """Write one figure of ``plan`` to ``path`` (PNG, SVG or PDF by its suffix; UsageError for another)."""
+    """Write one figure of ``plan`` to a file.
+
+    Args:
+        plan: the chosen split and all candidates.
+        profile: its measurements.
+        job: the training that it was made for.
+        path: file whose suffix chooses PNG, SVG or PDF.
+        flag: name of the setting, for messages.
+
+    Raises:
+        UsageError: the suffix is unknown, or the file cannot be written.
+    """
     check_suffix(path, flag)
     with canvas(_width(profile), 10.5) as figure:
         panels = figure.subplots(4, 1, height_ratios=(3, 2.4, 2.4, 3.6))
@@ -42,7 +53,7 @@ def plan_figure(plan: Plan, profile: Profile, job: Job, path: str, flag: str = "
 
 
 def layers_svg(profile: Profile, split: int) -> str:
-    """The layer profile as an ``<svg>`` element (after Figure 2 of HAPI)."""
+    """Return the layer profile as an ``<svg>`` element (after Figure 2 of HAPI)."""
     with canvas(_width(profile), 6.6) as figure:
         _draw_layers(figure.subplots(3, 1, height_ratios=(3, 2.2, 2.2)), split, profile)
         title = (
@@ -53,7 +64,7 @@ def layers_svg(profile: Profile, split: int) -> str:
 
 
 def stages_svg(candidates: Sequence[Candidate], split: int, profile: Profile, job: Job) -> str:
-    """The stages of every split as an ``<svg>`` element."""
+    """Return the stages of every split as an ``<svg>`` element."""
     with canvas(_width(profile), 4.2) as figure:
         _draw_stages(figure.subplots(), candidates, split, profile.freeze, job)
         title = (
@@ -140,12 +151,12 @@ def _draw_stages(axes: Axes, candidates: Sequence[Candidate], split: int, freeze
 
 
 def _scaled(factor: int) -> Any:
-    """From one axis to the other and back, as matplotlib wants it."""
+    """Functions from one axis to the other and back, as matplotlib takes them."""
     return (lambda y: y * factor, lambda y: y / factor)
 
 
 def _top(sums: Sequence[float], per_batch: Sequence[float], split: int) -> float:
-    """Where the axis of seconds ends."""
+    """Upper end of the axis of seconds."""
     highest = max(max(sums), max(per_batch))
     chosen = max(sums[split], per_batch[split])
     return min(highest, _CLIP * chosen) if chosen > 0 else highest

@@ -1,6 +1,6 @@
-"""A run's JSON report, read with care: it may be old, cut short, edited, or something else altogether.
+"""Careful reading of a run's JSON report, which may be old, cut short, edited or no report at all.
 
-What a report lacks is left out of the page; what is there but of another type is refused in one line.
+Fields that a report lacks are left out of the page; fields of a wrong type are refused in one line.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ STAGES = ("server", "network", "client")
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One element of ``epochs``; None is what the report does not know."""
+    """One element of ``epochs``; None stands for unknown values."""
 
     number: int
     split: int
     splits: tuple[tuple[int, int], ...]
-    """(split, batches)."""
+    """Pairs of split and batches."""
     samples: int
     seconds: float
     server: float
@@ -45,7 +45,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The split changed."""
+    """A change of the split."""
 
     epoch: int
     batch: int
@@ -56,15 +56,15 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPart:
-    """What the report says about the choice."""
+    """The report's part about the choice of the split."""
 
     strategy: str
     split: int
     job: Job
     profile: Profile | None
-    """None while profiling and when :attr:`other_version` is not; :attr:`candidates` is empty then."""
+    """None while profiling, and where :attr:`other_version` is set; :attr:`candidates` is empty then."""
     other_version: int | None
-    """The profile's version, when another Hapi wrote it in a form that this one does not read."""
+    """The profile's version, if another version of Hapi wrote it in a form that this one cannot read."""
     candidates: tuple[Candidate, ...]
     strategies: tuple[tuple[str, int | None], ...]
     changes: tuple[Change, ...]
@@ -84,7 +84,7 @@ class StageSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A report. ``facts`` and ``settings`` are what is only shown, as text."""
+    """A report. ``facts`` and ``settings`` are only shown, as text."""
 
     model: str
     dataset: str
@@ -103,7 +103,7 @@ class Run:
     epochs: tuple[Epoch, ...]
     epochs_asked: int | None
     ended: str
-    """How the run ended ("diverged"); empty when the report does not say."""
+    """Kind of the run's end ("diverged"); empty when the report does not say."""
     ended_why: str
     plan: PlanPart | None
     timeline: tuple[StageSpan, ...]
@@ -111,12 +111,12 @@ class Run:
 
     @classmethod
     def from_json(cls, document: Any) -> Run:
-        """The run of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        """Parse ``document``; :class:`ConfigError` names the first field that is wrong."""
         return _run(Fields(document, "report"))
 
 
 def load_run(path: str) -> Run:
-    """Read a kept report; :class:`UsageError` or :class:`ConfigError` in one line."""
+    """Read a saved report; :class:`UsageError` or :class:`ConfigError` in one line."""
     document = load_document(path, MAX_REPORT_BYTES, "make a report with 'hapi-train --report FILE'")
     try:
         return Run.from_json(document)
@@ -233,7 +233,7 @@ def _plan(f: Fields) -> PlanPart:
 
 
 def _job(plan: Fields) -> Job:
-    """What a report of an earlier version does not say of it was then as it is now by default."""
+    """The job of a plan; facts that an earlier version does not report have today's defaults."""
     where = plan.inner("job").where
     return cast(Job, read_strictly(Job, {**asdict(Job()), **plan.raw("job")}, where))
 

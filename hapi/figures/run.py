@@ -12,11 +12,13 @@ from hapi.units import format_duration
 
 _EPOCHS_WITH_LABELS = 30
 _EPOCHS_WITH_MARKS = 200
-"""Of more, lines alone are drawn: bars and marks would be thinner than they are wide, and take minutes."""
+"""Most epochs with bars and marks; with more, they would be too thin and take minutes, so lines alone are
+drawn.
+"""
 
 
 def epochs_svg(epochs: Sequence[Epoch]) -> str:
-    """Seconds of server, network, client and stall per epoch, with its whole duration and the estimate."""
+    """Draw seconds of server, network, client and stall per epoch, with its whole duration and the estimate."""
     with canvas(9.0, 3.6) as figure:
         axes = figure.subplots()
         positions, few = range(len(epochs)), len(epochs) <= _EPOCHS_WITH_MARKS
@@ -44,7 +46,7 @@ def epochs_svg(epochs: Sequence[Epoch]) -> str:
 
 
 def learning_svg(epochs: Sequence[Epoch]) -> str:
-    """Loss and accuracy over the epochs, of training and, where measured, validation."""
+    """Draw loss and accuracy over the epochs, of training and, where measured, validation."""
     with canvas(9.0, 2.9) as figure:
         panels = figure.subplots(1, 2)
         for axes, kind, percent in ((panels[0], "loss", 1.0), (panels[1], "accuracy", 100.0)):
@@ -60,7 +62,7 @@ def learning_svg(epochs: Sequence[Epoch]) -> str:
 
 
 def timeline_svg(spans: Sequence[StageSpan]) -> str:
-    """What the three stages did for one training batch, over the seconds since its first request."""
+    """Draw the three stages of one training batch over the seconds since its first request."""
     with canvas(9.0, 2.2) as figure:
         axes = figure.subplots()
         for row, stage in enumerate(STAGES):
@@ -78,7 +80,7 @@ def timeline_svg(spans: Sequence[StageSpan]) -> str:
 
 
 def _marks(epochs: Sequence[Epoch]) -> dict[str, Any]:
-    """How a line shows its epochs."""
+    """Line style that shows epochs."""
     return {"marker": "o", "markersize": 4} if len(epochs) <= _EPOCHS_WITH_MARKS else {}
 
 

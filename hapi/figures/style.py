@@ -1,4 +1,4 @@
-"""The style sheet of the report: light and dark by the reader's setting, one column, prints on white."""
+"""Style sheet of the report: light and dark by the reader's setting, one column, prints on white."""
 
 from __future__ import annotations
 

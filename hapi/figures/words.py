@@ -1,4 +1,4 @@
-"""A run in words: which split, why, how long it took, what held it up."""
+"""A run in words: its split and the reason for it, its duration, its bottleneck."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hapi.units import format_bytes, format_duration
 
 
 def state(run: Run) -> str:
-    """Whether the run came to its end."""
+    """Say how far the run came."""
     done = len(run.epochs)
     if run.epochs_asked is None or done >= run.epochs_asked:
         return f"{done} epoch{'' if done == 1 else 's'}"
@@ -18,17 +18,19 @@ def state(run: Run) -> str:
 
 
 def layer(split: int, name: str) -> str:
-    """A split as a person names it."""
+    """Name a split for people."""
     return f"split {split}" + (f" ({name})" if name else "" if split else " (stored samples are sent)")
 
 
 def steady(run: Run) -> tuple[Epoch, ...]:
-    """The epochs that ran wholly at one split; all when there is none such."""
+    """Return the epochs that ran wholly at one split; all epochs if there is none."""
     return tuple(e for e in run.epochs if len(e.splits) <= 1) or run.epochs
 
 
 def bottleneck(run: Run) -> tuple[str, float] | None:
-    """The stage that took longest in the steady epochs, and its part of their time; None without measurements."""
+    """Return the stage that took longest in the steady epochs, and its share of their time; None without
+    measurements.
+    """
     epochs = steady(run)
     whole = sum(e.seconds for e in epochs)
     sums = {stage: sum(getattr(e, stage) for e in epochs) for stage in STAGES}
@@ -37,7 +39,7 @@ def bottleneck(run: Run) -> tuple[str, float] | None:
 
 
 def summary(run: Run) -> list[str]:
-    """Sentences, the most important first."""
+    """Return sentences about the run, the most important first."""
     why = [f"It ended with: {run.ended_why}."] if run.ended_why else []
     return [*_choice(run), *_course(run), *_estimate(run), *why]
 

@@ -1,1 +1,1 @@
-"""What a process has from its system: memory, processors, threads, standard output."""
+"""Resources of this process: memory, threads, standard output."""

@@ -1,4 +1,4 @@
-"""The memory that this process may still take, by all that bounds it: the machine, its containers, its own limit."""
+"""Memory that this process may still take, bounded by the machine, its containers and its own limit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path, PurePosixPath
 
 GROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 _UNBOUNDED = 1 << 60
-"""A limit of a control group from here on is none; version 1 has no other word for it."""
+"""Smallest limit of a control group that means no limit; version 1 has no other word for it."""
 
 
 def host_free_bytes() -> int | None:
-    """Bytes of the machine's memory that this process may still take; None where the system does not tell.
+    """Return the bytes of the machine's memory that this process may still take; None where the system does
+    not tell.
 
-    The least of what the machine has available, of what each control group that it is in (both versions, up to the
-    root) leaves, file pages that can be dropped not counted, and of its limit of address space.
+    It is the least of three: the machine's available memory, the room that each control group leaves (both
+    versions, up to the root, without file pages that can be dropped), and the limit of address space.
     """
     free: list[int] = []
     with contextlib.suppress(OSError, ValueError, KeyError):

@@ -1,6 +1,6 @@
-"""Recognising that memory was not to be had, whichever library says so.
+"""Recognition of lack of memory in the errors of any library.
 
-Each library has an error of its own for it, and most have none but a sentence. The table is what they said under an
+Few libraries have an error class for it; most have only a message. The table holds their messages under an
 address space limit (``RLIMIT_AS``) and on full GPUs.
 """
 
@@ -28,9 +28,9 @@ _PRIMITIVE, _DESCRIPTOR = "could not create a primitive", "could not create a pr
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a foreign ``error`` (of torch, oneDNN, numpy, Pillow, the system) says that memory was short.
+    """Return whether a foreign ``error`` (of torch, oneDNN, numpy, Pillow, the system) means lack of memory.
 
-    GPU or host, bytes or the stack of a thread. Errors of Hapi's own are never meant.
+    That is memory of a GPU or the host, for data or for a thread's stack. Hapi's own errors never count.
     """
     if isinstance(error, MemoryError):
         return True
@@ -43,10 +43,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def was_for_memory(error: BaseException) -> bool:
-    """Whether ``error`` was raised while one that :func:`is_out_of_memory` recognises was handled.
+    """Return whether ``error`` was raised while one that :func:`is_out_of_memory` recognises was handled.
 
-    Whoever maps what a library raises (a model that cannot be built, an image that cannot be decoded) need not tell
-    lack of memory from all else.
+    Code that maps a library's errors (a model that cannot be built, an image that cannot be decoded) calls
+    this, so that it need not recognise lack of memory itself.
     """
     seen: set[int] = set()
     behind: BaseException | None = error

@@ -16,26 +16,26 @@ from hapi.errors import HapiError
 
 _STDOUT, _STDERR = 1, 2
 _FOR_GOOD = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ENODEV, errno.ESTALE)
-"""What does not get better. Other failures, such as a full disk, may: later lines are tried again."""
+"""Errors that do not pass. After other failures, such as a full disk, later lines are tried again."""
 _READER_SECONDS = 60.0
 """Longest wait for a reader that takes nothing, where the descriptor itself does not wait."""
 _HELD = 8192
-"""Most characters that wait for the end of their line."""
+"""Most characters of an unfinished line that are held back."""
 
 Lost = Callable[["OutputStream", OSError], None]
 
 
 class OutputStream(io.TextIOBase):
-    """Text to a descriptor, a line at a time, with no buffer that the interpreter would flush at its end. Thread-safe.
+    """Text stream to a descriptor, written line by line without a buffer. Thread-safe.
 
-    ``lost`` is called once, when something could not be written for the first time; what it raises, the writer gets.
+    ``lost`` is called once, at the first failure to write; its exception reaches the writer.
     """
 
     def __init__(self, descriptor: int, title: str, lost: Lost | None = None) -> None:
-        """``title``: what a person calls it, such as ``stdout``."""
+        """Write to ``descriptor``; messages call it ``title``, such as ``stdout``."""
         self.title = title
         self.why: str | None = None
-        """Why something was lost, in the system's words; None as long as nothing was."""
+        """The system's reason for the first loss; None as long as everything was written."""
         self._descriptor, self._on_loss = descriptor, lost
         self._lock = threading.Lock()
         self._held = ""
@@ -43,7 +43,7 @@ class OutputStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Text is bytes of UTF-8, whatever the locale; what is no text is escaped."""
+        """Always UTF-8, whatever the locale; lone surrogates are escaped."""
         return "utf-8"
 
     def write(self, text: str) -> int:
@@ -56,7 +56,7 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the text that is held back."""
         failed = None
         with self._lock:
             data, self._held = self._held.encode("utf-8", "backslashreplace"), ""
@@ -78,11 +78,11 @@ class OutputStream(io.TextIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether a person may be looking."""
+        """Return whether a person may be looking."""
         return not self._gone and os.isatty(self._descriptor)
 
     def writable(self) -> bool:
-        """Always, whether or not it arrives."""
+        """Return True, whether or not text arrives."""
         return True
 
 
@@ -95,7 +95,7 @@ class Outputs:
         self.stderr = OutputStream(_STDERR, "stderr", self._lost)
 
     def lost(self) -> list[str]:
-        """A line for each stream of which something was lost."""
+        """Return a line for each stream that lost text."""
         return [f"{s.title}: {s.why}; lines are missing" for s in (self.stdout, self.stderr) if s.why]
 
     def _lost(self, stream: OutputStream, error: OSError) -> None:
@@ -111,15 +111,21 @@ class Outputs:
 
 
 current: Outputs | None = None
-"""Those of the command that runs; None where none does, or its streams are not the process's own."""
+"""Return the streams of the running command; None if there is none, or if it does not own the process's
+streams.
+"""
 
 
 @contextlib.contextmanager
 def standard_outputs(program: str, *, goes_on: bool) -> Iterator[None]:
-    """Inside the block no loss of stderr is an error, and one of stdout only to a command that is there to print.
+    """Make losses of standard output harmless inside the block.
 
-    ``goes_on``: the command does its work without stdout too; else a loss raises :class:`HapiError`, or BrokenPipeError
-    when the reader has gone. Streams that are not the process's own (a test's) stay as they are.
+    A loss of stderr is never an error. Streams that the process does not own (in a test) stay as they are.
+
+    Args:
+        program: name of the command, for messages.
+        goes_on: the command's work does not need stdout. If False, a loss of stdout raises
+            :class:`HapiError`, or BrokenPipeError when the reader has gone.
     """
     global current
     _hold_descriptors()
@@ -144,7 +150,7 @@ def standard_outputs(program: str, *, goes_on: bool) -> Iterator[None]:
 
 
 def _hold_descriptors() -> None:
-    """Open the null device for each standard descriptor that is closed: else another file would become one."""
+    """Open the null device for each closed standard descriptor, so that no other file takes its number."""
     for descriptor in (0, _STDOUT, _STDERR):
         try:
             os.fstat(descriptor)
@@ -163,7 +169,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _is_own(stream: TextIO | None, descriptor: int) -> bool:
-    """Whether ``stream`` is Python's for ``descriptor``, or none since that was closed at the start."""
+    """Return whether ``stream`` is Python's own for ``descriptor``, or None because that was closed at the
+    start.
+    """
     if stream is None:
         return True
     if not isinstance(stream, io.TextIOWrapper):

@@ -1,9 +1,9 @@
-"""Pools of threads that get over threads which never come back.
+"""Thread pools that survive threads which never come back.
 
-A call into a store that does not answer holds its thread; nothing in the process can end it. A pool whose work was
-given up (:class:`hapi.waiting.Interest`) counts such a thread as *lost*, tells who waits for its work, and starts
-another one in its place, as long as there are not too many lost ones. When the call returns after all, the lost thread
-finishes its work, with all that this releases, and ends.
+A call into a store that does not answer holds its thread, and nothing in the process can end it. When such
+work is given up (:class:`hapi.waiting.Interest`), the pool counts the thread as *lost*, informs those that
+wait for the work, and starts another thread, as long as few are lost. If the call returns after all, the lost
+thread finishes its work, releases all that it holds, and ends.
 
 The threads are daemons: a process that ends does not wait for them.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger("hapi.process.threads")
 _making = threading.Lock()
 
 GRACE_SECONDS = 3 * LOOK_SECONDS
-"""Time in which a thread hears that its work was given up, if it can hear of it."""
+"""Seconds that a thread has to notice that its work was given up."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,26 +41,26 @@ class Lost:
     """The lost threads of some pools; thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        """``limit``: so many at a time; beyond it nothing is given up."""
+        """Allow at most ``limit`` lost threads at a time; beyond them no work is given up."""
         self.limit = limit
         self.ever = 0
-        """Threads that were lost so far, those included that came back."""
+        """Threads that were lost so far, including those that came back."""
         self._lock = threading.Lock()
         self._of: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        """Threads that are lost now."""
+        """Number of threads that are lost now."""
         with self._lock:
             return self._of.total()
 
     def of(self, subject: str) -> int:
-        """Those of them that work on ``subject``."""
+        """Return the number of lost threads that work on ``subject``."""
         with self._lock:
             return self._of[subject]
 
     def take(self, subject: str) -> bool:
-        """One more is lost, if there may be one more."""
+        """Count one more lost thread, if the limit allows it; return whether it does."""
         with self._lock:
             if self._of.total() >= self.limit:
                 return False
@@ -69,7 +69,7 @@ class Lost:
             return True
 
     def back(self, subject: str) -> None:
-        """One has come back."""
+        """Count one lost thread as back."""
         with self._lock:
             self._of[subject] -= 1
             self._of += Counter()  # keys come from clients: those of nothing are forgotten
@@ -83,7 +83,7 @@ class Work(Future[T], Generic[T]):
         self.interest = interest
         self.call: Callable[[], T] | None = call
         self.lost = False
-        """Whether nobody waits any more for the thread that makes the call."""
+        """True once the thread that makes the call was given up."""
         self._over: Future[None] | None = None
 
     @property
@@ -99,17 +99,17 @@ class Work(Future[T], Generic[T]):
         return over
 
     def end(self) -> None:
-        """Whoever waits for :attr:`over` waits no longer."""
+        """End the wait of everything that waits for :attr:`over`."""
         if self._over is not None:
             with contextlib.suppress(InvalidStateError):  # lost before
                 self._over.set_result(None)
 
     def outcome(self) -> T:
-        """The result of work that is :attr:`over`; raises what it raised.
+        """Return the result of work that is :attr:`over`, or raise its error.
 
         Raises:
-            StoreUnavailableError: Its thread is lost.
-            DrainingError: The pool was closed before it began.
+            StoreUnavailableError: its thread is lost.
+            DrainingError: the pool was closed before it began.
         """
         if self.cancelled():
             raise DrainingError("the server is shutting down; ask another one")
@@ -124,40 +124,46 @@ def _end(work: Future[Any]) -> None:
 
 
 class Threads:
-    """At most ``size`` threads, not counting lost ones; started when they are needed."""
+    """A pool of at most ``size`` threads, not counting lost ones. They start when they are needed."""
 
     def __init__(self, size: int, name: str, lost: Lost | None = None) -> None:
-        """``name``: what the threads' names begin with. Without ``lost`` none is given up."""
+        """Make a pool.
+
+        Args:
+            size: most threads at a time.
+            name: prefix of the threads' names.
+            lost: counter of lost threads; None: no thread is ever given up.
+        """
         self._size = size
         self._name = name
         self._lost = lost or Lost(0)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Work[Any] | None] = SimpleQueue()
-        """None ends a thread."""
+        """Calls to make; None ends a thread."""
         self._queued = 0
         self._running: set[Work[Any]] = set()
         self._threads = 0
         self._idle = 0
         self._closed = False
         self.moved_at = time.monotonic()
-        """When work of it ended last (``time.monotonic`` seconds), lost ones not counted."""
+        """Time of the last end of a call (``time.monotonic`` seconds), lost ones not counted."""
 
     def start(self) -> Threads:
-        """Begin all threads now, for a process that must have them when the machine runs out of memory; itself."""
+        """Start all threads now, for a process that must have them when memory runs out; return self."""
         with self._lock:
             while self._threads < self._size:
                 self._start_one()
         return self
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Work[T]:
-        """Have ``call(*args)`` made in the interest in which the calling thread works."""
+        """Submit ``call(*args)`` in the calling thread's interest."""
         return self.submit_in(waiting.current(), call, *args, **kwargs)
 
     def submit_in(
         self, interest: Interest | None, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> Work[T]:
-        """Have ``call(*args)`` made in ``interest``."""
+        """Submit ``call(*args)`` in ``interest``."""
         work: Work[T] = Work(partial(call, *args, **kwargs), interest)
         with self._lock:
             if self._closed:
@@ -177,12 +183,12 @@ class Threads:
         return work
 
     def running(self) -> Sequence[Work[Any]]:
-        """Work that threads are at now, without that of lost ones."""
+        """Return the calls under way, without those of lost threads."""
         with self._lock:
             return [work for work in self._running if not work.lost]
 
     def lose_given_up(self, grace: float = GRACE_SECONDS) -> int:
-        """Count threads as lost that are at work which was given up ``grace`` seconds ago; how many."""
+        """Count the threads as lost whose work was given up ``grace`` seconds ago; return their number."""
         lost, given_up_before = [], time.monotonic() - grace
         with self._lock:
             for work in self._running:
@@ -202,7 +208,7 @@ class Threads:
         return len(lost)
 
     def close(self) -> None:
-        """End the threads that are idle, and those at work after it; what has not begun is cancelled."""
+        """End idle threads now and busy ones after their call; cancel calls that have not begun."""
         left = []
         with self._lock:
             self._closed = True

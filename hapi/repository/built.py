@@ -1,4 +1,4 @@
-"""Models that are built, not read: weights from a seed or from a library, and what is remembered of a build."""
+"""Models that are built instead of read: weights from a seed or a library, and the facts kept of each build."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _KEPT = 16
 
 
 class BuiltModels:
-    """Builds models of the zoo, and remembers of the last ones all but their weights; thread-safe.
+    """Builds models of the zoo, and keeps all but the weights of the latest ones; thread-safe.
 
-    That is the module with empty tensors and the digest of each tensor's content. The digests cannot be had
-    without a build, but after one the front of any split can be told, and with weights that are resident it can
-    be put together. The module is kept because tensors that are plain attributes may depend on the seed.
+    It keeps the module with empty tensors and the digest of each tensor's content. Digests need a build.
+    After one, the prefix of any split can be described, and assembled from weights that are resident. The
+    module itself is kept because tensors that are plain attributes may depend on the seed.
     """
 
     def __init__(self, kept: int = _KEPT) -> None:
@@ -35,12 +35,14 @@ class BuiltModels:
         self._lock = threading.Lock()
         self._shells: OrderedDict[ModelSpec, LayeredModel] = OrderedDict()
         self.builds = 0
-        """How often weights were made."""
+        """Number of builds so far."""
         self.building = KeyedLocks()
-        """To be held by spec between :meth:`find` and :meth:`build`, so that two requests build once."""
+        """Locks by spec, to hold between :meth:`find` and :meth:`build`, so that two requests build once."""
 
     def find(self, spec: ModelSpec) -> LayeredModel | None:
-        """The model of ``spec`` without its weights, with their digests; None when it was not built lately."""
+        """Return the model of ``spec`` without weights, with their digests; None when no recent build is
+        known.
+        """
         with self._lock:
             shell = self._shells.get(spec)
             if shell is None:
@@ -51,7 +53,7 @@ class BuiltModels:
     def build(
         self, spec: ModelSpec, allow_imports: Collection[str]
     ) -> tuple[LayeredModel, dict[str, torch.Tensor]]:
-        """Build it: the model without its weights as :meth:`find` gives it, and all its weights by name."""
+        """Build ``spec``; return the model without weights, as :meth:`find` does, and all weights by name."""
         kept = skeleton(spec, allow_imports)
         architecture = architecture_of(spec, allow_imports)
         module = build_module(architecture, random_seed(spec.weights) or 0)
@@ -99,7 +101,7 @@ class BuiltPrefix:
             for name in names:
                 if content_digest(tensor_bytes(weights[name])) != self.model.expected_digests[name]:
                     raise ConflictError(
-                        f"tensor {name!r} of {self._spec.architecture} came out otherwise than in an earlier build "
+                        f"tensor {name!r} of {self._spec.architecture} differs from that of an earlier build "
                         f"with weights {self._spec.weights}; push the model into the store instead"
                     )
         for name in names:
@@ -107,7 +109,7 @@ class BuiltPrefix:
 
 
 def spec_of(reference: ModelReference) -> ModelSpec:
-    """What a reference to the zoo asks to build; :class:`ModelError` for a file."""
+    """Return the build that a reference to the zoo asks for; :class:`ModelError` for weights in a file."""
     if is_file(reference.weights):
         raise ModelError(
             f"weights {reference.weights[:80]!r}: a file cannot be named in a request; push the model"
@@ -121,7 +123,11 @@ def spec_of(reference: ModelReference) -> ModelSpec:
 
 
 def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) -> None:
-    """:class:`TooLargeError` when a build of ``spec`` would have more bytes of weights."""
+    """Check that the weights of ``spec`` have at most ``max_bytes`` bytes.
+
+    Raises:
+        TooLargeError: they have more.
+    """
     kept = skeleton(spec, allow_imports)
     nbytes = prefix_bytes(kept, len(kept))
     if nbytes > max_bytes:

@@ -1,4 +1,4 @@
-"""``model.json``: what a pushed model is, and where each of its tensors lies."""
+"""``model.json``: description of a pushed model, and the location of each tensor."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ModelManifest:
     digests: tuple[str, ...]
     """Front digest per split, 0 to L."""
     classes: int | None
-    """Outputs of the head; None when the model has none that can be told."""
+    """Outputs of the head; None when they cannot be told."""
     default_freeze: int | None
     layers: tuple[LayerEntry, ...]
     tensors: Mapping[str, TensorEntry]
-    """By name, in file order, which is layer order."""
+    """Tensors by name, in file order, which is layer order."""
 
     @property
     def digest(self) -> str:
@@ -84,6 +84,7 @@ class ModelManifest:
         return {**document, "checksum": _checksum(document)}
 
     def to_bytes(self) -> bytes:
+        """Return the document as UTF-8 JSON."""
         return json.dumps(self.to_json(), indent=1).encode()
 
     @classmethod
@@ -143,12 +144,12 @@ def _layer(document: Any, tensors: Mapping[str, TensorEntry]) -> LayerEntry:
 
 
 def model_prefix(name: str) -> str:
-    """Where everything of model ``name`` lies in a store."""
+    """Return the key prefix of everything that belongs to model ``name``."""
     return f"models/{check_name(name, 'model')}"
 
 
 def manifest_key(name: str) -> str:
-    """Key of the manifest, which is written last."""
+    """Return the key of the manifest, which is written last."""
     return f"{model_prefix(name)}/model.json"
 
 

@@ -1,4 +1,4 @@
-"""A pushed model as its manifest describes it: its layers without weights, and tensors from anywhere."""
+"""A pushed model as its manifest describes it: layers without weights, and tensors from any source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hapi.repository.manifest import ModelManifest
 from hapi.repository.weights_file import DTYPES, TensorEntry
 
 Fetch = Callable[[Sequence[TensorEntry]], Iterable[tuple[str, memoryview]]]
-"""Reads tensors: (name, raw bytes) for each entry, in any order."""
+"""Reads tensors: yields (name, raw bytes) for each entry, in any order."""
 
 
 class PushedModel:
@@ -33,6 +33,7 @@ class PushedModel:
 
     @property
     def name(self) -> str:
+        """Name of the model in its store."""
         return self.manifest.name
 
     @property
@@ -42,15 +43,16 @@ class PushedModel:
 
     @property
     def spec(self) -> ModelSpec:
+        """Build from which the model was pushed."""
         return self.manifest.spec
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest, as the server describes it and :meth:`from_json` reads it."""
+        """Return the manifest, as the server describes it and :meth:`from_json` reads it."""
         return self.manifest.to_json()
 
     @classmethod
     def from_json(cls, document: Any) -> PushedModel:
-        """From a server's description; :class:`BadRequestError` on anything unexpected."""
+        """Parse a server's description; :class:`BadRequestError` on anything unexpected."""
         return PushedModel(ModelManifest.from_json(document))
 
     def layered(
@@ -61,9 +63,17 @@ class PushedModel:
         input_shape: tuple[int, ...] | None = None,
         allow_import: ImportRule = False,
     ) -> LayeredModel:
-        """The model's layers without weights (:meth:`load` brings them); digests are known all the same.
+        """Return the model's layers without weights (:meth:`load` brings them); digests are known all the
+        same.
 
-        ``num_classes``: another head, freshly seeded and never loaded. ``input_shape``: other than pushed.
+        Args:
+            num_classes: outputs of a new head, freshly seeded and never loaded; None keeps the pushed one.
+            head_seed: seed of the new head.
+            input_shape: shape of one sample (C, H, W), if other than pushed.
+            allow_import: whether the model's factory may be imported.
+
+        Raises:
+            ModelError: the code that is installed here makes another model than was pushed.
         """
         spec = self.spec if input_shape is None else replace(self.spec, input_shape=tuple(input_shape))
         model = self._skeleton(spec, allow_import)
@@ -129,8 +139,8 @@ class PushedModel:
                 name = model.layers[layer - 1].name if layer else "input"
                 raise ConflictError(
                     f"model {self.name!r}: {self.spec.architecture} no longer makes layer {layer} ({name}) as it was"
-                    " pushed: its code or a library is another now, or a tensor of its own is random (register it as"
-                    " a buffer); push it again"
+                    " pushed: its code or a library has changed, or one of its plain tensors is random (register it"
+                    " as a buffer); push it again"
                 )
 
     def _holds(self, model: LayeredModel, layer: Layer) -> bool:
@@ -142,16 +152,27 @@ class PushedModel:
         return True
 
     def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
-        """The stored tensors that layers ``start + 1`` to ``stop`` need and do not have yet."""
+        """Return the stored tensors of layers ``start + 1`` to ``stop`` that are not loaded yet."""
         wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
         entries = {name: self._pushed(name) for name in wanted}
         found = [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]
         return sorted(found, key=lambda entry: entry.start)
 
     def load_from(self, fetch: Fetch, model: LayeredModel, start: int, stop: int, device: str = "cpu") -> int:
-        """Bring the weights of layers ``start + 1`` to ``stop`` from ``fetch``; returns the bytes read.
+        """Load the weights of layers ``start + 1`` to ``stop`` with ``fetch``.
 
-        Every tensor is verified: :class:`DataError` names the one that is damaged.
+        Args:
+            fetch: reads the tensors.
+            model: from :meth:`layered`; its tensors are replaced.
+            start: number of layers before the first one to load.
+            stop: last layer to load.
+            device: torch device of the loaded tensors.
+
+        Returns:
+            The bytes read.
+
+        Raises:
+            DataError: a tensor is damaged; the message names it.
         """
         entries = self.entries(model, start, stop)
         for entry, tensor in self.received(fetch, entries):
@@ -161,7 +182,7 @@ class PushedModel:
     def received(
         self, fetch: Fetch, entries: Sequence[TensorEntry]
     ) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
-        """The tensors of ``entries`` from ``fetch``, verified, on the CPU, each in memory of its own."""
+        """Yield the verified tensors of ``entries`` from ``fetch``, on the CPU, each in memory of its own."""
         by_name = {entry.name: entry for entry in entries}
         for name, data in fetch(entries):
             entry = by_name.pop(name, None)
@@ -183,12 +204,12 @@ class PushedModel:
         return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
 
     def verify(self, entry: TensorEntry, data: memoryview) -> None:
-        """:class:`DataError` unless ``data`` is the content of ``entry``."""
+        """Raise :class:`DataError` unless ``data`` is the content of ``entry``."""
         if data.nbytes != entry.nbytes or content_digest(data) != entry.digest:
             raise self.damaged(entry)
 
     def damaged(self, entry: TensorEntry) -> DataError:
-        """The error for stored bytes that are not the content of ``entry``."""
+        """Return the error for stored bytes that are not the content of ``entry``."""
         return DataError(
             f"model {self.name!r}: the stored bytes of tensor {entry.name!r} (from byte {entry.start} of"
             f" {self.manifest.weights_key}) are damaged; push the model again with --replace"

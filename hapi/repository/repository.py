@@ -1,4 +1,4 @@
-"""Pushed models: weights in a store, from which any layers' tensors are read and no others.
+"""Pushed models: weights in a store, read tensor by tensor.
 
     STORE/models/NAME/PUSH/weights.safetensors   tensors in layer order: layers 1..s are one range
     STORE/models/NAME/model.json                 written last: a model without it does not exist
@@ -53,6 +53,7 @@ class ModelSummary:
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -68,9 +69,19 @@ def push(
 ) -> StoredModel:
     """Write ``model``, built from ``spec``, into ``store`` as ``name``.
 
-    A killed push leaves nothing that looks like a model. Raises :class:`ConflictError` when the name is
-    taken and ``replace_existing`` is False, or when another process is pushing it: ``force_lock`` takes its lock
-    when that process is known to be dead, and ``advice`` tells a person how.
+    A killed push leaves nothing that looks like a model.
+
+    Args:
+        store: where it is written.
+        name: its name there.
+        model: all layers, with weights.
+        spec: the build that made it; whoever reads the model builds its layers from it.
+        replace_existing: replace the model of this name.
+        force_lock: take the lock of another writer that is known to be dead.
+        advice: tells a person how to do that.
+
+    Raises:
+        ConflictError: the name is taken, or another process is pushing it.
     """
     check_name(name, "model")
     lock = f"{model_prefix(name)}/{LOCK_NAME}"
@@ -123,9 +134,16 @@ def _manifest(
 
 
 def open_model(store: ObjectStore, name: str, digest: str | None = None) -> StoredModel:
-    """The pushed model ``name``; :class:`NotFoundError` names what there is.
+    """Open the pushed model ``name``.
 
-    ``digest``: :class:`ConflictError` when the store holds another one.
+    Args:
+        store: where it lies.
+        name: its name there.
+        digest: the digest that it must have; None for any.
+
+    Raises:
+        NotFoundError: there is no such model; the message names those that are there.
+        ConflictError: the store holds a model with another digest.
     """
     key = manifest_key(name)
     try:
@@ -147,7 +165,7 @@ def open_model(store: ObjectStore, name: str, digest: str | None = None) -> Stor
 
 
 def list_models(store: ObjectStore) -> list[ModelSummary]:
-    """A line about every model in the store, damaged ones included."""
+    """Return a line about every model in the store, damaged ones included."""
     return [_summary(store, name) for name in store.list_names("models")]
 
 
@@ -162,7 +180,9 @@ def _summary(store: ObjectStore, name: str) -> ModelSummary:
 
 
 def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelReference:
-    """How a request names layers 1..``split`` of ``model``, built from ``spec``; the server builds it likewise."""
+    """Return the reference to layers 1..``split`` of ``model``, which the server builds from the same
+    ``spec``.
+    """
     if is_file(spec.weights):
         raise ModelError(
             f"the server cannot read {spec.weights}; push the model into the store (hapi push"
@@ -179,7 +199,7 @@ def zoo_reference(spec: ModelSpec, model: LayeredModel, split: int) -> ModelRefe
 
 
 def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> ModelReference:
-    """How a request names layers 1..``split`` of a pushed model, for the input shape of ``model``."""
+    """Return the reference to layers 1..``split`` of a pushed model, for the input shape of ``model``."""
     return ModelReference(
         source="store",
         name=pushed.name,
@@ -242,9 +262,16 @@ def open_prefix(
 def structure_of(
     reference: ModelReference, split: int, store: ObjectStore, allow_imports: Collection[str] = ()
 ) -> LayeredModel:
-    """The model of ``reference`` without weights; of a pushed one nothing but its manifest is read.
+    """Return the model of ``reference`` without weights; of a pushed one only the manifest is read.
 
-    A pushed one may have been replaced: :class:`ConflictError` when layers 1..``split`` have another digest there.
+    Args:
+        reference: the model that a request names.
+        split: last layer that is needed.
+        store: where pushed models lie.
+        allow_imports: factories or modules that may be imported.
+
+    Raises:
+        ConflictError: layers 1..``split`` have another digest here, since the model was replaced.
     """
     if reference.source == "store":
         model = open_model(store, reference.name).prefix_structure(reference.input_shape, allow_imports)
@@ -261,9 +288,9 @@ def materialise(
     allow_imports: Collection[str] = (),
     max_bytes: int | None = None,
 ) -> LayeredModel:
-    """The model of ``reference`` with the weights of layers 1..``split`` in memory, and no others.
+    """Return the model of ``reference`` with the weights of layers 1..``split`` loaded, and no others.
 
-    Its tensors are its own. Arguments and errors as of :func:`open_prefix`.
+    Its tensors are its own. Arguments and errors are those of :func:`open_front`.
     """
     model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
     for name, tensor in source.read(model.tensor_names(0, split)):

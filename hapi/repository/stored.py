@@ -1,4 +1,4 @@
-"""A pushed model in its store: the tensors that are needed, read by ranges."""
+"""A pushed model in its store: the needed tensors, read by ranges."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ class StoredModel(PushedModel):
         self.store = store
 
     def load(self, model: LayeredModel, start: int, stop: int, device: str | torch.device = "cpu") -> int:
-        """Read the weights of layers ``start + 1`` to ``stop``, and no others; returns the bytes read."""
+        """Load the weights of layers ``start + 1`` to ``stop`` into ``model``, and no others; return the
+        bytes read.
+        """
         return self.load_from(self._fetch, model, start, stop, str(device))
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors ``names``, verified, in any order; neighbours are read together."""
+        """Yield tensors ``names``, verified, in any order; neighbours are read together."""
         for entry, tensor in self.received(self._fetch, [self._entry(name) for name in names]):
             yield entry.name, tensor
 
@@ -57,19 +59,21 @@ class StoredModel(PushedModel):
         return content_key(entry.digest, form)
 
     def tensor_spec(self, name: str) -> TensorSpec:
-        """Form of one stored tensor; :class:`NotFoundError` for an unknown name."""
+        """Return the form of one stored tensor; :class:`NotFoundError` for an unknown name."""
         entry = self._entry(name)
         return TensorSpec(name, entry.dtype, entry.shape)
 
     def read_tensor(self, name: str) -> memoryview:
-        """Bytes of one stored tensor, verified."""
+        """Return the bytes of one stored tensor, verified."""
         entry = self._entry(name)
         ((_, data),) = self._read_group([entry])
         self.verify(entry, data)
         return data
 
     def read_part(self, name: str, start: int, out: memoryview) -> None:
-        """Bytes of one stored tensor from ``start`` on into ``out``, for the caller to check (:meth:`checked`)."""
+        """Read the bytes of tensor ``name`` from ``start`` on into ``out``; the caller checks them
+        (:meth:`checked`).
+        """
         entry = self._entry(name)
         try:
             self.store.read_into(self.manifest.weights_key, entry.start + start, out)
@@ -81,9 +85,14 @@ class StoredModel(PushedModel):
         self.store.read_into(now.weights_key, now.tensors[name].start + start, out)
 
     def checked(self, name: str, piece_bytes: int, step: Callable[[], None]) -> int:
-        """The xxh3-64 of one stored tensor, verified, with no more than a piece of it in memory.
+        """Verify one stored tensor with no more than a piece of it in memory.
 
-        ``step()`` is called before each piece, and may raise.
+        Args:
+            name: the tensor.
+            step: called before each piece; may raise.
+
+        Returns:
+            The tensor's xxh3-64.
         """
         entry, found, own = self._entry(name), xxhash.xxh3_64(), ContentDigest()
         buffer = memoryview(bytearray(min(piece_bytes, entry.nbytes)))

@@ -1,4 +1,4 @@
-"""``hapi verify`` for a pushed model: every tensor is read and held against the digest that its push recorded."""
+"""``hapi verify`` for a pushed model: every tensor is read and compared with the digest of its push."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def verify_model(
     on_start: Callable[[ModelManifest], None] = lambda manifest: None,
     on_progress: Progress = lambda tensors, size: None,
 ) -> VerifyReport:
-    """Check ``model.json``, the weights' size and every tensor; damage is told as it is found, and collected.
+    """Check ``model.json``, the weights' size and every tensor.
 
     The report's ``samples`` are tensors.
 
@@ -35,6 +35,9 @@ def verify_model(
         on_start: told the manifest, before tensors are read.
         on_progress: told tensors and bytes since its last call.
 
+    Returns:
+        A report with all findings.
+
     Raises:
         NotFoundError: there is no such model.
         StoreError: the store itself fails.
@@ -42,6 +45,7 @@ def verify_model(
     report = VerifyReport(name, remedy=AGAIN)
 
     def found(damage: Damage) -> None:
+        """Report a finding and keep it."""
         report.damages.append(damage)
         on_damage(damage)
 
@@ -62,7 +66,7 @@ def verify_model(
     for info in store.list(model_prefix(name)):
         known = info.key in (manifest_key(name), manifest.weights_key)
         if not known and not is_lock_object(info.key, f"{model_prefix(name)}/{LOCK_NAME}"):
-            found(Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True))
+            found(Damage(info.key, f"is part of no model ({info.size} bytes); it can be removed", extra=True))
     return report
 
 

@@ -34,7 +34,7 @@ _MAX_DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies in a weights file, and what it is."""
+    """Location and form of one tensor in a weights file."""
 
     name: str
     dtype: str
@@ -42,10 +42,11 @@ class TensorEntry:
     start: int
     """First byte in the file."""
     digest: str
-    """Of its bytes (:func:`hapi.models.graph.digest.content_digest`)."""
+    """Digest of its bytes (:func:`hapi.models.graph.digest.content_digest`)."""
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor."""
         count = 1
         for side in self.shape:
             count *= side
@@ -57,6 +58,7 @@ class TensorEntry:
         return self.start + self.nbytes
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry, as :meth:`from_json` reads it."""
         return {"dtype": self.dtype, "shape": list(self.shape), "start": self.start, "digest": self.digest}
 
     @classmethod
@@ -78,9 +80,10 @@ class TensorEntry:
 
 
 def encode(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[bytearray, list[TensorEntry]]:
-    """A safetensors file of ``tensors`` in their order, and where each one lies in it.
+    """Return a safetensors file of ``tensors`` in their order, and the location of each.
 
-    Raises :class:`ModelError` for a tensor that is not loaded or of a type that such files do not have.
+    Raises:
+        ModelError: a tensor is not loaded, or has a type that such files cannot hold.
     """
     header: dict[str, Any] = {}
     offset = 0

@@ -1,8 +1,8 @@
 """The interface of object stores; ``open.py`` chooses one by its URL.
 
 A local folder has a small backend of its own (``local.py``: reads go straight into the caller's buffer),
-everything else goes through obstore (``remote.py``). Foreign errors become :class:`StoreError` or
-:class:`NotFoundError` inside the backends; nobody else sees them.
+everything else goes through obstore (``remote.py``). Backends map foreign errors to :class:`StoreError` or
+:class:`NotFoundError`; no other module sees them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ObjectInfo:
     key: str
     size: int
     changed: str = field(default="", compare=False, kw_only=True)
-    """A mark that is another one after the object was written again; empty where it is not known."""
+    """Mark that differs after the object was written again; empty where it is not known."""
 
 
 Range = tuple[str, int, int]
@@ -48,19 +48,22 @@ class ReadPart(NamedTuple):
 
 
 Then = Callable[[int], None]
-"""Told the number of a part that has been read."""
+"""Called with the number of each part that has been read."""
 
 
 def nothing(number: int) -> None:
-    """The :data:`Then` of who only wants the bytes."""
+    """Do nothing; the :data:`Then` of a reader that only wants the bytes."""
 
 
 @lru_cache(maxsize=4096)
 def check_key(key: str) -> str:
-    """``key`` if it is relative, without empty or dotted segments and NUL; else :class:`BadRequestError`.
+    """Return ``key`` if it is well formed: relative, without empty or dotted segments and NUL.
 
-    Segments that begin with a dot are refused as a whole: that covers ``.`` and ``..`` and keeps the names
-    of temporary files out of reach.
+    Segments that begin with a dot are not allowed at all. That covers ``.`` and ``..`` and protects temporary
+    files.
+
+    Raises:
+        BadRequestError: it is not.
     """
     segments = key.split("/")
     if "\0" in key or "\\" in key or any(not s or s.startswith(".") for s in segments):
@@ -71,7 +74,7 @@ def check_key(key: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    """Whether :func:`check_key` takes ``key``; a listing has what others put there, under any names."""
+    """Return whether :func:`check_key` accepts ``key``; a listing may hold foreign objects under any names."""
     try:
         check_key(key)
     except BadRequestError:
@@ -80,16 +83,16 @@ def is_key(key: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """``prefix`` without a trailing slash, checked like a key; empty stands for the whole store."""
+    """Return ``prefix`` without a trailing slash, checked like a key; empty stands for the whole store."""
     trimmed = prefix.removesuffix("/")
     return check_key(trimmed) if trimmed else ""
 
 
 def check_document(where: str, size: int, max_bytes: int) -> None:
-    """:class:`DataError` for an object of ``size`` bytes where ``max_bytes`` are expected; ``where`` names it."""
+    """Raise :class:`DataError` naming ``where`` if an object of ``size`` bytes has more than ``max_bytes``."""
     if size > max_bytes:
         raise DataError(
-            f"{where}: has more than the {max_bytes} bytes that are read of such an object; it is damaged"
+            f"{where}: has more than the {max_bytes} bytes allowed for such an object; it is damaged"
         )
 
 
@@ -103,18 +106,20 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def ping(self) -> None:
-        """Return when the store answers. :class:`NotFoundError` when there is no such folder or bucket."""
+        """Return when the store answers; :class:`NotFoundError` when the folder or bucket does not exist."""
 
     @abstractmethod
     def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
-        """The whole object, if it has at most ``max_bytes`` bytes; else :class:`DataError`, before it is in memory."""
+        """Return the whole object; :class:`DataError`, before it is in memory, if it has more than ``max_bytes``
+        bytes.
+        """
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
-        """Fill ``out`` with the object's bytes from ``start`` on: exactly ``len(out)`` or an error."""
+        """Fill ``out`` with the object's bytes from ``start`` on: exactly ``len(out)`` of them, or an error."""
         self.read_many([ReadPart(key, start, out)])
 
     def read_ranges(self, key: str, starts: Sequence[int], stops: Sequence[int]) -> list[memoryview]:
-        """The ranges ``starts[i]..stops[i]`` (stop excluded) of one object, in the order asked for."""
+        """Return the ranges ``starts[i]..stops[i]`` (stop excluded) of one object, in this order."""
         if len(starts) != len(stops) or any(b < a for a, b in zip(starts, stops, strict=True)):
             raise BadRequestError(f"{key}: the ranges' starts and stops do not pair up")
         outs = [memoryview(bytearray(stop - start)) for start, stop in zip(starts, stops, strict=True)]
@@ -123,81 +128,94 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
-        """Fill every part, of any objects in any order; the way that is best for this store.
+        """Fill every part, of any objects in any order, in the way that is best for this store.
 
-        ``then(i)`` is called, by the caller's thread, once part i is there. Where the store fills parts one by one,
-        that is before the next one: the part's bytes are still in the processor's cache.
+        Args:
+            parts: ranges to read, with their buffers.
+            then: called with i by the caller's thread once part i is read. A store that fills parts one by
+                one calls it before the next one, while the part's bytes are still in the processor's cache.
         """
 
     def pools(self) -> Sequence[Threads]:
-        """Threads in which the store works for its callers, for who watches over threads that hang."""
+        """Thread pools in which the store works for its callers, for the watch over hung threads."""
         return ()
 
     def announce(self, ranges: Sequence[Range]) -> None:
-        """These will be read next: a store that can fetch them meanwhile begins to. Never an error."""
+        """Announce ranges that are read next, so that the store may begin to fetch them. Never an error."""
         del ranges
 
     @abstractmethod
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Write an object. Atomic: readers see the old object or the whole new one, also after a crash."""
+        """Write an object atomically: readers see the old object or the whole new one, also after a crash."""
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> bool:
-        """Write a small object unless there is one; whether what is there now was written by this call."""
+        """Write a small object unless it exists; return whether the present one was written by this call."""
 
     @abstractmethod
     def mark(self, key: str) -> str | None:
-        """A mark of the object as it is now, which is another one once it was written again; None without one."""
+        """Return a mark of the object's present state, which differs after each write; None without an
+        object.
+        """
 
     @abstractmethod
     def put_over(self, key: str, data: bytes, mark: str | None) -> None:
-        """Write a small object if its :meth:`mark` is still ``mark``; else :class:`ConflictError`.
+        """Write a small object if its :meth:`mark` is still ``mark``; else raise :class:`ConflictError`.
 
-        One step where the store can do it, as most can for what is not there yet (``mark`` None); else two.
+        It is one step where the store can do that, as most can for a new object (``mark`` None), or two.
         """
 
     @abstractmethod
     def size(self, key: str) -> int:
-        """Size of the object in bytes."""
+        """Return the object's size in bytes."""
 
     @abstractmethod
-    def exists(self, key: str) -> bool: ...
+    def exists(self, key: str) -> bool:
+        """Return whether there is an object of this key."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """All objects under ``prefix`` (whole path segments), at any depth, sorted by key."""
+        """Return all objects under ``prefix`` (whole path segments), at any depth, sorted by key."""
 
     @abstractmethod
     def list_keys(self, prefix: str) -> Names:
-        """Keys of the objects directly below ``prefix``, sorted."""
+        """Return the keys of the objects directly below ``prefix``, sorted."""
 
     @abstractmethod
     def list_names(self, prefix: str) -> Names:
-        """The direct children of ``prefix`` that have objects below them ("directories"), sorted."""
+        """Return the direct children of ``prefix`` that have objects below them ("directories"), sorted."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove the object; nothing happens when there is none."""
+        """Remove the object, if it exists."""
 
     @contextmanager
     def lock(self, key: str, *, force: bool = False, advice: str = FORCE) -> Iterator[Lease]:
-        """Hold the lock ``key`` as a lease; :class:`ConflictError` naming the owner when somebody else does.
+        """Hold the lock ``key`` as a lease during the block.
 
-        A lock whose owner is dead, or shows no life for its lease (``locks.py``), is taken over; a line of the log
-        says for how long that is waited for. ``force`` does not wait; ``advice``: how a person does so, for the error.
+        A lock is taken over when its owner is dead, or showed no sign of life for its lease (``locks.py``). A
+        log line says how long that wait may take.
+
+        Args:
+            key: the lock's object.
+            force: take over at once from an owner that cannot be seen.
+            advice: how a person forces it, for the error.
+
+        Raises:
+            ConflictError: another writer holds it; the message names the owner.
         """
         with held(self._lock_objects(check_key(key)), key, force=force, advice=advice) as lease:
             yield lease
 
     @abstractmethod
     def _lock_objects(self, key: str) -> LockObjects:
-        """How this store keeps the objects of the lock ``key``."""
+        """Objects of the lock ``key`` in this store."""
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object lies in the file system; None for a store that is not local."""
+        """Return the object's path in the file system; None for a store that is not local."""
         check_key(key)
         return None
 
     def clean_temporary(self, prefix: str) -> None:
-        """Remove what killed writers left under ``prefix``. Only for the holder of the lock there."""
+        """Remove the files that killed writers left under ``prefix``. Only for the holder of the lock there."""
         check_prefix(prefix)

@@ -1,4 +1,6 @@
-"""The step that makes a data set or model be there: its manifest is written, last, if all it names is in its place."""
+"""The commit of a dataset or model: its manifest is written last, once all objects that it names are in
+place.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +13,30 @@ from hapi.store.base import ObjectStore
 from hapi.store.locking.locks import Lease
 
 LOOKS, BETWEEN_LOOKS = 5, 0.2
-"""Times, and seconds between them: one of a store's replicas may be behind the others for a moment."""
+"""Number of looks, and seconds between them: a replica of the store may be behind for a moment."""
 
 
 def commit(
     store: ObjectStore, key: str, data: bytes, *, mark: str | None, lease: Lease, parts: Mapping[str, int]
 ) -> None:
-    """Write the manifest ``key``, and nothing if anything is amiss.
+    """Write the manifest ``key``, or nothing if anything is amiss.
 
-    Where the store can compare and write in one step, a writer that was paused just before this step cannot write
-    over its successor's manifest, however long it was paused.
+    Where the store can compare and write in one step, a writer that was paused just before this step, for
+    however long, cannot overwrite its successor's manifest.
 
     Args:
         store: where it is written.
         key: the manifest's object.
         data: its bytes.
-        mark: :meth:`ObjectStore.mark` of the manifest that was there when the lock was taken.
+        mark: :meth:`ObjectStore.mark` of the manifest from when the lock was taken.
         lease: the lock that guards the name.
         parts: size in bytes of each object that the manifest relies on, by key.
 
     Raises:
-        DataError: a part is not there, or has another size.
-        LeaseLostError: the lock is another's by now.
+        DataError: a part does not exist, or has another size.
+        LeaseLostError: another writer has taken the lock over.
         ConflictError: another process wrote the manifest meanwhile.
-        StoreError: the store says that it wrote the manifest, and does not have it.
+        StoreError: the store reports a written manifest, and does not have it.
     """
     lease.check()  # before the parts are missed: a successor may have removed them
     _look_for(store, parts)

@@ -1,4 +1,4 @@
-"""Opening the stores behind obstore: how long to wait for one, how often to ask again, and with what settings."""
+"""Opening the stores behind obstore: timeouts, retries and settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _memory_guard = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTimeouts:
-    """How long a store may take before it counts as out of reach. Seconds.
+    """Limits, in seconds, after which a store counts as out of reach.
 
     With the defaults a store that refuses connections is given up within 2 s and a silent one within 30 s;
     the trainer then asks again for as long as its own ``--patience`` says.
@@ -34,17 +34,21 @@ class StoreTimeouts:
 
     connect: float = 5.0
     read: float = 8.0
-    """Without a single byte."""
+    """Seconds without a single byte."""
     request: float = 300.0
-    """From a request's beginning to the last byte of its answer, which is 16 MiB at most. Generous: a slow link is no
-    failure, but a store that drips must not hold a reader for ever."""
+    """Seconds from a request's beginning to the last byte of its answer, which is 16 MiB at most.
+
+    Generous: a slow link is no failure, but a store that sends drop by drop must not hold a reader for ever.
+    """
     retries: int = 3
     retry_within: float = 20.0
-    """After this long no further try is made."""
+    """Seconds after which no further try begins."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> StoreTimeouts:
-        """``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``, ``_RETRY_SECONDS``."""
+        """Read ``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``,
+        ``_RETRY_SECONDS``.
+        """
         retries = _number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
         return cls(
             connect=_number(environment, "HAPI_STORE_CONNECT_TIMEOUT", cls.connect, 0.01, 3600),
@@ -56,7 +60,7 @@ class StoreTimeouts:
         )
 
     def client(self) -> ClientConfig:
-        """What obstore's HTTP client is told."""
+        """Return the options of obstore's HTTP client."""
         return {
             "connect_timeout": timedelta(seconds=self.connect),
             "read_timeout": timedelta(seconds=self.read),
@@ -64,7 +68,7 @@ class StoreTimeouts:
         }
 
     def retry(self) -> RetryConfig:
-        """What obstore is told about further tries."""
+        """Return obstore's options for retries."""
         return {
             "max_retries": self.retries,
             "retry_timeout": timedelta(seconds=self.retry_within),
@@ -78,18 +82,18 @@ class StoreTimeouts:
 
 @dataclass(frozen=True)
 class Connection:
-    """An open store, and what messages about it should say."""
+    """An open store, with facts for messages about it."""
 
     store: Any
     address: str = ""
     """The endpoint; empty where the URL says it all."""
     origin: str = "credentials of this machine"
-    """Where the credentials come from."""
+    """Origin of the credentials, in words."""
     region: str = ""
 
 
 def connect(url: str) -> Connection:
-    """Open the store at ``url``; nothing is contacted yet. :class:`UsageError` for what cannot be opened."""
+    """Open the store at ``url`` without contacting it; :class:`UsageError` for a store that cannot be opened."""
     scheme, _, name = url.partition("://")
     if scheme == "memory":
         with _memory_guard:
@@ -101,7 +105,7 @@ def connect(url: str) -> Connection:
             return Connection(from_url(url, client_options=client, retry_config=retry))
         if "@" in urlsplit(url).netloc:
             raise UsageError(
-                "a store's URL has credentials in it, which would be seen in messages and process lists: write "
+                "a store's URL has credentials in it, which messages and process lists would show: write "
                 "s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         settings = s3_settings(os.environ)

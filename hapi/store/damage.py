@@ -1,4 +1,4 @@
-"""Findings of a check of what a store holds: damaged objects, and what was read to find them."""
+"""Findings of a check of stored data: damaged objects, and the amount that was read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Damage:
     """The damaged sample's bytes in the object: ``start..stop``, stop excluded."""
     stop: int | None = None
     extra: bool = False
-    """Nothing is damaged: the object belongs to nothing."""
+    """True for an object that is not damaged but belongs to nothing."""
 
     def __str__(self) -> str:
         sample = "" if self.sample is None else f" sample {self.sample}, bytes {self.start}..{self.stop}:"
@@ -33,7 +33,7 @@ class Damage:
 
 @dataclass
 class VerifyReport:
-    """What was read, and what was found."""
+    """Amount that was read, and the findings."""
 
     name: str
     version: str | None = None
@@ -42,8 +42,9 @@ class VerifyReport:
     """Bytes of shards that were read."""
     damages: list[Damage] = field(default_factory=list)
     remedy: str = ""
-    """What to do about damage."""
+    """Advice that repairs the damage."""
 
     @property
     def sound(self) -> bool:
+        """True when no damage was found; objects that belong to nothing do not count."""
         return not self.damages

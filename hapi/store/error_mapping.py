@@ -1,7 +1,7 @@
-"""What obstore's errors mean, in one line that says what to do.
+"""Mapping of obstore's errors to one line each that says what to do.
 
-Obstore tells kinds of failure apart only in its text: the request, the status, the store's answer, and (after
-"Debug source") the errors below.
+Obstore distinguishes kinds of failure only in its text: the request, the status, the store's answer, and
+(after "Debug source") the causes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,32 @@ _OTHER_RANGE = r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)"
 _PROVIDER = "External AWS credential provider"
 """How obstore names what :func:`hapi.store.s3.profile_credentials` gives it."""
 _CAUSES = (
-    ("ConnectionRefused", "refuses connections; is it running, and is the endpoint right?"),
-    ("dns error", "has a host name that nobody knows; check the endpoint"),
-    ("InvalidDnsName", "has a host name that nobody knows; check the endpoint"),
+    ("ConnectionRefused", "refuses connections; check that it runs, and the endpoint"),
+    ("dns error", "has an unknown host name; check the endpoint"),
+    ("InvalidDnsName", "has an unknown host name; check the endpoint"),
     ("InvalidCertificate", "has a certificate that is not trusted; check the endpoint, or SSL_CERT_FILE"),
-    ("InvalidContentType", "does not speak TLS; is the endpoint's http:// written as https://?"),
+    ("InvalidContentType", "does not speak TLS; write the endpoint with http:// if it is plain"),
     ("TimedOut", "did not answer in time (HAPI_STORE_READ_TIMEOUT, _CONNECT_TIMEOUT, _REQUEST_TIMEOUT)"),
 )
-"""What is found in the errors below, and what it means."""
+"""Words found in the causes, and their meaning."""
 
 
 def store_error(error: BaseException, url: str, key: str, connection: Connection) -> HapiError:
-    """The error of ours that says what ``error`` of obstore means for ``key`` in the store at ``url``.
+    """Return the Hapi error for ``error`` of obstore.
 
-    A server's client is not told the store's address, what its operator should set, nor the store's own words.
+    The message for a server's client leaves out the store's address, its operator's settings and the store's
+    words.
+
+    Args:
+        error: the exception that obstore raised.
+        url: the store's URL.
+        key: the object; empty for the store itself.
+        connection: facts for the message.
     """
     meaning = _meaning(error, url, key, connection)
     what = key or "the object store"
     if isinstance(meaning, NotFoundError):
-        meaning.outside = f"{what} is not there"
+        meaning.outside = f"{what} does not exist"
     elif isinstance(meaning, StoreUnavailableError):
         meaning.outside = (
             f"{what}: the object store is out of reach or overloaded for now; the server's log says more"
@@ -103,12 +110,12 @@ def _meaning(error: BaseException, url: str, key: str, connection: Connection) -
 
 
 def is_other_range(error: BaseException) -> bool:
-    """Whether the store answered a range with another one."""
+    """Return whether the store answered a range with another one."""
     return re.search(_OTHER_RANGE, str(error)) is not None
 
 
 def _denial(code: str | None, status: str | None, origin: str) -> str | None:
-    """Why the store does not let us in, if that is what happened."""
+    """Reason why the store denies access; None for another failure."""
     if code in _WRONG_KEYS:
         return (
             f"does not accept the {origin}: unknown access key or wrong secret key; "
@@ -129,7 +136,7 @@ def _denial(code: str | None, status: str | None, origin: str) -> str | None:
 
 
 def _absence(said: str, below: str, code: str | None, status: str | None) -> str | None:
-    """Why the store could not answer, if that is what happened: the same may succeed later."""
+    """Reason why the store could not answer; None for another failure. The same request may succeed later."""
     tries = int(_found(r"after (\d+) retries", said) or 0) + 1
     times = f" ({tries} times)" if tries > 1 else ""
     if status == "429" or (status or "").startswith("5"):
@@ -148,4 +155,4 @@ def _found(pattern: str, text: str) -> str | None:
 
 
 FOREIGN = (exceptions.BaseError, OSError, ValueError, asyncio.CancelledError)
-"""What obstore raises."""
+"""Exceptions that obstore raises."""

@@ -1,9 +1,9 @@
-"""Many small pieces copied from one buffer into another, without a Python step for each of them.
+"""Copies of many small pieces from one buffer into another, without a Python step for each.
 
-A Python step costs about 0.2 microseconds, as much as copying 2 KB. So pieces of one length are rows of an array, where
-they begin at multiples of it from each other, and else one gather over rows that begin at any byte; pieces of
-different lengths are copied twice by a power of two of bytes, from their start and up to their end, which is two
-gathers and scatters for each power. Longer ones go one by one.
+A Python step costs about 0.2 microseconds, as much as copying 2 KB. Pieces of one length are copied as rows
+of an array if their starts are multiples of it apart, otherwise by one gather over rows that begin at any
+byte. Pieces of different lengths are copied twice by a power of two of bytes, from their start and up to
+their end: two gathers and scatters for each power. Longer pieces are copied one by one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from hapi.arrays import Bytes, IntArray
 _ROWS_BYTES = 128 << 10
 """Bytes gathered at a time: they are copied on from the processor's cache."""
 ROWS_LIMIT = 16 << 10
-"""Pieces up to here that are rows of an array are gathered; where longer ones begin is all the same."""
+"""Longest pieces, in bytes, that are gathered as rows of an array; for longer ones their alignment does not
+matter.
+"""
 _EQUAL_LIMIT = 4 << 10
 _MIXED_LIMIT = 1 << 10
 """Up to here a gather was faster (rows of an array; pieces of one length; the mean of different ones). Measured with
@@ -99,6 +101,6 @@ def _windows(buffer: Bytes, length: int) -> npt.NDArray[Any]:
 
 
 def _check(starts: IntArray, lengths: IntArray, size: int) -> None:
-    """Before anything is copied: a negative start would be a window counted from the end."""
+    """Check all bounds before anything is copied: a negative start would be a window counted from the end."""
     if int(starts.min()) < 0 or int((starts + lengths).max()) > size or int(lengths.min()) < 0:
         raise IndexError("a piece lies outside of its buffer")

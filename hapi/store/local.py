@@ -35,7 +35,7 @@ from hapi.waiting import moved
 _AHEAD_PARTS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
 _ABSENT_IN_A_ROW = 4
-"""After so many parts of an object that were not in memory, the others are not looked for there."""
+"""Parts of an object in a row that were not in memory, after which the others are not looked for there."""
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Linux only."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,12 +50,14 @@ class LocalStore(ObjectStore):
         self._prefix = f"{self.url.rstrip('/')}/"
 
     def ping(self) -> None:
+        """Check that the folder exists; :class:`NotFoundError` otherwise."""
         if not stat.S_ISDIR(self._mode(self.root, "")):
             raise NotFoundError(
-                f"there is no folder {self.root}; check the store's path, or pack a data set into it"
+                f"there is no folder {self.root}; check the store's path, or pack a dataset into it"
             )
 
     def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
+        """Read the whole file; see :meth:`hapi.store.base.ObjectStore.get`."""
         try:
             with os.fdopen(self._open(key), "rb") as file:
                 check_document(f"{self.url}/{key}", os.fstat(file.fileno()).st_size, max_bytes)
@@ -83,7 +85,7 @@ class LocalStore(ObjectStore):
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         raise StoreError(
-            f"{self.url}/{key}: is {_kind(mode)}, no file, and is not read; put the object back in its place"
+            f"{self.url}/{key}: is {_kind(mode)} instead of a file; put the object back in its place"
         )
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
@@ -106,7 +108,9 @@ class LocalStore(ObjectStore):
     def _read_group(
         self, descriptor: int, parts: Sequence[ReadPart], group: Sequence[int], then: Then
     ) -> None:
-        """Parts of one object. What is in memory comes first; the rest is announced to the kernel before its turn."""
+        """Read parts of one object: those in memory first; the rest is announced to the kernel before its
+        turn.
+        """
         absent: list[int] = []
         since_present = 0
         for number in group:
@@ -122,7 +126,7 @@ class LocalStore(ObjectStore):
             then(number)
 
     def announce(self, ranges: Sequence[Range]) -> None:
-        """Have the kernel fetch these bytes; whatever is wrong with them shows when they are read."""
+        """Let the kernel fetch these bytes; errors show when they are read."""
         if not hasattr(os, "posix_fadvise"):  # not on macOS
             return
         for key, group in groupby(sorted(ranges), key=lambda r: r[0]):
@@ -172,6 +176,7 @@ class LocalStore(ObjectStore):
         return moved
 
     def mark(self, key: str) -> str | None:
+        """Return inode, size and time of the last write."""
         try:
             state = self.path_of(key).stat()
         except OSError as error:
@@ -181,9 +186,10 @@ class LocalStore(ObjectStore):
         return f"{state.st_ino} {state.st_size} {state.st_mtime_ns}"
 
     def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        """Compare the mark and write, in two steps; the lock's holder alone calls it."""
         if self.mark(key) != mark or (mark is None and not self.put_new(key, data)):
             raise ConflictError(
-                f"{self.path_of(key)} was written by another process meanwhile; look what it wrote"
+                f"{self.path_of(key)} was written by another process meanwhile; check what it wrote"
             )
         if mark is not None:
             self.put(key, data)
@@ -202,16 +208,18 @@ class LocalStore(ObjectStore):
             sync_folder(new.parent)
 
     def size(self, key: str) -> int:
+        """Return the file's size in bytes."""
         try:
             return self.path_of(key).stat().st_size
         except OSError as error:
             raise self._mapped(error, key) from error
 
     def exists(self, key: str) -> bool:
+        """Return whether there is an object of this key."""
         return stat.S_ISREG(self._mode(self.path_of(key), key))
 
     def _mode(self, path: Path, key: str) -> int:
-        """What ``path`` is, as ``stat`` has it; 0 when nothing is there."""
+        """Mode of ``path`` from ``stat``; 0 when it does not exist."""
         try:
             return path.stat().st_mode
         except OSError as error:
@@ -220,7 +228,7 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, key) from error
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Every object below ``prefix`` in order of names, linked folders included; none where there is no folder."""
+        """Return every object below ``prefix`` sorted by key, linked folders included; none without a folder."""
         top = str(self.root / check_prefix(prefix)).rstrip("/")
         below = len(str(self.root).rstrip("/")) + 1
         try:
@@ -233,6 +241,7 @@ class LocalStore(ObjectStore):
         return sorted(found, key=lambda info: info.key)
 
     def list_keys(self, prefix: str) -> Names:
+        """Return the keys of the files directly below ``prefix``, sorted."""
         top = self.root / check_prefix(prefix)
         below = f"{prefix.rstrip('/')}/" if prefix else ""
         try:
@@ -246,7 +255,7 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, prefix) from error
 
     def list_names(self, prefix: str) -> Names:
-        """Names one level below ``prefix`` that hold objects, in order."""
+        """Return the names one level below ``prefix`` that hold objects, sorted."""
         top = self.root / check_prefix(prefix)
         try:
             with os.scandir(top) as entries:
@@ -257,6 +266,7 @@ class LocalStore(ObjectStore):
             raise self._mapped(error, prefix) from error
 
     def delete(self, key: str) -> None:
+        """Remove the file, and folders that are empty then."""
         path = self.path_of(key)
         try:
             path.unlink(missing_ok=True)
@@ -277,7 +287,7 @@ class LocalStore(ObjectStore):
         return FolderLockObjects(self, key)
 
     def create(self, path: Path, flags: int) -> int:
-        """Open ``path``, made with its folders, which another process may be removing as empty just now."""
+        """Open ``path`` after making its folders; another process may be removing an empty one just now."""
         for _ in range(1000):
             try:
                 self._make_folder(path.parent)
@@ -287,20 +297,22 @@ class LocalStore(ObjectStore):
         raise StoreError(f"{path.parent} cannot be made: there can be no folders, or something removes it")
 
     def local_path(self, key: str) -> Path | None:
+        """Return the object's path."""
         return self.path_of(key)
 
     def clean_temporary(self, prefix: str) -> None:
+        """Remove the temporary files of dead writers below ``prefix``."""
         for folder, _, _ in os.walk(self.root / check_prefix(prefix), topdown=False):
             if clean_partials(Path(folder), alone=True):
                 self._prune(Path(folder))
 
     def path_of(self, key: str) -> Path:
-        """Where the object of this key lies."""
+        """Return the path of the object of this key."""
         return self.root / check_key(key)
 
     @contextmanager
     def mapping(self, key: str) -> Iterator[None]:
-        """Have the system's errors in the block be ours, about ``key``."""
+        """Map the system's errors in the block to Hapi's, about ``key``."""
         try:
             yield
         except OSError as error:
@@ -331,7 +343,9 @@ def _kind(mode: int) -> str:
 
 
 def _read_at_once(descriptor: int, part: ReadPart) -> bool:
-    """Whether the part's bytes were in memory, and have been read: announcing them would cost a tenth of reading."""
+    """Read the part if it is in memory, and return whether it was: announcing it would cost a tenth of
+    reading.
+    """
     if _NO_WAIT is None:
         return False
     try:

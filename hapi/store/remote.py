@@ -1,7 +1,8 @@
 """Stores behind obstore: memory, S3, GCS and Azure.
 
-Sharp edges of obstore that are dealt with here: ranges past the end that are silently shortened, buffers that
-must be bytes, and stores that hang in a forked child. ``connect.py`` has its timeouts, ``store_errors.py`` its errors.
+It deals with three traps of obstore: ranges past the end that are silently shortened, buffers that must be
+bytes, and stores that hang in a forked child. ``connect.py`` has its timeouts, ``error_mapping.py`` its
+errors.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ SLICE_BYTES = 16 << 20
 """Most bytes of one request; larger ranges are split and fetched in parallel."""
 PARALLEL_REQUESTS = 8
 MOST_LOST = 8 * PARALLEL_REQUESTS
-"""Threads of requests that hang and of which the caller was given up."""
+"""Most threads in hung requests whose caller was given up."""
 RECEIVED_BYTES = 256 << 10
-"""Of an answer, taken over at a time: the whole of 8 MB at once took a quarter more CPU, and Python's lock while it was
-copied."""
+"""Bytes of an answer copied at a time. All 8 MB at once took a quarter more CPU, and held Python's lock
+meanwhile.
+"""
 RANGE_TRIES = 3
-"""Times that a range is asked for when fewer bytes come."""
+"""Tries of a range when fewer bytes come than it has."""
 _MARKS = ("e_tag", "version")
-"""What a store calls one state of an object; each store compares what it has."""
+"""Fields that identify one state of an object; each store compares those that it has."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class _PartSlice:
     start: int
     out: memoryview
     number: int
-    """Of the part."""
+    """Number of the part."""
     last: bool
-    """Of its pieces."""
+    """True for the last piece of its part."""
 
     @property
     def stop(self) -> int:
@@ -93,13 +95,16 @@ class RemoteStore(ObjectStore):
         weakref.finalize(self, self._workers.close)
 
     def pools(self) -> Sequence[Threads]:
+        """Pool of the threads in which requests run."""
         return (self._workers,)
 
     def ping(self) -> None:
+        """Check that the bucket answers."""
         with self._mapped(""):
             next(Listing(self._store, "datasets", self.url).pages(), None)
 
     def get(self, key: str, max_bytes: int = DOCUMENT_BYTES) -> bytes:
+        """Return the whole object, read in bounded pieces."""
         whole = bytearray()
         with self._mapped(key):
             answer = obstore.get(self._store, check_key(key))
@@ -110,6 +115,7 @@ class RemoteStore(ObjectStore):
         return bytes(whole)
 
     def read_many(self, parts: Sequence[ReadPart], then: Then = nothing) -> None:
+        """Fill every part; nearby ranges are fetched as one, large ones in pieces side by side."""
         fetches = _coalesced(parts)
         if len(fetches) == 1:
             self._fetch(fetches[0])
@@ -136,7 +142,9 @@ class RemoteStore(ObjectStore):
                 then(part_slice.number)
 
     def _fetch(self, fetch: _Fetch) -> None:
-        """One request. When other bytes come than were asked for, somebody on the way may be at fault: again."""
+        """Send one request. It is repeated when the wrong bytes come, since something on the way may be at
+        fault.
+        """
         got = 0
         with self._mapped(fetch.key):
             for tries_left in reversed(range(RANGE_TRIES)):
@@ -180,13 +188,15 @@ class RemoteStore(ObjectStore):
         return at - fetch.start
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Write an object in one request."""
         with self._mapped(key):
             obstore.put(self._store, check_key(key), memoryview(data).cast("B"))
 
     def put_new(self, key: str, data: bytes) -> bool:
-        """See :meth:`hapi.store.base.ObjectStore.put_new`.
+        """Write a small object unless it exists; see :meth:`hapi.store.base.ObjectStore.put_new`.
 
-        A store may write it and fail to say so; it is asked again then, and says that there is one: our own.
+        A store may write it and fail to say so. It is asked again then, and reports an existing object: our
+        own.
         """
         with self._mapped(key):
             try:
@@ -196,6 +206,7 @@ class RemoteStore(ObjectStore):
         return True
 
     def mark(self, key: str) -> str | None:
+        """Return the object's ETag or version; None without an object."""
         try:
             with self._mapped(key):
                 meta = obstore.head(self._store, check_key(key))
@@ -204,10 +215,11 @@ class RemoteStore(ObjectStore):
         return json.dumps({name: meta.get(name) for name in _MARKS if meta.get(name)})
 
     def put_over(self, key: str, data: bytes, mark: str | None) -> None:
+        """Write the object with the condition that its mark is unchanged, if the store has conditions."""
         done = self.put_new(key, data) if mark is None else self._put_unchanged(key, data, mark)
         if not done:
             raise ConflictError(
-                f"{self.url}/{key} was written by another process meanwhile; look what it wrote"
+                f"{self.url}/{key} was written by another process meanwhile; check what it wrote"
             )
 
     def _put_unchanged(self, key: str, data: bytes, mark: str) -> bool:
@@ -231,10 +243,12 @@ class RemoteStore(ObjectStore):
             return False
 
     def size(self, key: str) -> int:
+        """Return the object's size in bytes."""
         with self._mapped(key):
             return int(obstore.head(self._store, check_key(key))["size"])
 
     def exists(self, key: str) -> bool:
+        """Return whether there is an object of this key."""
         try:
             self.size(key)
         except NotFoundError:
@@ -242,6 +256,7 @@ class RemoteStore(ObjectStore):
         return True
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return all objects under ``prefix`` at any depth, sorted by key."""
         found = []
         with self._mapped(prefix):
             for page in Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").pages():
@@ -256,14 +271,17 @@ class RemoteStore(ObjectStore):
         return sorted(found, key=lambda info: info.key)
 
     def list_keys(self, prefix: str) -> Names:
+        """Return the keys of the objects directly below ``prefix``, sorted."""
         with self._mapped(prefix):
             return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[1]
 
     def list_names(self, prefix: str) -> Names:
+        """Return the names of the folders directly below ``prefix``, sorted."""
         with self._mapped(prefix):
             return Listing(self._store, check_prefix(prefix), f"{self.url}/{prefix}").level()[0]
 
     def delete(self, key: str) -> None:
+        """Remove the object, if it exists."""
         try:
             with self._mapped(key):
                 obstore.delete(self._store, check_key(key))

@@ -1,7 +1,7 @@
-"""Listings of the stores behind obstore, which end whatever the store answers.
+"""Listings of the stores behind obstore that end, whatever the store answers.
 
-A store that tells of a next page again and again would be asked for ever, and its names kept. So every page is looked
-at: one that came before ends it, as do more objects or more time than any listing of ours needs.
+A broken store may announce a next page for ever. So a repeated page ends a listing with an error, as do more
+objects or more time than Hapi ever needs.
 """
 
 from __future__ import annotations
@@ -16,27 +16,34 @@ from obstore.store import AzureStore
 from hapi.errors import StoreError
 
 MOST_OBJECTS = 2_000_000
-"""Twice the single images that are indexed in place; a data set has thousands."""
+"""Most objects of a listing: twice the single images that are indexed in place; a dataset has thousands."""
 MOST_SECONDS = 1800.0
 """Longest time between the first page of a listing and its last."""
 PAGE = 1000
-"""Objects of a page, as the stores themselves have it."""
+"""Objects of a page, as the stores have it."""
 
 Page = Sequence[Any]
 """Metadata of some objects: ``path``, ``size``, ``e_tag``, ``last_modified``."""
 
 
 class Listing:
-    """One listing, in parts perhaps, of which the bounds hold as a whole."""
+    """One listing, perhaps in parts; the bounds hold for all of it together."""
 
     def __init__(self, store: Any, prefix: str, where: str) -> None:
-        """``store``: obstore's; ``prefix``: without a slash at its end; ``where``: what messages call the listing."""
+        """Prepare a listing.
+
+        Args:
+            store: obstore's store.
+            prefix: without a slash at its end.
+            where: name of the listing in messages.
+        """
         self._store, self._prefix, self._where = store, prefix, where
         self._firsts: set[str] = set()
         self._count, self._started = 0, time.monotonic()
 
     def pages(self, after: str | None = None) -> Iterator[Page]:
-        """All objects below the prefix, past the key ``after``, a page at a time, in the store's order.
+        """Yield all objects below the prefix and past the key ``after``, a page at a time, in the store's
+        order.
 
         Raises :class:`StoreError` for a listing that does not end; other errors are obstore's.
         """
@@ -64,10 +71,11 @@ class Listing:
             )
 
     def level(self) -> tuple[list[str], list[str]]:
-        """Names of the folders directly below the prefix, and keys of the objects there, sorted; errors as above.
+        """Return the folders' names directly below the prefix and the keys of the objects there, sorted.
 
-        Not asked of the store by a delimiter, as obstore would collect all pages of that by itself. When a whole page
-        is in one folder, the rest of it is skipped, where the store can begin anywhere (Azure cannot).
+        The store's own delimiter is not used, since obstore would then collect all pages itself. When a whole
+        page is in one folder, the rest of that folder is skipped, where the store can begin anywhere (Azure
+        cannot). Errors are those of :meth:`pages`.
         """
         below = f"{self._prefix}/" if self._prefix else ""
         folders: set[str] = set()

@@ -1,9 +1,8 @@
-"""How to reach an S3 store: endpoint, region, addressing and credentials, from where people keep them.
+"""Settings of an S3 store: endpoint, region, addressing and credentials, from their usual places.
 
 The places and their order are those of Amazon's own tools: the environment, then a profile in
-``~/.aws/credentials`` and ``~/.aws/config``, then what the machine itself is given (container, web identity,
-instance), which obstore asks for. A profile whose keys come from elsewhere (single sign-on, an assumed role, a process)
-is left to obstore's provider over boto3, which is loaded for such a profile only.
+``~/.aws/credentials`` and ``~/.aws/config``, then the credentials of the machine itself (container, web
+identity, instance), for which obstore asks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from hapi.errors import UsageError
 from hapi.paths import read_bounded
 
 DEFAULT_REGION = "us-east-1"
-"""Also what most stores that are not Amazon's expect."""
+"""Default region; most stores that are not Amazon's expect it too."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _MACHINE = (
@@ -40,7 +39,7 @@ _LIFETIME = timedelta(minutes=5)
 
 @dataclass(frozen=True, kw_only=True)
 class S3Keys:
-    """Credentials, and where they were found (for messages)."""
+    """Credentials and their origin (for messages)."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -50,7 +49,7 @@ class S3Keys:
 
 @dataclass(frozen=True, kw_only=True)
 class S3Settings:
-    """All that differs from one S3 store to another. ``endpoint`` None: Amazon's, of the region."""
+    """Settings that differ from one S3 store to another; without ``endpoint`` Amazon's of the region."""
 
     endpoint: str | None
     region: str
@@ -59,13 +58,13 @@ class S3Settings:
     allow_http: bool
     anonymous: bool
     keys: S3Keys | None
-    """None: unsigned requests, or credentials from :attr:`profile` or of the machine."""
+    """None: unsigned requests, or the machine's own credentials."""
     profile: str | None = None
     """The profile whose keys come from elsewhere, see :func:`profile_credentials`."""
 
     @property
     def origin(self) -> str:
-        """Where the credentials come from, in words."""
+        """Origin of the credentials, in words."""
         if self.anonymous:
             return "unsigned, by AWS_SKIP_SIGNATURE"
         if self.profile is not None:
@@ -73,7 +72,7 @@ class S3Settings:
         return self.keys.origin if self.keys is not None else "credentials of this machine"
 
     def config(self, bucket: str) -> dict[str, Any]:
-        """These settings as obstore takes them."""
+        """Return these settings in obstore's form."""
         config: dict[str, Any] = {
             "region": self.region,
             "virtual_hosted_style_request": self.virtual_hosts,
@@ -90,9 +89,9 @@ class S3Settings:
 
 
 def s3_settings(environment: Mapping[str, str]) -> S3Settings:
-    """The settings for S3 that hold in ``environment``; :class:`UsageError` for what cannot be.
+    """Return the settings for S3 from ``environment``; :class:`UsageError` for impossible ones.
 
-    Read are ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE``,
+    Variables: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE``,
     ``AWS_SHARED_CREDENTIALS_FILE``, ``AWS_CONFIG_FILE``, ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``,
     ``AWS_REGION``, ``AWS_DEFAULT_REGION``, ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST``, ``AWS_ALLOW_HTTP`` and
     ``AWS_SKIP_SIGNATURE``; of a profile its keys or where they come from, ``region``, ``endpoint_url`` and
@@ -153,7 +152,7 @@ def _virtual_hosts(environment: Mapping[str, str], profile: _Profile, endpoint: 
 
 
 def _check_machine(environment: Mapping[str, str], endpoint: str | None, credentials_file: Path) -> None:
-    """Without keys a machine may be given some; where it certainly is not, it need not be asked."""
+    """Check that the machine can have credentials of its own, before obstore waits for an answer."""
     if endpoint is None or _is_amazon(endpoint) or any(name in environment for name in _MACHINE):
         return
     raise UsageError(

@@ -31,7 +31,7 @@ _MAX_DIMENSIONS = 16
 
 
 def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> memoryview:
-    """A safetensors file holding ``tensors``, the widest types first so that every one is aligned."""
+    """Return a safetensors file of ``tensors``, the widest types first so that each is aligned."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -54,7 +54,7 @@ def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | N
 
 @dataclass(frozen=True)
 class TensorRange:
-    """Where one tensor lies in a file: bytes ``start..stop`` (stop excluded), and what it is."""
+    """Location and form of one tensor in a file: bytes ``start..stop`` (stop excluded)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -62,12 +62,21 @@ class TensorRange:
     stop: int
 
     def of(self, data: Array) -> Array:
-        """The tensor in its bytes (uint8), a view."""
+        """Return the tensor in its bytes (uint8), a view."""
         return data.view(self.dtype).reshape(self.shape)
 
 
 def header_bytes(head: bytes, size: int, what: str) -> int:
-    """Bytes of a file's length field and header, by its first 8 bytes; DataError when ``size`` bytes have no room."""
+    """Return the bytes of a file's length field and header.
+
+    Args:
+        head: the file's first 8 bytes.
+        size: bytes of the whole file.
+        what: the file, for messages.
+
+    Raises:
+        DataError: the file has no room for its header.
+    """
     length = 8 + int.from_bytes(head[:8], "little")
     if len(head) < 8 or length > min(MAX_HEADER_BYTES, size):
         raise DataError(
@@ -77,12 +86,15 @@ def header_bytes(head: bytes, size: int, what: str) -> int:
 
 
 def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, TensorRange], dict[str, str]]:
-    """Where the tensors of a file of ``size`` bytes lie, and its metadata; DataError naming ``what``.
+    """Return the locations of the tensors in a file, and its metadata.
 
     Args:
-        head: The file's first bytes, as many as :func:`header_bytes` says.
-        size: Bytes of the whole file.
-        what: The file, for messages.
+        head: the file's first bytes, as many as :func:`header_bytes` says.
+        size: bytes of the whole file.
+        what: the file, for messages.
+
+    Raises:
+        DataError: the header is malformed.
     """
     try:
         header = parse_document(head[8:])
@@ -96,7 +108,9 @@ def decode_header(head: bytes, size: int, what: str) -> tuple[dict[str, TensorRa
 
 
 def decode_tensors(buffer: Array, what: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Views of the tensors in ``buffer`` (uint8, a whole file), and metadata; DataError naming ``what``."""
+    """Return views of the tensors in ``buffer`` (uint8, a whole file), and metadata; DataError naming
+    ``what``.
+    """
     length = header_bytes(buffer[:8].tobytes(), len(buffer), what)
     tensors, metadata = decode_header(buffer[:length].tobytes(), len(buffer), what)
     return {name: tensor.of(buffer[tensor.start : tensor.stop]) for name, tensor in tensors.items()}, metadata

@@ -1,4 +1,4 @@
-"""Arrays in files, read piece by piece and never mapped: whoever shortens a mapped file ends its readers."""
+"""Arrays in files, read piece by piece and never mapped: a mapped file that is shortened kills its readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StoredArray:
     """An array in C order in a file; the file stays open from the first read on. Thread-safe."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> None:
-        """``start``: the array's first byte in the file."""
+        """Describe an array in the file at ``path``, whose first byte is at ``start``."""
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         self._path, self._start = path, start
 
@@ -30,13 +30,13 @@ class StoredArray:
         return self.shape[0]
 
     def __getitem__(self, number: int) -> Array:
-        """The part ``number`` along the first axis; :class:`DataError` when the file ends before it does."""
+        """Read part ``number`` along the first axis; :class:`DataError` when the file is too short."""
         shape = self.shape[1:]
         size = math.prod(shape) * self.dtype.itemsize
         return self._read(self._start + number * size, size).reshape(shape)
 
     def whole(self) -> Array:
-        """All of it in memory."""
+        """Return the whole array in memory."""
         return self._read(self._start, math.prod(self.shape) * self.dtype.itemsize).reshape(self.shape)
 
     def _read(self, start: int, size: int) -> Array:
@@ -56,7 +56,7 @@ class StoredArray:
 
 
 def npy_array(path: Path) -> StoredArray | Array:
-    """The array in a ``.npy`` file; in memory where it does not lie in C order. Raises what numpy does."""
+    """Return the array in a ``.npy`` file; in memory if it does not lie in C order. Raises numpy's errors."""
     mapped: Any = np.load(
         path, mmap_mode="r", allow_pickle=False
     )  # for its header; nothing of the map is looked at
@@ -67,7 +67,7 @@ def npy_array(path: Path) -> StoredArray | Array:
 
 
 def safetensors_arrays(path: Path) -> dict[str, StoredArray]:
-    """The arrays in a ``.safetensors`` file by name; :class:`DataError` when it is none."""
+    """Return the arrays in a ``.safetensors`` file by name; :class:`DataError` when it is none."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(8)

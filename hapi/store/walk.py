@@ -7,14 +7,16 @@ import os
 from collections.abc import Iterator
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What looking at a link that leads nowhere says, or at what somebody removed just now."""
+"""Errors of a look at a dangling link, or at a file that was removed just now."""
 
 
 def files_below(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """(path, state) of each file, in no order; none where there is no folder. OSError for what cannot be read.
+    """Yield (path, state) of each file, in no order; nothing without a folder. OSError for unreadable
+    folders.
 
-    Names that begin with a dot, links that lead nowhere and what goes meanwhile are passed over. Links are followed,
-    each folder once (a link may point upwards): under its own name if it has one here, else by the first link.
+    Names that begin with a dot, dangling links and files that vanish meanwhile are skipped. Links are
+    followed, each folder once (a link may point upwards): under its own name if it has one here, otherwise by
+    the first link.
     """
     # Texts, not paths: a million of those take a quarter of a minute.
     seen: set[tuple[int, int]] = set()

@@ -28,7 +28,7 @@ log = logging.getLogger("hapi.client")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where training stands: the next batch to train, and what the running epoch has summed up."""
+    """Position of a training: the next batch, and the sums of the running epoch."""
 
     epoch: int = 0
     batch: int = 0
@@ -36,11 +36,11 @@ class Progress:
     correct: int = 0
     samples: int = 0
     measured: Measured = field(default_factory=Measured)
-    """What was measured of the epoch so far."""
+    """Measurements of the epoch so far."""
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """Strict: ValueError on anything that :func:`save` would not have written."""
+        """Parse strictly; ValueError on anything that :func:`save` would not have written."""
         fields = dict(document)
         progress = cls(**{**fields, "measured": Measured.from_document(fields.get("measured", {}))})
         counts = (progress.epoch, progress.batch, progress.correct, progress.samples)
@@ -50,7 +50,7 @@ class Progress:
 
 
 def identity_of(session: SessionSettings, training: TrainingSettings, prepared: JobContext) -> dict[str, Any]:
-    """What must be equal for a resumed run to be the same training; the split may differ."""
+    """Return all that must be equal for a resumed run to be the same training; the split may differ."""
     transform = prepared.transforms[0]
     return {
         "seed": session.seed,
@@ -73,7 +73,7 @@ def identity_of(session: SessionSettings, training: TrainingSettings, prepared: 
 
 @contextmanager
 def claimed(path: str) -> Iterator[None]:
-    """No other job writes ``path`` while the block runs; :class:`ConflictError` when one does already."""
+    """Keep other jobs from writing ``path`` during the block; :class:`ConflictError` when one does already."""
     target = Path(path).absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -104,9 +104,21 @@ def save(
     totals: Totals,
     keep: int = 1,
 ) -> None:
-    """Write a checkpoint atomically: a crash leaves the previous one. :class:`HapiError` when it cannot be written.
+    """Write a checkpoint atomically: after a crash the previous one is still there.
 
-    Of earlier checkpoints ``keep - 1`` are left, see :mod:`hapi.train.checkpoint_files`.
+    Args:
+        path: the newest checkpoint's file; older ones are beside it (:mod:`hapi.train.checkpoint_files`).
+        trained: the trained layers.
+        optimizer: their optimiser.
+        progress: the position to resume at.
+        identity: from :func:`identity_of`; compared when the file is loaded.
+        epochs: reports of the finished epochs.
+        plan: state of the split's choice; None without one.
+        totals: costs of the whole training so far.
+        keep: checkpoints to keep, this one included.
+
+    Raises:
+        HapiError: it cannot be written.
     """
     document = {
         "format": FORMAT,
@@ -132,7 +144,9 @@ def save(
 
 
 class Found(NamedTuple):
-    """What a checkpoint says beside the state of the trained layers and the optimiser, which it has restored."""
+    """Contents of a checkpoint beside the state of the trained layers and the optimiser, which is restored
+    already.
+    """
 
     path: Path
     progress: Progress
@@ -140,7 +154,7 @@ class Found(NamedTuple):
     """Reports of the finished epochs."""
     totals: Totals
     is_newest: bool
-    """False when newer files could not be read."""
+    """False when a newer file could not be read."""
 
 
 def load_newest(
@@ -151,14 +165,15 @@ def load_newest(
     identity: dict[str, Any],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found | None:
-    """Restore the newest checkpoint at ``path`` that can be read, see :func:`load`; None when there is none at all.
+    """Restore the newest readable checkpoint at ``path``; None when there is no file at all.
 
-    A damaged one is told in a warning when an older one (``--keep``) can take its place.
+    Arguments and errors are those of :func:`load`. A damaged checkpoint is only a warning when an older one
+    (``--keep``) takes its place.
     """
     try:
         files = existing(path)
     except OSError as error:
-        raise UsageError(f"--resume: {path} cannot be looked for: {error.strerror or error}") from None
+        raise UsageError(f"--resume: {path} cannot be searched for: {error.strerror or error}") from None
     first: UsageError | None = None
     for file in files:
         try:
@@ -191,10 +206,16 @@ def load(
 ) -> Found:
     """Restore ``trained`` and ``optimizer`` from the file at ``path``.
 
-    ``restore_plan`` gets what :func:`save` got as ``plan``, and may refuse it with a ValueError.
+    Args:
+        path: a checkpoint's file.
+        trained: the trained layers, of the same shapes.
+        optimizer: their optimiser.
+        identity: from :func:`identity_of`.
+        restore_plan: given the ``plan`` of :func:`save` and the position; a ValueError refuses it.
 
-    :class:`ConflictError` when it belongs to another job (model, data, seed, batch size, ...), since going on
-    would not be the same training; :class:`UsageError` when it cannot be read.
+    Raises:
+        ConflictError: the checkpoint belongs to another job (model, data, seed, batch size, ...).
+        UsageError: it cannot be read.
     """
     try:
         document = torch.load(path, map_location="cpu", weights_only=True)
@@ -209,7 +230,7 @@ def load(
     if different:
         key = different[0]
         raise ConflictError(
-            f"--resume: {path} is of another job: its {key} is {found.get(key)!r}, this one's {identity[key]!r}; "
+            f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {identity[key]!r}; "
             "give the same settings, or another --checkpoint"
         )
     try:

@@ -1,7 +1,8 @@
-"""The files of a checkpoint: ``FILE`` is the newest, ``FILE.1`` the one before it, ``FILE.2`` the one before that.
+"""Files of a checkpoint: ``FILE`` is the newest, ``FILE.1`` the one before it, ``FILE.2`` the one before
+that.
 
-Whatever moment a process dies at, each name has a whole checkpoint or none, ``FILE`` is never absent once it was
-there (but on file systems without hard links), and a lower number is newer.
+At whatever moment a process dies, each name holds a whole checkpoint or does not exist, ``FILE`` exists once
+it was written (but on file systems without hard links), and a lower number is newer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from hapi.atomic import partial_name
 
 
 def existing(path: str | Path) -> list[Path]:
-    """The files that there are, the newest first; OSError when their folder cannot be read."""
+    """Return the files that exist, the newest first; OSError when their folder cannot be read."""
     target = Path(path).absolute()
     found: dict[int, Path] = {}
     try:
@@ -29,14 +30,15 @@ def existing(path: str | Path) -> list[Path]:
 
 
 def numbered(path: str | Path, number: int) -> Path:
-    """The file that is ``number`` checkpoints older than the newest, ``path``."""
+    """Return the name of the file that is ``number`` checkpoints older than the newest, ``path``."""
     return Path(f"{path}.{number}") if number else Path(path)
 
 
 def make_way(path: Path, keep: int) -> None:
-    """Let the file at ``path`` be ``path.1`` too, and older ones move on, so that a new one may take its place.
+    """Shift the checkpoint at ``path`` to ``path.1`` and older ones likewise, so that a new one can replace
+    it.
 
-    At most ``keep - 1`` are left beside the new one. OSError when that fails.
+    At most ``keep - 1`` of them stay. OSError when that fails.
     """
     previous = numbered(path, 1)
     # The same file under both names: a process died between this and its new file.

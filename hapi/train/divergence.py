@@ -1,4 +1,4 @@
-"""Training that has diverged is found before it is kept: a loss, weight or optimiser's value that is not finite."""
+"""Detection of diverged training before it is saved: a loss, weight or optimiser value that is not finite."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ADVICE = "lower --lr, or look for samples and weights that are not finite"
 
 
 class Finite:
-    """Looks at the losses of a training and, when told to, at its whole state.
+    """Checks the losses of a training and, when asked, its whole state.
 
-    A loss is looked at after its step was waited for anyway (the next batch, a checkpoint, the epoch's end), so that
-    no step waits for the device because of it.
+    A loss is checked only after its step was waited for anyway (at the next batch, a checkpoint, the epoch's
+    end), so that no step waits for the device because of it.
     """
 
     def __init__(self, trained: nn.Module, optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -25,7 +25,7 @@ class Finite:
         self._noted: tuple[int, int, torch.Tensor] | None = None
         """Epoch, batch and loss of a step that was not looked at yet."""
         self._sound = False
-        """Whether the state was looked at since the last step."""
+        """True once the state was checked after the last step."""
         self._exempt = {name for name, value in _floats(trained.state_dict()) if not _all_finite([value])}
         """Buffers such as masks, which hold infinities from the beginning."""
 
@@ -35,7 +35,7 @@ class Finite:
         self._sound = False
 
     def check_loss(self) -> None:
-        """:class:`DivergedError` when the loss that was noted last is not finite."""
+        """Raise :class:`DivergedError` when the loss that was noted last is not finite."""
         if self._noted is None:
             return
         (epoch, batch, loss), self._noted = self._noted, None
@@ -43,7 +43,7 @@ class Finite:
             raise DivergedError(self._said(f"the loss is {value}", epoch, batch), epoch=epoch, batch=batch)
 
     def check_state(self, epoch: int, batch: int) -> None:
-        """:class:`DivergedError` when the state before step ``batch`` of ``epoch`` is not finite."""
+        """Raise :class:`DivergedError` when the state before step ``batch`` of ``epoch`` is not finite."""
         self.check_loss()
         if self._sound:
             return
@@ -71,7 +71,7 @@ def _floats(values: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _all_finite(values: list[torch.Tensor]) -> bool:
-    """One wait for the device, however many tensors."""
+    """Check all tensors with one wait for the device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for value in values:
         by_device.setdefault(value.device, []).append(value.isfinite().all())

@@ -38,7 +38,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """The block runs to its end before a signal takes effect."""
+        """Hold signals back until the end of the block."""
         self._deferring = True
         try:
             yield

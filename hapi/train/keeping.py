@@ -1,4 +1,4 @@
-"""When checkpoints are written, and written again after a disk was full: losing one never ends a training that runs."""
+"""Times of checkpoints, with retries after a failure: a full disk never ends a running training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Position = tuple[int, int]
 
 
 class Keeper:
-    """Decides when ``write`` is called, and outlives that it fails.
+    """Calls ``write`` when a checkpoint is due, and survives its failures.
 
-    After a failure the next tries come after pauses that double, between two steps; at an epoch's end always. Only at
-    the training's end a checkpoint that cannot be written is an error, after more tries.
+    After a failure it tries again between steps, after pauses that double, and always at an epoch's end. Only
+    at the end of the training is a checkpoint that cannot be written an error, after more tries.
     """
 
     FIRST_PAUSE, LONGEST_PAUSE = 10.0, 600.0
@@ -27,32 +27,35 @@ class Keeper:
     """Longest time of the tries at the end."""
 
     def __init__(self, write: Callable[[], None] | None, every: int | None, retry_timeout: float) -> None:
-        """``write`` raises :class:`HapiError` when it fails; None: there is nothing to keep.
+        """Begin with no checkpoint written.
 
-        ``every``: batches between two checkpoints inside an epoch. ``retry_timeout``: seconds of the tries at the end.
+        Args:
+            write: writes a checkpoint; raises :class:`HapiError` when it fails. None: nothing is saved.
+            every: batches between two checkpoints inside an epoch; None for one at each epoch's end.
+            patience: seconds of the tries at the end.
         """
         self._write, self._every = write, every
         self._retry_timeout = min(retry_timeout, self.LAST_SECONDS)
         self.saved: Position | None = None
-        """What the last checkpoint was written at; None as long as there is none."""
+        """Position of the last checkpoint; None before the first."""
         self.troubles: list[str] = []
-        """What failed and did not end the training, for the report."""
+        """Failures that did not end the training, for the report."""
         self._failures = 0
-        """In a row."""
+        """Number of failures in a row."""
         self._pause, self._again_at = self.FIRST_PAUSE, 0.0
 
     def step(self, position: Position) -> None:
-        """A step ended; ``position`` is what comes next."""
+        """Note that a step ended and ``place`` comes next."""
         regular = bool(self._every) and position[1] % (self._every or 1) == 0
         if (regular or self._failures) and time.monotonic() >= self._again_at:
             self._try(position)
 
     def epoch(self, position: Position) -> None:
-        """An epoch ended, or the last one that can be."""
+        """Note that an epoch ended, or the last possible one."""
         self._try(position)
 
     def last(self, position: Position) -> None:
-        """Training ends at ``position``: see that it is kept. :class:`HapiError` when it cannot be."""
+        """Save the training's end at ``place``; :class:`HapiError` when that fails."""
         if self._write is None or self.saved == position:
             return
         deadline, pause = time.monotonic() + self._retry_timeout, 1.0
@@ -61,7 +64,7 @@ class Keeper:
             if left <= 0:
                 raise error
             if pause == 1.0:
-                log.warning("%s; tried again for %.0f s, Ctrl-C ends that", error, left)
+                log.warning("%s; trying again for %.0f s (Ctrl-C stops that)", error, left)
             time.sleep(min(pause, left))
             pause *= 2
 

@@ -1,4 +1,4 @@
-"""The JSON report of a run, and the table a person reads."""
+"""The JSON report of a run, and the table for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Key = TypeVar("_Key", int, str)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of an epoch or of a part of it: parts of before and after a resume can be added."""
+    """Measurements of an epoch or of a part of it; the parts before and after a resume can be added."""
 
     counters: dict[str, float] = field(default_factory=dict)
     """Sums: seconds, bytes, samples, requests."""
@@ -29,7 +29,7 @@ class Measured:
 
     @classmethod
     def of(cls, report: PassReport) -> Self:
-        """What ``report`` counts."""
+        """Return the measurements in ``report``."""
         traffic = report.traffic
         return cls(
             counters={
@@ -50,7 +50,9 @@ class Measured:
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """What a checkpoint holds; ValueError or TypeError for anything that :func:`asdict` would not have made."""
+        """Parse a checkpoint's document; ValueError or TypeError for anything that :func:`asdict` would not
+        make.
+        """
         measured = cls(**document)
         counts = [*measured.splits, *measured.splits.values(), measured.cos_batch]
         numbers = [*measured.counters.values(), *measured.stages.values()]
@@ -76,24 +78,30 @@ def _added(first: Mapping[_Key, float], second: Mapping[_Key, float]) -> dict[_K
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What a whole training took, over all the processes that went on with it."""
+    """Costs of a whole training, over all the processes that took part."""
 
     seconds: float = 0.0
     retries: int = 0
     peak_memory_bytes: int = 0
-    """The largest of any of the processes."""
+    """Largest peak among the processes."""
     resumes: int = 0
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """What a checkpoint holds; ValueError or TypeError for anything else."""
+        """Parse a checkpoint's document; ValueError or TypeError for anything else."""
         totals = cls(**document)
         if not all(type(v) in (int, float) and v >= 0 for v in asdict(totals).values()):
             raise ValueError("its totals are not made of numbers")
         return totals
 
     def and_then(self, seconds: float, retries: int, peak_memory_bytes: int) -> Totals:
-        """With what one process more took."""
+        """Return the totals with the costs of one more process.
+
+        Args:
+            seconds: its wall seconds.
+            retries: its repeated requests.
+            peak_memory_bytes: its peak.
+        """
         return Totals(
             seconds=round(self.seconds + seconds, 4),
             retries=self.retries + retries,
@@ -105,7 +113,16 @@ class Totals:
 def epoch_entry(
     epoch: int, split: int, measured: Measured, *, loss: float, accuracy: float, samples: int
 ) -> dict[str, Any]:
-    """One element of ``epochs[]``. ``measured`` counts the whole epoch, also what earlier processes did of it."""
+    """Return one element of ``epochs[]``.
+
+    Args:
+        epoch: number from 0.
+        split: the split at the epoch's end.
+        measured: measurements of the whole epoch, earlier processes included.
+        loss: mean over the epoch's samples.
+        accuracy: share of samples that were classified right, from 0 to 1.
+        samples: samples trained.
+    """
     return {
         "epoch": epoch,
         "split": split,
@@ -122,7 +139,7 @@ def epoch_entry(
 def write_report(path: str, document: dict[str, Any]) -> None:
     """Write ``document`` as JSON, whole or not at all; :class:`UsageError` when that fails.
 
-    A number that is none (a validation loss beyond all numbers) is written as null, which every reader takes.
+    A number that is not finite (a diverged validation loss) is written as null, which every reader accepts.
     """
     write_whole(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "--report")
 

@@ -35,39 +35,40 @@ log = logging.getLogger("hapi.client")
 
 
 class TrainingCallback(Protocol):
-    """Follows a training; the command line draws a progress bar from it."""
+    """Callbacks of a training; the command line draws a progress bar with them."""
 
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
-        """``batches`` steps are to come in all, ``done`` of them lie behind (after a resume)."""
+        """Called before ``epoch`` of ``batches`` steps, ``done`` of which were done before a resume."""
 
     def step_done(self, report: PassReport) -> None:
-        """One step more."""
+        """Called after each step."""
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
-        """``entry`` is the epoch's element of the report."""
+        """Called after an epoch with its element of the report."""
 
 
 class _NoCallback:
     """Follows nothing."""
 
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
     def step_done(self, report: PassReport) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
-        """Nothing is shown."""
+        """Show nothing."""
 
 
 def step_seed(seed: int, epoch: int, batch: int) -> int:
-    """The seed of torch's generator before step ``batch`` of ``epoch``: it does not depend on what ran before,
-    so that dropout is the same after a resume and for every split."""
+    """Return the seed of torch's generator before a step; independent of earlier steps, a resume and the
+    split.
+    """
     return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
 
 
 def make_optimizer(settings: TrainingSettings, module: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser that the settings name, over ``module``'s parameters."""
+    """Return the optimiser that the settings name, over ``module``'s parameters."""
     parameters, s = [p for p in module.parameters() if p.requires_grad], settings
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),
@@ -108,11 +109,11 @@ class Trainer:
         self.optimizer = make_optimizer(settings, self.trained)
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []
-        """The report's entries, those of before a resume included."""
+        """The report's entries, with those from before a resume."""
         self.trained_epochs = 0
         """Epochs that this process ended."""
         self.ended: dict[str, Any] = {"how": "running"}
-        """How the training ended, for the report."""
+        """Kind of the training's end, for the report."""
         save = self._save if settings.checkpoint else None
         self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
         self._finite = Finite(self.trained, self.optimizer, settings.lr)
@@ -121,18 +122,18 @@ class Trainer:
         self._pass = PassReport()
         """Counters of the training pass that is under way."""
         self._before = Measured()
-        """Of the epoch, from before this process resumed it."""
+        """Measurements of the epoch from before this process resumed it."""
         self._earlier = Totals()
-        """Of the processes before this one."""
+        """Costs of the processes before this one."""
         self._keep = settings.keep
         """Checkpoints that are left when the next one is written."""
         self._estimated: float | None = None
         """The plan's seconds for the running epoch."""
         self._timeline: dict[str, Any] | None = None
         self._kept: Profile | None = None
-        """What is in the settings' file for the profile."""
+        """Contents of the settings' file for the profile."""
         self._torn = False
-        """Inside a step: weights, optimiser and progress do not belong together."""
+        """True inside a step, while weights, optimiser and progress do not belong together."""
         self._started = time.monotonic()
 
     def run(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class Trainer:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether this training can be resumed."""
+        """Return whether this training can be resumed."""
         return self.keeper.saved is not None
 
     def _end(self, error: BaseException) -> None:
@@ -174,7 +175,7 @@ class Trainer:
         try:
             self.keeper.last(self._position)
         except DivergedError as found:
-            log.warning("%s; the last steps are not kept", found)
+            log.warning("%s; the last steps are not saved", found)
             self._note_end("diverged", str(found))
         except HapiError as failed:
             if isinstance(error, KeyboardInterrupt):
@@ -224,7 +225,7 @@ class Trainer:
         return planning.estimated_seconds(epoch, sum(map(len, self.session.batch_ids(epoch))))
 
     def _step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """One optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
+        """Take one optimiser step. Its randomness (dropout) depends on seed, epoch and batch alone."""
         progress = self.progress
         span = self.session.tracer.span("train step", "client", epoch=progress.epoch, batch=progress.batch)
         # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.

@@ -1,7 +1,7 @@
-"""JSON from elsewhere, read strictly: whatever two readers might understand differently is refused.
+"""Strict reading of JSON from elsewhere: anything that two readers might understand differently is refused.
 
-The one reader of documents that another process, another tier or a person wrote: requests, answers, frames' headers,
-objects of a store, profiles, reports.
+It is the one reader of documents that another process, another tier or a person wrote: requests, answers,
+frames' headers, objects of a store, profiles, reports.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, NoReturn
 from hapi.errors import BadRequestError
 
 MAX_VALUES = 2_000_000
-"""Values of one document, at most: each takes a hundred bytes of memory, and two on the wire."""
+"""Most values of one document: each takes a hundred bytes of memory, and two on the wire."""
 MAX_DIGITS = 20
-"""Digits of an integer: 64 bits have that many."""
+"""Most digits of an integer, as many as 64 bits have."""
 
 
 def parse_document(data: bytes | bytearray, max_values: int = MAX_VALUES, *, nan: bool = False) -> Any:
     """Read the one JSON document in ``data`` (UTF-8).
 
     Args:
-        data: The text; its size was bounded by who read it.
-        max_values: Values that it may have, about; commas within texts count too.
-        nan: Whether ``NaN`` and ``Infinity`` are numbers, as for Python's own writer.
+        data: the text, of bounded size.
+        max_values: most values, approximately; commas within texts count too.
+        nan: accept ``NaN`` and ``Infinity`` as numbers, as Python's own writer makes them.
 
     Raises:
-        ValueError: ``data`` is anything else. That includes a field given twice, an endless number, an integer of more
-            than :data:`MAX_DIGITS` digits, and nesting beyond what the parser can follow.
+        ValueError: ``data`` is anything else. That includes a field given twice, a number that is not finite,
+            an integer of more than :data:`MAX_DIGITS` digits, and nesting that the parser cannot follow.
     """
     # A value takes at least a byte and its comma or bracket, so that a short text need not be counted.
     if len(data) > max_values and data.count(b",") + data.count(b"[") + data.count(b"{") > max_values:
@@ -53,7 +53,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:

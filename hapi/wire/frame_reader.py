@@ -32,16 +32,16 @@ from hapi.wire.frames import (
 
 
 class ByteSource(Protocol):
-    """Where a reader takes its bytes: a socket's response, a file, a list of buffers."""
+    """Source of a reader's bytes: a response's socket, a file, a list of buffers."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill at most ``len(buffer)`` bytes, return how many; 0 at the end of the stream."""
+        """Fill at most ``len(buffer)`` bytes and return how many; 0 at the end of the stream."""
 
 
 HEAD_BYTES = 64 << 10
-"""What may come at once after a pause, from buffers on the way."""
+"""Bytes that may come at once after a pause, from buffers on the way."""
 Sink = Callable[[FrameHeader], Sequence[memoryview]]
-"""Given a frame's header, the buffers that its tensors are received into, one each, of their exact length."""
+"""Returns the buffers for a frame's tensors, given its header: one for each tensor, of its exact length."""
 _Form = tuple[int, tuple[TensorSpec, ...]]
 """Number of a frame's ids, and its tensors."""
 
@@ -74,13 +74,16 @@ class FrameReader:
         """Bytes of the stream consumed so far, headers and checksums included."""
 
     def over(self, wrap: Callable[[ByteSource], ByteSource]) -> FrameReader:
-        """A reader in this one's place, whose bytes pass through what ``wrap`` makes of its source."""
+        """Return a reader that takes this one's place, with ``wrap`` around its source."""
         return FrameReader(wrap(_Counted(self)), self._limits, self._arriving)
 
     def next(self, sink: Sink, flowing: Callable[[], object] = lambda: None) -> FrameHeader | StreamEnd:
-        """The next data frame's header once its tensors have arrived and been checked, or the end.
+        """Receive the next frame: a data frame's header once its tensors have arrived and been checked, or
+        the end.
 
-        ``flowing()`` is called when the first :data:`HEAD_BYTES` of a longer tensor have arrived.
+        Args:
+            sink: gives the buffers that tensors are received into.
+            flowing: called when the first :data:`HEAD_BYTES` of a longer tensor have arrived.
         """
         self._digest = xxhash.xxh3_64()
         prefix = memoryview(bytearray(PREFIX.size))
@@ -116,7 +119,7 @@ class FrameReader:
         return self._end(document)
 
     def _form(self, raw: bytearray) -> _Form:
-        """What a data frame's header says; most are as the one before."""
+        """Parsed header of a data frame; most are equal to the one before."""
         if raw != self._header:
             self._header, self._parsed = raw, _parse_header(_json(raw), self._limits.samples)
         return self._parsed
@@ -149,7 +152,7 @@ class FrameReader:
         self._fill(byte_view(ids))
         self._skip_padding(ids.nbytes)
         if count and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_ID:
-            raise WireError("frame: something else than sample ids stands where they belong")
+            raise WireError("frame: a sample id is negative or too large")
         return ids.astype(np.int64, copy=False)
 
     def _skip_padding(self, nbytes: int) -> None:
@@ -163,7 +166,7 @@ class FrameReader:
         if frames != self.frames or samples != self.samples or not isinstance(report, dict):
             raise WireError(
                 f"end frame counts {frames!r:.20} frames and {samples!r:.20} samples, "
-                f"received were {self.frames} and {self.samples}"
+                f"but {self.frames} and {self.samples} came"
             )
         return StreamEnd(self.frames, self.samples, report)
 
@@ -233,7 +236,7 @@ class BufferSource:
         self._current = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill as much of ``buffer`` as the present piece has; the bytes written, 0 at the end."""
+        """Fill as much of ``buffer`` as the present piece has; return the bytes written, 0 at the end."""
         while not self._current:
             following = next(self._buffers, None)
             if following is None:

@@ -73,7 +73,7 @@ NO_IDS: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
+    """Kind of a frame."""
 
     DATA = 1
     END = 2
@@ -105,6 +105,7 @@ class TensorSpec:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the header entry, as :meth:`from_json` reads it."""
         return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "codec": self.codec}
 
     @classmethod
@@ -122,13 +123,13 @@ class TensorSpec:
         if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
             raise WireError(f"frame header: shape of {name!r:.60} is not a list of at most {MAX_DIMENSIONS}")
         if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
-            raise WireError(f"frame header: shape of {name!r:.60} holds something else than sizes")
+            raise WireError(f"frame header: shape of {name!r:.60} has an entry that is not a size")
         return cls(name, dtype, tuple(shape), codec)
 
 
 @dataclass(frozen=True, eq=False)
 class FrameHeader:
-    """What a data frame carries."""
+    """Header of a data frame: ids and the forms of its tensors."""
 
     ids: npt.NDArray[np.int64]
     """Ids of the samples in the frame, in the order of the tensors' rows; int64 [n], empty for model tensors."""
@@ -136,21 +137,22 @@ class FrameHeader:
 
     @property
     def payload_bytes(self) -> int:
+        """Bytes of the payload, padding included."""
         return payload_size(len(self.ids), self.tensors)
 
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """The end frame: what the server says about the whole request."""
+    """The end frame: the server's report on the whole request."""
 
     frames: int
     samples: int
     report: dict[str, Any] = field(default_factory=dict)
-    """Seconds per stage and what else the server tells; see ``report.RequestReport``."""
+    """Seconds per stage and other figures; see :class:`hapi.wire.report.RequestReport`."""
 
 
 def padded(nbytes: int) -> int:
-    """With the zeros up to the next multiple of :data:`ALIGNMENT`."""
+    """Return ``nbytes`` rounded up to the next multiple of :data:`ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -162,7 +164,7 @@ def _head(kind: FrameKind, header: Mapping[str, Any], payload_bytes: int, pad_to
 
 
 def payload_size(count: int, tensors: Sequence[TensorSpec]) -> int:
-    """Bytes of ``count`` ids and these tensors, each with its padding."""
+    """Return the bytes of ``count`` ids and these tensors, each with its padding."""
     return padded(count * _ID_BYTES) + sum(padded(t.nbytes) for t in tensors)
 
 
@@ -171,7 +173,7 @@ def _header_json(header: FrameHeader) -> dict[str, Any]:
 
 
 def frame_bytes(header: FrameHeader) -> int:
-    """Length on the wire of the data frame with this header, known before its tensors are."""
+    """Return the length on the wire of the data frame with this header, known before its tensors are."""
     return len(_head(FrameKind.DATA, _header_json(header), 0)) + header.payload_bytes + TRAILER.size
 
 
@@ -182,7 +184,7 @@ _LAYER_BYTES = 16
 
 
 def end_bytes(layers: int) -> int:
-    """Length on the wire of an end frame whose report lists the seconds of ``layers`` layers."""
+    """Return the length on the wire of an end frame whose report lists the seconds of ``layers`` layers."""
     return END_BYTES + _LAYER_BYTES * layers
 
 
@@ -209,10 +211,15 @@ class StreamedBytes:
 
 
 def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -> Iterator[Buffer]:
-    """The slices of one data frame, in order, without copying the tensors.
+    """Yield the slices of one data frame in order, without copying the tensors.
 
-    ``buffers`` holds the raw bytes of each tensor of ``header``; each must have exactly the length that its
-    dtype and shape say (ValueError otherwise). An error of one that comes in pieces leaves the frame unfinished.
+    Args:
+        header: the frame's header.
+        buffers: raw bytes of each tensor, of the exact length of its dtype and shape. If one comes in
+            :class:`Pieces` and fails, the frame stays unfinished.
+
+    Raises:
+        ValueError: a buffer has another length.
     """
     views: list[memoryview | StreamedBytes] = [
         b if isinstance(b, StreamedBytes) else memoryview(b).cast("B") for b in buffers
@@ -256,7 +263,9 @@ def joined(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 def end_frame(end: StreamEnd, layers: int = 0) -> bytes:
-    """The whole end frame, :func:`end_bytes` of ``layers`` long (ValueError if the report does not fit)."""
+    """Return the whole end frame, :func:`end_bytes` of ``layers`` long; ValueError if the report does not
+    fit.
+    """
     document = {"frames": end.frames, "samples": end.samples, "report": end.report}
     head = _head(FrameKind.END, document, 0, pad_to=end_bytes(layers) - TRAILER.size)
     if len(head) + TRAILER.size != end_bytes(layers):
@@ -265,13 +274,13 @@ def end_frame(end: StreamEnd, layers: int = 0) -> bytes:
 
 
 def error_frame(error: HapiError) -> bytes:
-    """The whole error frame that carries ``error`` as problem details."""
+    """Return the whole error frame that carries ``error`` as problem details."""
     head = _head(FrameKind.ERROR, error.to_problem(), 0)
     return head + TRAILER.pack(xxhash.xxh3_64_intdigest(head))
 
 
 def byte_view(array: np.ndarray[Any, Any]) -> memoryview:
-    """The raw bytes of a C-contiguous array, writable if the array is, without a copy."""
+    """Return the raw bytes of a C-contiguous array without a copy; writable if the array is."""
     if array.nbytes == 0:
         return memoryview(bytearray())
     return array.reshape(-1).view(np.uint8).data

@@ -46,7 +46,7 @@ MAX_SAMPLES = 65536
 """Most samples of one request."""
 MAX_SPLIT = 100_000
 MAX_CLASSES, MAX_CLASS_NAME = 1 << 20, 4096
-"""Most classes of a data set, and characters of one's name."""
+"""Most classes of a dataset, and characters of one's name."""
 MAX_NAME = 512
 """Most characters of a layer's or a tensor's name."""
 MAX_JOB = 64
@@ -54,7 +54,8 @@ MAX_JOB = 64
 DECIMAL_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 REQUEST_ID_HEADER = "X-Request-Id"
 DEADLINE_HEADER = "X-Deadline-Seconds"
-"""Seconds from its arrival after which a request that has not begun is not wanted any more."""
+"""Header with the seconds after which a request is not wanted any more if it has not begun, from its arrival.
+"""
 MAX_DEADLINE = 86400.0
 
 FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
@@ -62,7 +63,7 @@ FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
 
 
 def parse_body(body: bytes) -> Any:
-    """The JSON document of a request body; :class:`BadRequestError` when it is none."""
+    """Parse the JSON document of a request body; :class:`BadRequestError` when it is none."""
     if len(body) > MAX_REQUEST_BYTES:
         raise TooLargeError(f"request body of {len(body)} bytes exceeds {MAX_REQUEST_BYTES}")
     try:
@@ -89,7 +90,9 @@ def _windows(fields: Mapping[str, Any]) -> ChunkWindows | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtractRequest:
-    """Run layers 1..split of ``model`` over ``ids`` of ``dataset`` and stream the outputs back."""
+    """A request to run layers 1..split of ``model`` over ``ids`` of ``dataset`` and to stream the outputs
+    back.
+    """
 
     dataset: DatasetReference
     model: ModelReference
@@ -99,15 +102,15 @@ class ExtractRequest:
     ids: IntArray
     transform: TransformSpec | None
     time_layers: bool = False
-    """Run layer by layer and report the seconds of each: for a profile, slower."""
+    """Run layer by layer and report the seconds of each; for a profile, since it is slower."""
     job: str = ""
-    """Any id of the training run, so that its report can tell its own work from that of others."""
+    """Any id of the training run, by which its reports tell its own work from that of others."""
     windows: ChunkWindows | None = None
-    """Where the ids come from, if that is chunk windows."""
+    """Chunk windows that the ids come from; None for other orders."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong."""
+        """Parse strictly; :class:`BadRequestError` names the field that is missing, unknown or wrong."""
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
         optional = {"time_layers": False, "job": False, "windows": False}
         d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
@@ -131,7 +134,7 @@ class ExtractRequest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The request's body; fields at their defaults are left away."""
+        """Return the request's body without fields at their defaults."""
         return {
             **({"time_layers": True} if self.time_layers else {}),
             **({"job": self.job} if self.job else {}),
@@ -147,19 +150,19 @@ class ExtractRequest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SamplesRequest:
-    """The stored bytes of ``ids`` of ``dataset``, as they are (split 0)."""
+    """A request for the stored bytes of ``ids`` of ``dataset`` (split 0)."""
 
     dataset: DatasetReference
     ids: IntArray | SequenceRange
-    """Which samples: their ids, or a range of the data set's sequence."""
+    """The samples: their ids, or a range of the dataset's sequence."""
     job: str = ""
     """As in :class:`ExtractRequest`."""
     windows: ChunkWindows | None = None
-    """As in :class:`ExtractRequest`; a range tells it by itself."""
+    """As in :class:`ExtractRequest`; a range implies it."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` for anything else, also for both ids and a sequence."""
+        """Parse strictly; :class:`BadRequestError` for anything else, also for both ids and a sequence."""
         by_range = isinstance(document, dict) and "sequence" in document
         names = dict.fromkeys(("sequence", "start", "stop") if by_range else ("ids",), True)
         optional = {"job": False} if by_range else {"job": False, "windows": False}
@@ -169,7 +172,7 @@ class SamplesRequest:
         return cls(dataset=DatasetReference.from_json(d["dataset"]), ids=ids, job=_job(d), windows=windows)
 
     def to_json(self) -> dict[str, Any]:
-        """The request's body."""
+        """Return the request's body."""
         job = {"job": self.job} if self.job else {}
         ids, windows = self.ids, self.windows
         if isinstance(ids, SequenceRange):
@@ -181,7 +184,7 @@ class SamplesRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorsRequest:
-    """Tensors ``names`` of the pushed model ``name`` at ``digest``."""
+    """A request for tensors ``names`` of the pushed model ``name`` at ``digest``."""
 
     name: str
     digest: str
@@ -189,7 +192,7 @@ class TensorsRequest:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` for anything else."""
+        """Parse strictly; :class:`BadRequestError` for anything else."""
         d = strict_fields(document, dict.fromkeys(("name", "digest", "names"), True), "request")
         names = d["names"]
         if not isinstance(names, list) or not 1 <= len(names) <= MAX_SAMPLES:
@@ -203,11 +206,14 @@ class TensorsRequest:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the request's body."""
         return {"name": self.name, "digest": self.digest, "names": list(self.names)}
 
 
 def deadline_of(text: str | None) -> float | None:
-    """The seconds of a :data:`DEADLINE_HEADER` (None: there is none); :class:`BadRequestError` for anything else."""
+    """Return the seconds of a :data:`DEADLINE_HEADER`, None without one; :class:`BadRequestError` for
+    anything else.
+    """
     if text is None:
         return None
     seconds = float(text) if DECIMAL_PATTERN.fullmatch(text) else 0.0
@@ -227,36 +233,36 @@ def _job(document: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDescription:
-    """What ``GET /v1/datasets/NAME`` tells: enough to plan and to receive, without any per-sample data."""
+    """Answer to ``GET /v1/datasets/NAME``: enough to plan and to receive, without any per-sample data."""
 
     reference: DatasetReference
     count: int
     classes: tuple[str, ...]
     total_bytes: int
     layout: dict[str, Any]
-    """How a stored sample looks; parsed by ``storage.transform.SampleLayout``."""
+    """Form of a stored sample; parsed by :class:`hapi.data.manifest.SampleLayout`."""
     transform: TransformSpec | None
-    """The data set's own transform; a request may carry another."""
+    """The dataset's own transform; a request may carry another."""
     group: int
     """Samples of a chunk that the server reads at once."""
     window: int
-    """Chunks open at a time that it has room for."""
+    """Chunks that it has room to keep open at a time."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` for anything else."""
+        """Parse strictly; :class:`BadRequestError` for anything else."""
         names = ("reference", "count", "classes", "total_bytes", "layout", "transform", "group", "window")
-        d = strict_fields(document, dict.fromkeys(names, True), "data set description")
+        d = strict_fields(document, dict.fromkeys(names, True), "dataset description")
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-            raise BadRequestError("data set description: classes is not a list of strings")
+            raise BadRequestError("dataset description: classes is not a list of strings")
         if len(classes) > MAX_CLASSES or any(len(c) > MAX_CLASS_NAME for c in classes):
             raise BadRequestError(
-                f"data set description: more than {MAX_CLASSES} classes, or one's name of more than "
+                f"dataset description: more than {MAX_CLASSES} classes, or one's name of more than "
                 f"{MAX_CLASS_NAME} characters"
             )
         if not isinstance(layout, dict):
-            raise BadRequestError("data set description: layout is not an object")
+            raise BadRequestError("dataset description: layout is not an object")
         return cls(
             reference=DatasetReference.from_json(d["reference"]),
             count=check_int(d["count"], 0, 1 << 48, "count"),
@@ -269,7 +275,7 @@ class DatasetDescription:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The answer's body."""
+        """Return the answer's body."""
         return {
             "reference": self.reference.to_json(),
             "count": self.count,

@@ -1,7 +1,7 @@
-"""How a request names things: data set, model, transform. Names under configured roots, never paths.
+"""References of a request to dataset, model and transform: names under configured roots, never paths.
 
 Every reference carries the version or digest that the client expects, so that any server can answer any
-request, and one that holds something else says 409 instead of computing something else.
+request. A server that holds something else answers 409 instead of computing something else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hapi.errors import BadRequestError, UsageError
 from hapi.wire.documents import check_int, check_number, shortened, strict_fields
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9_-])?")
-"""Names of data sets and models: no slash, no leading dot, at most 128 characters."""
+"""Names of datasets and models: no slash, no leading dot, at most 128 characters."""
 
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{16,64}")
 
@@ -26,7 +26,7 @@ MAX_SEED = (1 << 63) - 1
 
 
 def check_name(name: Any, what: str) -> str:
-    """``name`` if it is a well-formed data set or model name, else :class:`BadRequestError`."""
+    """Return ``name`` if it is a well-formed dataset or model name; raise :class:`BadRequestError` otherwise."""
     if not isinstance(name, str) or NAME_PATTERN.fullmatch(name) is None or ".." in name:
         raise BadRequestError(
             f"{what}: {shortened(name)} is not a name; use letters, digits, '.', '_' and '-', at most 128, without '/'"
@@ -35,7 +35,9 @@ def check_name(name: Any, what: str) -> str:
 
 
 def given_name(name: str, what: str) -> str:
-    """:func:`check_name` of what a person gave as ``what``: :class:`UsageError` for a wrong one."""
+    """Return ``name``, which a person gave as ``what``, if it is well formed; raise :class:`UsageError`
+    otherwise.
+    """
     try:
         return check_name(name, what)
     except BadRequestError as error:
@@ -43,7 +45,7 @@ def given_name(name: str, what: str) -> str:
 
 
 def check_digest(digest: Any, what: str) -> str:
-    """``digest`` if it is 16 to 64 lower-case hex digits, else :class:`BadRequestError`."""
+    """Return ``digest`` if it is 16 to 64 lower-case hex digits; raise :class:`BadRequestError` otherwise."""
     if not isinstance(digest, str) or DIGEST_PATTERN.fullmatch(digest) is None:
         raise BadRequestError(f"{what}: {shortened(digest)} is not a digest (16 to 64 hex digits)")
     return digest
@@ -51,7 +53,7 @@ def check_digest(digest: Any, what: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetReference:
-    """A data set of the server's store, at one version."""
+    """A dataset of the server's store, at one version."""
 
     name: str
     version: str
@@ -59,12 +61,14 @@ class DatasetReference:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Parse strictly; :class:`BadRequestError` names the field."""
         d = strict_fields(document, {"name": True, "version": True}, "dataset")
         return cls(
             name=check_name(d["name"], "dataset.name"), version=check_digest(d["version"], "dataset.version")
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the reference as JSON."""
         return asdict(self)
 
 
@@ -76,19 +80,19 @@ WEIGHTS_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReference:
-    """Which frozen layers to run.
+    """The frozen layers to run.
 
-    ``source`` ``"store"``: ``name`` is a model pushed into the store. ``source`` ``"zoo"``: the server
-    builds ``name`` (a torchvision architecture, ``timm:NAME``, or a ``package.module:factory`` that its
-    operator allowed) itself, with ``weights`` ``"random:SEED"`` or the name of a torchvision weights entry.
+    ``source`` ``"store"``: ``name`` is a model pushed into the store. ``source`` ``"zoo"``: the server builds
+    ``name`` itself (a torchvision architecture, ``timm:NAME``, or a ``package.module:factory`` that its
+    operator allowed), with ``weights`` ``"random:SEED"`` or the name of a torchvision weights entry.
     """
 
     source: ModelSource
     name: str
     weights: str
-    """For ``store`` always ``"pushed"``."""
+    """Always ``"pushed"`` for a model from the store."""
     digest: str
-    """Digest over the structure and tensor content of layers 1..s, see ``models.layers.prefix_digest``."""
+    """Digest of the structure and tensor content of layers 1..s (:mod:`hapi.models.graph.digest`)."""
     blocks: tuple[str, ...] = ()
     """Module paths run in sequence, for a model that cannot be traced; empty for the automatic list."""
     input_shape: tuple[int, ...] = (3, 224, 224)
@@ -96,7 +100,7 @@ class ModelReference:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` names the field."""
+        """Parse strictly; :class:`BadRequestError` names the field."""
         known = {f.name: f.name not in ("blocks", "input_shape") for f in fields(cls)}
         d = strict_fields(document, known, "model")
         source = d["source"]
@@ -130,21 +134,23 @@ class ModelReference:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the reference as JSON."""
         return {**asdict(self), "blocks": list(self.blocks), "input_shape": list(self.input_shape)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is random in a training transform, with the meaning and order of torchvision's ``transforms.v2``.
+    """Random parts of a training transform, with the meaning and order of torchvision's ``transforms.v2``.
 
-    ``RandomResizedCrop(scale, ratio)`` of the decoded image, or ``RandomCrop(padding)`` of the resized one, or neither
-    (the centre crop); then ``RandomHorizontalFlip(flip)``; then ``ColorJitter(brightness, contrast, saturation, hue)``.
+    ``RandomResizedCrop(scale, ratio)`` of the decoded image, or ``RandomCrop(padding)`` of the resized one,
+    or neither (the centre crop); then ``RandomHorizontalFlip(flip)``; then ``ColorJitter(brightness,
+    contrast, saturation, hue)``.
     """
 
     scale: tuple[float, float] | None = None
-    """Share of the image's area that is cut out, from and to; None: no resized crop."""
+    """Smallest and largest share of the image's area that is cut out; None: no resized crop."""
     ratio: tuple[float, float] | None = None
-    """Width by height of what is cut out, from and to; goes with ``scale``."""
+    """Smallest and largest width by height of the cut; goes with ``scale``."""
     padding: int | None = None
     """Black pixels around the resized image before a crop is cut out anywhere; not with ``scale``."""
     flip: float = 0.0
@@ -159,14 +165,14 @@ class Augmentation:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` names the field."""
+        """Parse strictly; :class:`BadRequestError` names the field."""
         what = "transform.augment"
         d = strict_fields(document, dict.fromkeys((f.name for f in fields(cls)), False), what)
         if ("scale" in d) != ("ratio" in d):
             raise BadRequestError(f"{what}: scale and ratio go together")
         if "scale" in d and "padding" in d:
             raise BadRequestError(
-                f"{what}: scale is of a resized crop, padding of a plain one; give one of them"
+                f"{what}: scale belongs to a resized crop, padding to a plain one; give one of them"
             )
         found: dict[str, Any] = {}
         for name, low, high in (("scale", 1e-6, 1.0), ("ratio", 0.1, 10.0)):
@@ -178,11 +184,11 @@ class Augmentation:
             found[name] = check_number(d.get(name, 0.0), 0.0, maximum, f"{what}.{name}")
         augment = cls(**found)
         if augment == cls():
-            raise BadRequestError(f"{what}: nothing in it is random; leave it away")
+            raise BadRequestError(f"{what}: nothing in it is random; leave it out")
         return augment
 
     def to_json(self) -> dict[str, Any]:
-        """What is on, as JSON."""
+        """Return the parts that are on, as JSON."""
         on = {name: value for name, value in asdict(self).items() if value is not None and value != 0.0}
         if self.padding is not None:
             on["padding"] = self.padding
@@ -190,13 +196,13 @@ class Augmentation:
 
     @property
     def jitters(self) -> bool:
-        """Whether it changes colours."""
+        """True when it changes colours."""
         return any(getattr(self, name) for name in self.JITTER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which of all random outcomes: with the sample's id it decides everything that is random in a transform."""
+    """One outcome among all random ones: with the sample's id it decides everything random in a transform."""
 
     seed: int
     epoch: int
@@ -218,13 +224,13 @@ class TransformSpec:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     augment: Augmentation | None = None
     draw: Draw | None = None
-    """Of a random transform, once it is known; belongs to an epoch and not to the job."""
+    """Outcome of a random transform, once it is known; it belongs to an epoch and not to the job."""
 
     @classmethod
     def from_json(cls, document: Any, *, random: bool = False) -> Self:
-        """Checked strictly; :class:`BadRequestError` names the field.
+        """Parse strictly; :class:`BadRequestError` names the field.
 
-        ``random``: it may be a random one, which then has its seed and epoch with it.
+        ``random`` allows a random transform, which then carries its seed and epoch.
         """
         known = dict.fromkeys(("resize", "crop", "mean", "std"), True)
         if random and isinstance(document, dict) and {"augment", "seed", "epoch"} & set(document):
@@ -247,7 +253,7 @@ class TransformSpec:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; what only a random transform has is left away from others."""
+        """Return the transform as JSON; fields of random transforms are left out of others."""
         return {
             "resize": self.resize,
             "crop": self.crop,
@@ -259,11 +265,13 @@ class TransformSpec:
 
     @property
     def random(self) -> bool:
-        """Whether a sample looks different in each epoch, so that nothing made from it can be used in another."""
+        """True when a sample looks different in each epoch, so that nothing made from it can be reused in
+        another.
+        """
         return self.augment is not None
 
     def at(self, seed: int, epoch: int) -> Self:
-        """The transform of one epoch: itself, or of a random one that outcome."""
+        """Return the transform of one epoch: itself, or one outcome of a random one."""
         return replace(self, draw=Draw(seed=seed, epoch=epoch)) if self.random else self
 
     @property
@@ -273,7 +281,9 @@ class TransformSpec:
 
     @classmethod
     def for_image_size(cls, size: int) -> Self:
-        """The usual evaluation transform for ``size`` x ``size`` inputs (short side resized to 8/7 of it)."""
+        """Return the usual evaluation transform for ``size`` x ``size`` inputs (short side resized to 8/7 of
+        it).
+        """
         return cls(resize=max(size, min(MAX_IMAGE_SIDE, round(size * 256 / 224))), crop=size)
 
 

@@ -1,4 +1,4 @@
-"""What a server tells of a request that it answered: the seconds of its stages, and of the server meanwhile."""
+"""A server's report on a request that it answered: seconds of each stage, and of the server meanwhile."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _LARGEST = 1e9
 """Number of seconds (31 years) or pages that a report may tell of."""
 
 STAGES = ("queue", "model", "read", "decode", "device_wait", "forward", "copy_out", "send")
-"""Server stages of a request, in order (HAPI, Table 1); seconds each, summed over the request's COS batches."""
+"""Server stages of a request, in order (HAPI, Table 1); seconds of each are summed over the request's COS
+batches.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTier:
-    """What a server computes with."""
+    """Resources that a server computes with."""
 
     device: str
     """``cpu`` or ``cuda``."""
@@ -28,16 +30,16 @@ class ServerTier:
     threads: int
     """Threads of one forward pass on a CPU."""
     running: int
-    """Requests that it works on at a time."""
+    """Requests at work at a time."""
     devices: int
     """Devices that run forward passes at the same time."""
     reuse: bool
-    """Whether layers stay loaded between requests."""
+    """True when layers stay loaded between requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestReport:
-    """What the server tells in the end frame."""
+    """Report of the server in the end frame."""
 
     server: str
     """Id of the server process, to tell restarts and several servers apart."""
@@ -48,31 +50,34 @@ class RequestReport:
     busy: tuple[float, float]
     """The server's busy clock (seconds in which at least one request was worked on) at start and end."""
     work: tuple[float, float]
-    """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their stages,
-    or on a GPU the forward passes'."""
+    """Seconds of work that the server has accounted to all requests, at start and end: CPU seconds of their
+    stages, or on a GPU seconds of the forward passes.
+    """
     others: tuple[float, float]
-    """The part of it that was for other jobs."""
+    """Part of that work which was for other jobs."""
     process: tuple[float, float]
     """CPU seconds of the whole server process, at start and end; zeros where the device is a GPU."""
     clock: tuple[float, float]
     """The server's time, in seconds, at start and end."""
     pages: float
-    """Memory pages that its forward passes touched for the first time: the first ones of a server take longer."""
+    """Memory pages that its forward passes touched for the first time; a server's first passes take longer.
+    """
     first: float
-    """Seconds from when the request had come, its time in the queue included, until the first frame was made."""
+    """Seconds from the request's arrival, queue included, until the first frame was made."""
     cos_batch: int
     """Largest batch that was run on the device for this request; 0 for stored bytes."""
     layers: tuple[float, ...] = ()
-    """Seconds in each layer, when they were asked for."""
+    """Seconds in each layer, if they were asked for."""
     wait: float = 0.0
-    """Seconds that the tenant's next request has to expect in the queue, as things stand."""
+    """Seconds that the tenant's next request would wait in the queue now."""
     tier: ServerTier
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Strict about form; stages of other names are left away, and figures that cannot be are drawn in to what can.
+        """Parse strictly; stages of unknown names are left out, and impossible figures are clamped to
+        possible ones.
 
-        Plans are made from the numbers, so that none may be endless or no number at all, whoever sent it.
+        Plans are made from the numbers, so all of them must be finite, whoever sent them.
         """
         try:
             tier = document["tier"]
@@ -100,10 +105,12 @@ class RequestReport:
                 ),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadRequestError(f"the server's report has another form than agreed: {error!r}") from None
+            raise BadRequestError(
+                f"the server's report is malformed ({error!r}); update the older side"
+            ) from None
 
     def to_json(self) -> dict[str, Any]:
-        """For the end frame; seconds to the microsecond."""
+        """Return the report as JSON for the end frame, with seconds to the microsecond."""
         return {
             "server": self.server,
             "seconds": {k: round(v, 6) for k, v in self.seconds.items()},
@@ -130,7 +137,7 @@ def _pair(value: Any) -> tuple[float, float]:
 def _figure(value: Any) -> float:
     number = float(value)
     if math.isnan(number):
-        raise ValueError("a figure that is no number")
+        raise ValueError("a figure that is not a number")
     return min(max(number, 0.0), _LARGEST)
 
 

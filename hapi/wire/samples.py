@@ -1,4 +1,4 @@
-"""Stored samples as rooms hand them on: bytes of many, one after the other, with their labels."""
+"""Stored samples as rooms pass them on: the bytes of many, one after the other, with their labels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Samples:
         return len(self.ids)
 
     def sample(self, position: int) -> npt.NDArray[np.uint8]:
-        """The bytes of the sample at ``position`` of this read, a view."""
+        """Return the bytes of the sample at ``position`` of this read, a view."""
         return self.data[int(self.offsets[position]) : int(self.offsets[position + 1])]
 
 
 def offsets_of(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Where pieces of these lengths start when laid one after the other, and the end; int64 [n + 1]."""
+    """Return where pieces of these lengths start when laid one after the other, and the end; int64 [n + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
     return offsets

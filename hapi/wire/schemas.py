@@ -1,6 +1,6 @@
-"""JSON Schemas (draft 2020-12) of the interface's documents, made from the very classes that parse and write them.
+"""JSON Schemas (draft 2020-12) of the interface's documents, made from the classes that parse and write them.
 
-A field that is added to a class is in its schema by itself. A bound is that of the parser, by its own constant.
+A field that is added to a class appears in its schema by itself. Each bound is the parser's own constant.
 """
 
 from __future__ import annotations
@@ -38,35 +38,43 @@ _PLAIN: Mapping[Any, Schema] = {
 
 
 def whole(low: int, high: int) -> Schema:
-    """An integer from ``low`` to ``high``."""
+    """Return the schema of an integer from ``low`` to ``high``."""
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
 def number(low: float, high: float) -> Schema:
-    """A number from ``low`` to ``high``."""
+    """Return the schema of a number from ``low`` to ``high``."""
     return {"type": "number", "minimum": low, "maximum": high}
 
 
 def text(pattern: re.Pattern[str], *, dots: bool = True) -> Schema:
-    """A string that matches ``pattern`` wholly; with ``dots`` False one without two dots in a row."""
+    """Return the schema of a string that matches ``pattern`` wholly; if ``dots`` is False, without two dots
+    in a row.
+    """
     return {"type": "string", "pattern": ("^" if dots else r"^(?!.*\.\.)") + f"(?:{pattern.pattern})$"}
 
 
 def listed(items: Schema, min_items: int = 0, max_items: int | None = None) -> Schema:
-    """An array of ``min_items`` to ``max_items`` (None: any number of) ``items``."""
+    """Return the schema of an array of ``least`` to ``most`` (None: any number of) ``items``."""
     bounds = {"minItems": min_items} if max_items is None else {"minItems": min_items, "maxItems": max_items}
     return {"type": "array", "items": items, **bounds}
 
 
 def or_null(schema: Schema) -> Schema:
-    """``schema``, or null."""
+    """Return ``schema`` with null allowed."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def record(
     properties: Mapping[str, Schema], optional: tuple[str, ...] = (), *, closed: bool = False
 ) -> Schema:
-    """An object of these properties, all required but ``optional``; ``closed``: any other is an error."""
+    """Return the schema of an object.
+
+    Args:
+        properties: schema of each property.
+        optional: properties that may be absent.
+        closed: refuse all other properties.
+    """
     return {
         "type": "object",
         "properties": dict(properties),
@@ -83,18 +91,18 @@ def of_class(
     optional: bool = False,
     leave_out: tuple[str, ...] = (),
 ) -> Schema:
-    """The schema of a dataclass's JSON form, from the types of its fields.
+    """Return the schema of a dataclass's JSON form, from the types of its fields.
 
     Args:
-        cls: the dataclass; its docstring's first line describes it.
+        cls: the dataclass; the first line of its docstring describes it.
         known: schemas of fields that say more than their type.
-        closed: other fields than these are an error (what is parsed strictly), not merely unknown.
-        optional: fields with a default may be left away (requests), not only be at it (answers).
+        closed: other fields than these are an error (in strictly parsed documents).
+        optional: fields with a default may be left out (requests).
         leave_out: fields that are not in the JSON form.
 
     Raises:
-        TypeError: for a field in ``known`` or ``leave_out`` that the class does not have, and for a type that has no
-            JSON form.
+        TypeError: a field in ``known`` or ``leave_out`` does not exist in the class, or a type has no JSON
+            form.
     """
     known = known or {}
     found = {field.name: field for field in fields(cls)}
@@ -111,7 +119,7 @@ def _has_default(field: Field[Any]) -> bool:
 
 
 def of_type(hint: Any) -> Schema:
-    """The schema of a type's JSON form; TypeError when it has none."""
+    """Return the schema of a type's JSON form; TypeError when it has none."""
     if hint in _PLAIN:
         return dict(_PLAIN[hint])
     if is_dataclass(hint) and isinstance(hint, type):
@@ -148,7 +156,7 @@ LAYER_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": messages.MA
 
 
 def dataset_reference() -> Schema:
-    """The data set and version that a request names."""
+    """Return the schema of a dataset and version in a request."""
     return of_class(DatasetReference, {"name": NAME, "version": DIGEST}, closed=True)
 
 
@@ -183,7 +191,7 @@ def _augmentation() -> Schema:
 
 
 def transform(*, random: bool) -> Schema:
-    """A transform; ``random``: one that may have something random in it, and then its seed and epoch with it."""
+    """Return the schema of a transform; ``random`` allows a random one, with seed and epoch."""
     known = {
         "resize": whole(1, MAX_IMAGE_SIDE),
         "crop": whole(1, MAX_IMAGE_SIDE),
@@ -198,12 +206,12 @@ def transform(*, random: bool) -> Schema:
 
 
 def chunk_windows() -> Schema:
-    """The chunk windows that ids come from."""
+    """Return the schema of the chunk windows that ids come from."""
     return of_class(ChunkWindows, {"seed": SEED, "epoch": SEED, "group": GROUP, "window": GROUP}, closed=True)
 
 
 def extract_request() -> Schema:
-    """The body of a request for features."""
+    """Return the schema of a request for features."""
     known = {
         "dataset": dataset_reference(),
         "model": _model_reference(),
@@ -218,7 +226,7 @@ def extract_request() -> Schema:
 
 
 def samples_request() -> Schema:
-    """The body of a request for stored bytes: of ids, or of a range of the data set's sequence."""
+    """Return the schema of a request for stored bytes: of ids, or of a range of the dataset's sequence."""
     known = {"dataset": dataset_reference(), "job": JOB}
     by_ids = of_class(
         messages.SamplesRequest, {**known, "ids": IDS, "windows": chunk_windows()}, closed=True, optional=True
@@ -231,13 +239,13 @@ def samples_request() -> Schema:
 
 
 def tensors_request() -> Schema:
-    """The body of a request for tensors of a pushed model."""
+    """Return the schema of a request for tensors of a pushed model."""
     names = {**listed(LAYER_NAME, 1, messages.MAX_SAMPLES), "uniqueItems": True}
     return of_class(messages.TensorsRequest, {"name": NAME, "digest": DIGEST, "names": names}, closed=True)
 
 
 def dataset_description(layout: Schema) -> Schema:
-    """The answer that describes a data set, whose samples look as ``layout`` tells."""
+    """Return the schema of a dataset's description, with ``layout`` as the schema of its samples' layout."""
     known = {
         "reference": dataset_reference(),
         "layout": layout,

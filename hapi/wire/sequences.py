@@ -1,7 +1,8 @@
-"""What a request tells of the order in which it asks.
+"""Parts of a request that describe the order in which it asks.
 
-It may name a range of an epoch's sequence instead of sample ids, since both tiers compute the same order. Or it names
-ids, and says which chunk windows they come from: a server that knows what opens together reads it together.
+It may name a range of an epoch's sequence instead of sample ids, since both tiers compute the same order. Or
+it names ids, and the chunk windows that they come from: the server then reads together the chunks that open
+together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ FULL = "full"
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceRange:
-    """Places ``start`` to ``stop - 1`` of the order of a whole data set in one epoch, see ``storage.sequence``."""
+    """Places ``start`` to ``stop - 1`` of the order of a whole dataset in one epoch
+    (:mod:`hapi.data.epoch_order`).
+    """
 
     seed: int
     epoch: int
@@ -37,16 +40,17 @@ class SequenceRange:
 
     @property
     def windows(self) -> ChunkWindows | None:
-        """None for the full permutation."""
+        """Chunk windows of the order; None for the full permutation."""
         if not self.group:
             return None
         return ChunkWindows(seed=self.seed, epoch=self.epoch, group=self.group, window=self.window)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], max_samples: int) -> Self:
-        """From the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``max_samples`` samples.
+        """Parse the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``most`` samples.
 
-        Checked strictly: :class:`BadRequestError` names the field that is missing, unknown or wrong.
+        Raises:
+            BadRequestError: a field is missing, unknown or wrong; the message names it.
         """
         d = strict_fields(fields["sequence"], dict.fromkeys(("seed", "epoch", "shuffle"), True), "sequence")
         group, window = _shuffle(d["shuffle"])
@@ -66,7 +70,7 @@ class SequenceRange:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a request."""
+        """Return the fields of a request."""
         shuffle = {"group": self.group, "window": self.window} if self.group else FULL
         sequence = {"seed": self.seed, "epoch": self.epoch, "shuffle": shuffle}
         return {"sequence": sequence, "start": self.start, "stop": self.stop}
@@ -86,17 +90,19 @@ def _shuffle(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkWindows:
-    """The order from which a request's ids come: ``group`` consecutive ids open together, ``window`` such at a time."""
+    """The order that a request's ids come from: ``group`` consecutive ids per chunk, ``window`` chunks open
+    at a time.
+    """
 
     seed: int
-    """One of the requests of all trainers that share an epoch, other than those of other jobs."""
+    """Seed of an epoch's order, shared by the requests of all its trainers, and by no other job."""
     epoch: int
     group: int
     window: int
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Checked strictly; :class:`BadRequestError` for anything else."""
+        """Parse strictly; :class:`BadRequestError` for anything else."""
         if not isinstance(value, dict):
             raise BadRequestError("windows: expected an object of seed, epoch, group and window")
         d = strict_fields(value, dict.fromkeys(("seed", "epoch", "group", "window"), True), "windows")
@@ -108,5 +114,5 @@ class ChunkWindows:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The field of a request."""
+        """Return the field of a request."""
         return {"seed": self.seed, "epoch": self.epoch, "group": self.group, "window": self.window}

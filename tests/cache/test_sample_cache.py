@@ -273,7 +273,7 @@ def test_the_folder_goes_away(cache: SampleCache, caplog: pytest.LogCaptureFixtu
     cache.put(samples_of(range(20, 30)))
     cache.flush()
     cache.put(samples_of(range(20, 30)))
-    assert len(caplog.records) == 1 and "nothing more is kept" in caplog.text
+    assert len(caplog.records) == 1 and "no more samples are cached" in caplog.text
 
 
 def test_a_full_disk_ends_keeping_and_nothing_else(
@@ -342,7 +342,7 @@ def test_a_wrong_folder_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(
-        UsageError, match=r"--sample-cache .*full: has other things in it; give a new or empty"
+        UsageError, match=r"--sample-cache .*full: has other files in it; give a new or empty"
     ):
         CacheFolder.open(tmp_path / "full", BUDGET, "--sample-cache")
     with pytest.raises(UsageError, match=r"cannot be used: (Not a directory|File exists)"):

@@ -240,7 +240,7 @@ def test_a_figure_is_drawn_beside_the_table(
     [
         (
             ["--figure", "p.svg", "--save-profile", "x/../p.svg"],
-            "--figure p.svg: is --save-profile too; give another name",
+            "--figure p.svg: it is the same file as --save-profile; give another name",
         ),
         (["--profile", "kept.svg", "--figure", "kept.svg"], "--figure kept.svg: is --profile too"),
         (["--profile", "kept.svg", "--save-profile", "link"], "--save-profile link: is --profile too"),

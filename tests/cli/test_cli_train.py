@@ -108,9 +108,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--checkpoint", "/dev/null"], "--checkpoint /dev/null: is not a plain file"),
         (["--trace", "/proc/no/trace"], "--trace /proc/no/trace: cannot be written there"),
         (["--report", "r" * 300], "cannot be written there: File name too long"),
-        (["--store", "~no-such-user/s"], "--store ~no-such-user/s: there is no such user's home"),
+        (["--store", "~no-such-user/s"], "--store ~no-such-user/s: there is no user of this name"),
         (["--store", "s" * 300], "cannot be read: File name too long"),
-        (["--sample-cache", "~no-such-user"], "--sample-cache ~no-such-user: there is no such user's home"),
+        (["--sample-cache", "~no-such-user"], "--sample-cache ~no-such-user: there is no user of this name"),
         (["/nowhere.yaml"], "/nowhere.yaml: cannot read the settings file: No such file"),
         (["/tmp"], "/tmp: cannot read the settings file: Is a directory"),
     ],
@@ -126,7 +126,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], arguments: list[str], mat
     [
         (
             ["--report", "out", "--html", "sub/../out"],
-            "--html sub/../out: is --report too; give another name",
+            "--html sub/../out: it is the same file as --report; give another name",
         ),
         (["--checkpoint", "out", "--report", "out"], "--checkpoint out: is --report too"),
         (["--trace", "out", "--save-profile", "link"], "--save-profile link: is --trace too"),
@@ -185,14 +185,14 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
         ("report: .\n", "job.yaml:1:9: report .: is not a plain file"),
         (
             "html: out\nreport: out\n",
-            "job.yaml:1:7: html out: is job.yaml:2:9: report too; give another name",
+            "job.yaml:1:7: html out: it is the same file as job.yaml:2:9: report; give another name",
         ),
         ("server: http://x\ntoken_file: t\n", "job.yaml:2:13: token_file t: cannot be read: No such file"),
         (
             "sample_cache: ~no-such-user\n",
-            "job.yaml:1:15: sample_cache ~no-such-user: there is no such user's",
+            "job.yaml:1:15: sample_cache ~no-such-user: there is no user of",
         ),
-        ("", "HAPI_STORE ~no-such-user/s: there is no such user's home"),
+        ("", "HAPI_STORE ~no-such-user/s: there is no user of this name"),
     ],
 )
 def test_what_is_wrong_is_named_by_where_it_was_given(

@@ -70,7 +70,7 @@ def test_defaults_are_torchvisions() -> None:
         (("imagenet", "flip"), "flip is given twice"),
         (
             ("imagenet", "crop"),
-            "--augment: scale is of a resized crop, padding of a plain one; give one of them",
+            "--augment: scale belongs to a resized crop, padding to a plain one; give one of them",
         ),
         (("",), "no ''"),
     ],

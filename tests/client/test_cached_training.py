@@ -177,7 +177,7 @@ def test_features_are_not_kept(service: Service, tmp_path: Path) -> None:
 
 def test_a_wrong_folder_is_told_before_anything_else(service: Service, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UsageError, match=r"^--sample-cache .*: has other things in it"):
+    with pytest.raises(UsageError, match=r"^--sample-cache .*: has other files in it"):
         open_session(service, split=0, sample_cache=str(tmp_path))
 
 

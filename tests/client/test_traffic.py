@@ -356,7 +356,7 @@ FIELDS = (
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_report_that_is_no_number_is_refused(field: str) -> None:
     for value in HOSTILE:
-        with pytest.raises(BadRequestError, match="the server's report has another form than agreed"):
+        with pytest.raises(BadRequestError, match="the server's report is malformed"):
             RequestReport.from_json(reported(field, value))
 
 

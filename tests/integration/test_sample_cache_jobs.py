@@ -65,7 +65,7 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
 @pytest.mark.slow
 def test_wrong_folder_and_no_use(store: Path, tmp_path: Path) -> None:
     done = train(*COMMON, "--store", str(store), "--sample-cache", str(store), code=2)
-    assert done.stderr.count("\n") == 1 and f"--sample-cache {store}: has other things in it" in done.stderr
+    assert done.stderr.count("\n") == 1 and f"--sample-cache {store}: has other files in it" in done.stderr
     done = train(*COMMON, "--store", str(store), "--sample-cache-size", "1KB", code=2)
     assert "--sample-cache-size: expected" in done.stderr
     done = train(

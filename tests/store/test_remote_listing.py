@@ -79,6 +79,6 @@ def test_documents_are_bounded(kind: str, tmp_path: Any) -> None:
     store = open_store("memory://documents" if kind == "memory" else str(tmp_path))
     store.put("a/b", bytes(100))
     assert store.get("a/b", 100) == bytes(100)
-    with pytest.raises(DataError, match="a/b: has more than the 99 bytes that are read of such an object"):
+    with pytest.raises(DataError, match="a/b: has more than the 99 bytes allowed for such an object"):
         store.get("a/b", 99)
     assert DOCUMENT_BYTES < 1 << 30

@@ -370,7 +370,7 @@ DOCUMENT: dict[str, Kind] = {
     "nested just so": Kind(body(lambda: b"[" * 100_000 + b"]" * 100_000), "nested too deeply"),
     "millions of values": Kind(body(lambda: b"[" + b"[]," * 5_000_000 + b"[]]"), "more than 2000000 values"),
     "number without end": Kind(body(lambda: b'{"count": ' + b"9" * 5_000_000 + b"}"), "digits"),
-    "no number": Kind(body(lambda: b'{"count": NaN}'), "NaN is no number"),
+    "no number": Kind(body(lambda: b'{"count": NaN}'), "NaN is not a number"),
     "infinite number": Kind(body(lambda: b'{"count": 1e999}'), "too large a number"),
     "field given twice": Kind(body(lambda: b'{"count": 1, "count": 2}'), "given twice"),
     "no utf-8": Kind(body(lambda: b'{"count": "\xff\xfe"}'), NO_JSON),

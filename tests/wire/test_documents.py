@@ -22,7 +22,7 @@ def test_what_is_json_is_read() -> None:
         (b"", "Expecting value"), (b"{} {}", "Extra data"), (b"\xff\xfe{\x00", "utf-8"),
         ("{}".encode("utf-16"), "utf-8"),
         (b"[" * 100_000, "nested too deeply"), (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"a": NaN}', "NaN is no number"), (b"[Infinity]", "no number"), (b"[-Infinity]", "no number"),
+        (b'{"a": NaN}', "NaN is not a number"), (b"[Infinity]", "is not a number"), (b"[-Infinity]", "is not a number"),
         (b"[1e999]", "too large a number"), (b"9" * 5000, "5000 digits"), (b"9" * 21, "21 digits"),
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "field 'c' is given twice"), (b"'a'", "Expecting value"),
     ],

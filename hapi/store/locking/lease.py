@@ -1,12 +1,12 @@
-"""The steps of a lease: taking a lock, renewing it while it is held, noticing its loss, and giving it back.
+"""Steps of a lease: taking a lock, renewing it while it is held, noticing its loss, and giving it back.
 
-A lock whose owner is seen to be dead is taken over at once. One whose owner cannot be seen from here is watched for the
-whole of its lease by this machine's own clock, and taken over when its owner gave no sign of life meanwhile: no two
-machines' clocks are ever compared. Whether a lock is still held is what the store says, not what a clock says.
+A lock whose owner is seen to be dead is taken over at once. An owner that cannot be seen from here is watched
+for its whole lease by this machine's own clock; if it gives no sign of life, the lock is taken over. Clocks
+of two machines are never compared. The store alone decides whether a lock is still held, not a clock.
 
-What a pause of any length cannot do: overwrite a successor's object or count as its holder. What it can do, when it
-falls between the last look and a removal while the lock is given back: remove the first object of a later owner, which
-then finds its lock lost and stops.
+After a pause of any length a process cannot overwrite a successor's object or count as its holder. If the
+pause falls between the last look and a removal while the lock is given back, it can remove the first object
+of a later owner, which then finds its lock lost and stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hapi.store.locking.locks import (
 )
 
 RENEWALS = 6
-"""Signs of life in the time of one lease."""
+"""Signs of life during one lease."""
 _LOOKS = 20
 """Looks at another's lock in the time of its lease."""
 _LONGEST_PAUSE = 1.0
@@ -50,7 +50,7 @@ class Timing:
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
     background: bool = True
-    """Renew by a thread of its own; else whoever holds the lease calls :meth:`HeldLease.renew`."""
+    """Renew by a separate thread; otherwise the lease's holder calls :meth:`HeldLease.renew`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Link:
 
 
 class HeldLease(Lease):
-    """The end of a chain, as long as nobody follows it."""
+    """The end of a chain of owners, as long as no other follows."""
 
     def __init__(self, objects: LockObjects, lock: str, chain: Sequence[_Link]) -> None:
         self._objects = objects
@@ -75,15 +75,17 @@ class HeldLease(Lease):
         self._lost: str | None = None
 
     def raise_if_lost(self) -> None:
+        """Raise :class:`LeaseLostError` when the loss is known by now."""
         if self._lost is not None:
             raise LeaseLostError(self._lost)
 
     def check(self) -> None:
+        """Renew the lease, and raise :class:`LeaseLostError` when it is lost."""
         self.renew()
         self.raise_if_lost()
 
     def renew(self) -> None:
-        """Give a sign of life, then look whether another has taken the lock over."""
+        """Give a sign of life, then check whether another owner has taken the lock over."""
         with self._guard:
             if self._lost is not None:
                 return
@@ -98,7 +100,7 @@ class HeldLease(Lease):
                 )
 
     def release(self) -> None:
-        """Remove the lock's objects, and what dead owners left of theirs; those of a successor stay."""
+        """Remove the lock's objects, and those that dead owners left; a successor's stay."""
         names = (
             self._objects.names()
         )  # before the look: nothing in it can be of one that follows after the look
@@ -125,15 +127,18 @@ def held(
     timing: Timing | None = None,
     lease: float | None = None,
 ) -> Iterator[HeldLease]:
-    """Hold the lock while the block runs; :class:`ConflictError` naming the owner when another one lives.
+    """Hold the lock while the block runs.
 
     Args:
         objects: the store's objects of this lock.
         lock: key of the first one.
-        force: take it from an owner of which nothing is known, without waiting.
-        advice: how a person does so, for the error.
+        force: take it from an unknown owner without waiting.
+        advice: how a person forces it, for the error.
         timing: this machine's clock.
         lease: seconds of this owner's lease (default: ``HAPI_STORE_LEASE``).
+
+    Raises:
+        ConflictError: a living owner holds it; the message names the owner.
     """
     timing = timing or Timing()
     mine = LockOwner.new(lease=lease)

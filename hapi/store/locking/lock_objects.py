@@ -1,4 +1,4 @@
-"""How stores keep the objects of a lock (``locks.py``): any store that can create, and a folder."""
+"""Storage of a lock's objects (``locks.py``): in any store that can create objects, and in a folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from hapi.store.local import LocalStore
 
 _MAX_BYTES = 64 << 10
-"""Of a lock's object at most."""
+"""Most bytes of a lock's object."""
 _BEAT_DIGITS = 20
 
 
 class StoreLockObjects(LockObjects):
-    """Objects of a store without locks of its own. Each owner counts its signs of life in an object of its own."""
+    """Objects in a store without locks. Each owner counts its signs of life in an object of its own."""
 
     forces_the_living = True
 
@@ -30,9 +30,11 @@ class StoreLockObjects(LockObjects):
         self.where = f"{store.url}/{lock.rpartition('/')[0]}"
 
     def create(self, key: str, document: bytes) -> bool:
+        """Write the owner's object unless the key is taken; return whether it was written."""
         return self._store.put_new(key, document)
 
     def read(self, key: str) -> Seen | None:
+        """Return the owner's document and its count; None when there is none."""
         document = self._get(key)
         if document is None:
             return None
@@ -46,24 +48,28 @@ class StoreLockObjects(LockObjects):
             return None
 
     def renew(self, key: str, owner: str, beat: int) -> None:
+        """Write the count into the owner's own object."""
         self._store.put(beat_key(self._lock, owner), str(beat).encode())
 
     def lives(self, key: str, owner: LockOwner) -> bool | None:
+        """Return whether the owner's process lives; None when that cannot be seen from here."""
         return owner.lives()
 
     def names(self) -> list[str]:
+        """Return the keys of all the lock's objects."""
         found = self._store.list_keys(self._lock.rpartition("/")[0])
         return [key for key in found if is_lock_object(key, self._lock)]
 
     def remove(self, key: str) -> None:
+        """Remove an object, if it exists."""
         self._store.delete(key)
 
 
 class FolderLockObjects(LockObjects):
-    """Files of a folder, held with ``flock`` besides: the kernel frees it when its process dies.
+    """Files of a folder, held with ``flock`` too: the kernel frees it when the owner's process dies.
 
-    That counts on the machine where the owner runs. On a network file system another machine may not see it, and
-    goes by the signs of life, which are the last digits of the owner's file.
+    ``flock`` counts on the owner's own machine. On a network file system another machine may not see it, and
+    relies on the signs of life, which are the last digits of the owner's file.
     """
 
     forces_the_living = False
@@ -76,6 +82,7 @@ class FolderLockObjects(LockObjects):
         self.where = str(store.path_of(lock).parent)
 
     def create(self, key: str, document: bytes) -> bool:
+        """Write and lock the owner's file unless the key is taken; return whether it was written."""
         path = self._store.path_of(key)
         with self._store.mapping(key):
             partial = path.parent / partial_name(path.name)
@@ -97,6 +104,7 @@ class FolderLockObjects(LockObjects):
             return created
 
     def read(self, key: str) -> Seen | None:
+        """Return the owner's document and its count; None when there is none."""
         try:
             document, _, beat = self._store.get(key, _MAX_BYTES).partition(b"\n")
         except NotFoundError:
@@ -104,12 +112,16 @@ class FolderLockObjects(LockObjects):
         return Seen(document, beat)
 
     def renew(self, key: str, owner: str, beat: int) -> None:
+        """Write the count over the last digits of the owner's file."""
         descriptor, length = self._held[key]
         with self._store.mapping(key):  # in place: it needs no room on a disk that is full
             os.pwrite(descriptor, f"{beat:0{_BEAT_DIGITS}}".encode(), length)
             os.fsync(descriptor)
 
     def lives(self, key: str, owner: LockOwner) -> bool | None:
+        """Return whether the owner's file is still locked or its process lives; None when that cannot be
+        seen.
+        """
         try:
             descriptor = os.open(self._store.path_of(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -126,10 +138,12 @@ class FolderLockObjects(LockObjects):
         return False if owner.process is not None and owner.process.shares_kernel() else owner.lives()
 
     def names(self) -> list[str]:
+        """Return the keys of all the lock's files."""
         found = self._store.list_keys(self._lock.rpartition("/")[0])
         return [key for key in found if is_lock_object(key, self._lock)]
 
     def remove(self, key: str) -> None:
+        """Remove the file, and free its ``flock`` if it is ours."""
         self._store.delete(key)
         if key in self._held:
             os.close(self._held.pop(key)[0])

@@ -1,12 +1,12 @@
-"""A lock of one writer over a name in a store, as a lease: what is written, by whom, and what the writer may ask.
+"""A lock of one writer over a name in a store, kept as a lease: its objects, their owners, and its questions.
 
-    KEY                 the first owner since there was none
+    KEY                 the first owner
     KEY.after-ID        the owner that took the lock over from owner ID, which was dead or showed no life for its lease
     KEY.beat-ID         a count that owner ID raises while it lives (in a local folder: in the owner's own object)
 
-The holder is the owner at the end of the chain that begins at KEY. Owners' objects are only ever made where there is
-none, which every store can do, and each id is used once, so that a writer that was paused can overwrite nothing of its
-successor. ``lease.py`` has the steps, ``lock_objects.py`` how stores keep the objects.
+The holder is the owner at the end of the chain that begins at KEY. Owners' objects are only ever created
+where none exists, which every store can do, and each id is used once, so that a writer that was paused cannot
+overwrite anything of its successor. ``lease.py`` has the steps, ``lock_objects.py`` the storage.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from hapi.living import ProcessIdentity
 from hapi.wire.documents import parse_document
 
 FORCE = "pass --force-lock"
-"""What takes a lock whose owner nobody here can see to be dead, in a command that has this flag."""
+"""Advice for taking a lock whose owner cannot be seen to be dead, in a command that has this flag."""
 LEASE_SECONDS = 60.0
-"""After so long without a sign of life from its owner a lock may be taken over."""
+"""Seconds without a sign of life from its owner after which a lock may be taken over."""
 LEASE_VARIABLE = "HAPI_STORE_LEASE"
 _LEAST_LEASE, _LONGEST_LEASE = 1.0, 3600.0
 
 
 def is_lock_object(key: str, lock: str) -> bool:
-    """Whether object ``key`` belongs to the lock ``lock``: only those who hold or take it write or remove it."""
+    """Return whether object ``key`` belongs to the lock ``lock``; only its holders and takers write or remove
+    it.
+    """
     return key == lock or key.startswith(f"{lock}.")
 
 
 def after_key(lock: str, owner: str) -> str:
-    """Object of the owner that took ``lock`` over from the owner of id ``owner``."""
+    """Return the key of the owner that took ``lock`` over from the owner of id ``owner``."""
     return f"{lock}.after-{owner}"
 
 
 def beat_key(lock: str, owner: str) -> str:
-    """Object in which the owner of id ``owner`` counts its signs of life."""
+    """Return the key of the object in which the owner of id ``owner`` counts its signs of life."""
     return f"{lock}.beat-{owner}"
 
 
 def lease_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """Lease of this process's locks in seconds: ``HAPI_STORE_LEASE``, 1 to 3600, 60 by default."""
+    """Return the lease of this process's locks in seconds: ``HAPI_STORE_LEASE``, 1 to 3600, 60 by default."""
     text = environment.get(LEASE_VARIABLE)
     if not text:
         return LEASE_SECONDS
@@ -64,7 +66,7 @@ def lease_seconds(environment: Mapping[str, str] = os.environ) -> float:
 
 @dataclass(frozen=True)
 class LockOwner:
-    """What a lock's object says about its owner."""
+    """Owner of a lock, as the lock's object describes it."""
 
     id: str
     """Random; used once."""
@@ -75,13 +77,13 @@ class LockOwner:
 
     @classmethod
     def new(cls, lease: float | None = None) -> Self:
-        """This process, with an id of its own."""
+        """Return this process as an owner with a new id."""
         seconds = lease_seconds() if lease is None else lease
         return cls(secrets.token_hex(12), ProcessIdentity.current(), seconds)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a lock's object; anything that is none has an unknown owner, with an id made of the content."""
+        """Parse a lock's object; anything malformed has an unknown owner, with an id made of the content."""
         try:
             document = parse_document(data)
             owner, lease = document["id"], document["lease"]
@@ -94,16 +96,16 @@ class LockOwner:
             return cls(blake2b(data, digest_size=12).hexdigest(), None, LEASE_SECONDS)
 
     def to_bytes(self) -> bytes:
-        """One line of JSON."""
+        """Return the owner as one line of JSON."""
         process = None if self.process is None else self.process.to_json()
         return json.dumps({"id": self.id, "process": process, "lease": self.lease}).encode()
 
     def renamed(self) -> Self:
-        """The same process under a new id, for another try."""
+        """Return the same process under a new id, for another try."""
         return replace(self, id=secrets.token_hex(12))
 
     def lives(self) -> bool | None:
-        """Whether its process lives, where that can be seen from here."""
+        """Return whether its process lives, where that can be seen from here."""
         return None if self.process is None else self.process.lives()
 
     def __str__(self) -> str:
@@ -119,43 +121,43 @@ class Seen:
 
 
 class LockObjects(Protocol):
-    """How one store keeps the objects of one lock."""
+    """Storage of the objects of one lock."""
 
     where: str
-    """The store's place of the lock, for messages."""
+    """Location of the lock, for messages."""
     forces_the_living: bool
-    """Whether ``force`` takes a lock from an owner that is seen to live, too."""
+    """True when ``force`` also takes a lock from an owner that is seen to live."""
 
     def create(self, key: str, document: bytes) -> bool:
-        """Write the object unless there is one; whether it is ours that is there now."""
+        """Write the object unless it exists; return whether the present one is ours."""
 
     def read(self, key: str) -> Seen | None:
-        """The object as it is now; None when there is none."""
+        """Return the present object; None when there is none."""
 
     def renew(self, key: str, owner: str, beat: int) -> None:
-        """Have the count of signs of life of our own object ``key`` be ``beat``."""
+        """Set the count of signs of life of our own object ``key`` to ``beat``."""
 
     def lives(self, key: str, owner: LockOwner) -> bool | None:
-        """Whether the object's owner lives; None when that cannot be seen from here."""
+        """Return whether the object's owner lives; None when that cannot be seen from here."""
 
     def names(self) -> list[str]:
-        """Keys of all the lock's objects, as far as the store's listing knows them."""
+        """Return the keys of all the lock's objects that the store's listing knows."""
 
     def remove(self, key: str) -> None:
-        """Remove an object; nothing happens when there is none."""
+        """Remove an object, if it exists."""
 
 
 class Lease(Protocol):
     """A lock that is held; made by :meth:`hapi.store.base.ObjectStore.lock`."""
 
     def raise_if_lost(self) -> None:
-        """:class:`LeaseLostError` when the loss is known by now; asks nobody, so it may be called often."""
+        """Raise :class:`LeaseLostError` when the loss is known by now; cheap, since nothing is read."""
 
     def check(self) -> None:
-        """Give a sign of life and look in the store: :class:`LeaseLostError` unless the lock is still held."""
+        """Give a sign of life and look in the store; :class:`LeaseLostError` unless the lock is still held."""
 
 
 class LeaseLostError(ConflictError):
-    """Another process has taken the lock over; what it guards may be written no more."""
+    """Another process has taken the lock over; the guarded objects may not be written any more."""
 
     slug, title = "lease-lost", "Lock lost"
