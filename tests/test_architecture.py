@@ -135,6 +135,38 @@ def test_folders_are_divided(folder: Path) -> None:
     )
 
 
+MOST_TEST_LINES = 500
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT / "tests"))
+)
+def test_files_of_tests_are_divided(file: Path) -> None:
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_TEST_LINES, (
+        f"{file.name} has {lines} lines, at most {MOST_TEST_LINES}: divide it by subject; helpers go to tests/support"
+    )
+
+
+@cache
+def helpers_of_tests() -> dict[str, list[str]]:
+    """Classes at the top of test files by their text, without their names and docstrings; and where each stands."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                text = "\n".join(ast.unparse(part) for part in body)
+                if text.count("\n") >= 3:
+                    found.setdefault(text, []).append(f"{file.name}: {node.name}")
+    return found
+
+
+def test_no_class_of_the_tests_is_written_twice() -> None:
+    twice = [places for places in helpers_of_tests().values() if len(places) > 1]
+    assert not twice, f"{twice}: write it once, in tests/support"
+
+
 def test_no_module_imports_itself_in_a_circle() -> None:
     """Imports at the top of modules; those inside of functions are there to break circles or to be lazy."""
     graph = {_dotted(module): _imported_at_the_top(module) for module in modules()}

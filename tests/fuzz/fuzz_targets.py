@@ -10,7 +10,6 @@ import json
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hapi.wire.samples import offsets_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from fuzz_registry import TARGETS, attempt, seeds_of, target
 from support.foreign_shards import example, masked_crc32c, mds_index, mds_shard, tfrecord
 from support.formats_tools import samples, tar
 
@@ -62,62 +62,11 @@ from hapi.wire.frames import (
 )
 from hapi.wire.report import RequestReport
 
+__all__ = ["TARGETS", "attempt", "seeds_of"]
+
 LIMITS = FrameLimits(header=1 << 16, payload=1 << 20)
 RAW, SEALED = b"\0", b"\1"
 """First byte of an input whose checksums are as they come, or made right."""
-
-
-Run = Callable[[bytes], None]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One reader."""
-
-    name: str
-    run: Run
-    """Raises a :class:`HapiError`, or nothing; everything else is a defect."""
-    seeds: Callable[[], list[bytes]]
-    """Good inputs, from which others are made."""
-
-
-TARGETS: dict[str, Target] = {}
-
-
-def target(seeds: Callable[[], list[bytes]]) -> Callable[[Run], Run]:
-    """Register a function as the target of its name."""
-
-    def register(run: Run) -> Run:
-        TARGETS[run.__name__] = Target(run.__name__, run, seeds)
-        return run
-
-    return register
-
-
-def attempt(name: str, data: bytes) -> HapiError | None:
-    """Run a target; the error that it was refused with."""
-    run = broken_on_purpose if name == broken_on_purpose.__name__ else TARGETS[name].run
-    try:
-        run(data)
-    except HapiError as error:
-        assert str(error).isprintable(), error
-        return error
-    return None
-
-
-def broken_on_purpose(data: bytes) -> None:
-    """No target, but a check of the search itself: it has to find the one byte that breaks this."""
-    if b"q" in data:
-        raise ZeroDivisionError("a byte that is not borne")
-
-
-def seeds_of(name: str) -> list[bytes]:
-    """Good inputs of a target; the process ends when there is none of this name."""
-    if name == broken_on_purpose.__name__:
-        return [b"abc"]
-    if name not in TARGETS:
-        raise SystemExit(f"fuzz: error: there is no target {name!r}; there are {', '.join(TARGETS)}")
-    return TARGETS[name].seeds()
 
 
 @cache

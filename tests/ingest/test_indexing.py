@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from support.formats_tools import image, memory_store, samples, tar
-from support.stores import DyingStore, Killed, flip
+from support.indexing_tools import everything, index, three_shards
+from support.stores import flip
 
 from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
@@ -18,46 +16,13 @@ from hapi.data.manifest import InPlace
 from hapi.data.verify import verify_dataset
 from hapi.errors import ConflictError, DataError, NotFoundError, UsageError
 from hapi.ingest.formats import imagefolder as objects_format
-from hapi.ingest.formats.shard import Fields
 from hapi.ingest.in_place import scan as index_runs
 from hapi.ingest.in_place.discover import find_folder, left_out_note
-from hapi.ingest.in_place.indexer import Indexed, IndexOptions, index_folder
 from hapi.ingest.pack import pack
 from hapi.ingest.sources.open import open_source
-from hapi.ingest.transaction import PackFolder
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 from hapi.wire.references import TransformSpec
-
-OPTIONS = IndexOptions(workers=2)
-
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "store")) if request.param == "folder" else memory_store()
-
-
-def index(store: ObjectStore, folder: str = "wds", name: str = "d", **options: Any) -> Indexed:
-    flags = {
-        key: options.pop(key)
-        for key in ("replace", "restart", "keep_old", "on_start", "on_progress")
-        if key in options
-    }
-    found = find_folder(store, folder, options.pop("format", None))
-    return index_folder(store, name, found, replace_options(options), **flags)
-
-
-def replace_options(changes: dict[str, Any]) -> IndexOptions:
-    return replace(OPTIONS, **changes)
-
-
-def three_shards(store: ObjectStore) -> None:
-    for shard in range(3):
-        store.put(f"wds/part/{shard:03d}.tar", tar(samples(range(10 * shard, 10 * shard + 10))))
-
-
-def everything(store: ObjectStore) -> dict[str, bytes]:
-    return {info.key: store.get(info.key) for info in store.list() if not info.key.startswith("datasets/")}
 
 
 def test_tar_shards_are_read_where_they_are(store: ObjectStore) -> None:
@@ -323,160 +288,6 @@ def test_damage_after_indexing_names_shard_and_sample(store: ObjectStore) -> Non
     with pytest.raises(DataError, match=r"sample 13: shard part/001.tar is gone \(.*\); index it again"):
         find_dataset(store, "d").read([3, 13, 25])
     assert [str(d) for d in verify_dataset(store, "d").damages] == [f"{key}: missing, with samples 10 to 19"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replacing", [False, True])
-def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a death at any step the old data set is there, or the new one, or none; going on does not scan again."""
-    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
-    store = memory_store()
-    three_shards(store)
-    before = everything(store)
-    wanted = index(store, name="other").manifest.version
-    deaths = 0
-    while True:
-        for info in store.list("datasets/d"):
-            store.delete(info.key)
-        if replacing:
-            pack(open_source("sklearn:digits"), store, "d")
-        old = describe(store, "d")
-        try:
-            index(DyingStore(store, deaths), replace=replacing)  # type: ignore[arg-type]
-            break
-        except Killed:
-            deaths += 1
-        summary = describe(store, "d")
-        if summary is not None and summary.state == "whole":
-            assert summary.version in (wanted, old and old.version) and verify_dataset(store, "d").sound
-        done: list[int] = []
-        parts = len([i for i in store.list("datasets/d") if i.key.endswith(".part.safetensors")])
-        resumed = index(store, replace=replacing, on_start=lambda count, size, into=done: into.append(count))
-        assert resumed.manifest.version == wanted and done in ([10 * parts], [])
-        assert len(store.list("datasets/d")) == (5 if replacing else 2) and everything(store) == before
-    assert deaths > 5
-
-
-def test_a_damaged_part_of_an_unfinished_indexing_is_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
-    store = memory_store()
-    three_shards(store)
-    wanted = index(store, name="other").manifest.version
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        with pytest.raises(Killed):
-            index(DyingStore(store, 3), replace=True, workers=1)  # type: ignore[arg-type]
-        parts = [info.key for info in store.list("datasets/d") if info.key.endswith(".part.safetensors")]
-        assert len(parts) == 2
-        flip(store, parts[0], int(rng.integers(len(store.get(parts[0])))))
-        assert index(store, replace=True).manifest.version == wanted
-
-
-def test_what_was_kept_of_shards_that_changed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
-    store = memory_store()
-    three_shards(store)
-    whole = store.get("wds/part/002.tar")
-    store.put("wds/part/002.tar", whole[:-12_000])
-    with pytest.raises(DataError, match=r"shard part/002.tar is cut off"):
-        index(store, workers=1)
-    summary = describe(store, "d")
-    assert summary is not None and summary.state == "incomplete"
-    with pytest.raises(ConflictError, match="half packed from another source, from one that has changed"):
-        index(store, fields=Fields(label="json"))
-    skipping = index(store, "wds", "skipping", skip_bad=True)
-    assert skipping.skipped.count == 1
-    store.put("wds/part/002.tar", whole)
-    done: list[tuple[int, int]] = []
-    manifest = index(store, on_start=lambda *numbers: done.append(numbers)).manifest
-    assert done == [(20, sum(info.size for info in store.list("wds")[:2]))] and manifest.count == 30
-
-
-def test_what_was_kept_of_a_shard_that_was_rewritten_in_its_size_is_not_used(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The padding of tar makes most shards of like samples as long as each other."""
-    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
-    three_shards(store)
-    if (local := store.local_path("wds/part/000.tar")) is not None:
-        os.utime(local, (1, 1))  # clocks of file systems tick every few milliseconds
-    whole = store.get("wds/part/002.tar")
-    store.put("wds/part/002.tar", whole[:-12_000])
-    with pytest.raises(DataError, match=r"shard part/002.tar is cut off"):
-        index(store, workers=1)
-    store.put("wds/part/002.tar", whole)
-    before, after = store.get("wds/part/000.tar"), tar(samples(range(40, 50)))
-    assert len(before) == len(after) and before != after
-    store.put("wds/part/000.tar", after)
-    done: list[int] = []
-    index(store, on_start=lambda count, size: done.append(count))
-    found = find_dataset(store, "d").read([3, 13])
-    assert done == [10] and [found.sample(k).tobytes() for k in range(2)] == [image(43), image(13)]
-
-
-CHANGES: dict[str, dict[str, Any]] = {
-    "pattern": {"folder": "wds/part/00[01]*"},
-    "labels": {"labels": "other.txt"},
-    "classes": {"classes": ("a", "b", "c")},
-    "transform": {"transform": TransformSpec.for_image_size(8)},
-    "shards": {},
-}
-
-
-@pytest.mark.parametrize("changed", CHANGES)
-def test_other_options_after_a_death_at_every_single_change(
-    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What comes is what was asked for last, also when the first had all but cleaned up."""
-    monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
-    (tmp_path / "one.txt").write_text("0\n" * 30)
-    (tmp_path / "other.txt").write_text("1\n" * 30)
-    options: dict[str, Any] = {"folder": "wds/part/*"}
-    if changed == "labels":
-        options["labels"] = tmp_path / "one.txt"
-    others = {**options, **CHANGES[changed]}
-    if changed == "labels":
-        others["labels"] = tmp_path / "other.txt"
-    store = memory_store()
-    three_shards(store)
-    first, second = store.get("wds/part/000.tar"), tar(samples(range(40, 50)))
-    last = second if changed == "shards" else first
-    store.put("wds/part/000.tar", last)
-    wanted = index(store, name="other", **others).manifest.version
-    deaths = 0
-    while True:
-        store.put("wds/part/000.tar", first)
-        for info in store.list("datasets/d"):
-            store.delete(info.key)
-        try:
-            index(DyingStore(store, deaths), **options)  # type: ignore[arg-type]
-            break
-        except Killed:
-            deaths += 1
-        store.put("wds/part/000.tar", last)
-        assert index(store, replace=True, keep_old=0, **others).manifest.version == wanted
-        assert len(store.list("datasets/d")) == 2 and verify_dataset(store, "d").sound
-    assert deaths > 5
-
-
-def test_a_finished_one_is_not_taken_for_another_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which only the clean-up was interrupted: what it is made from does not bind who replaces it."""
-    store = memory_store()
-    three_shards(store)
-    with monkeypatch.context() as patched:
-        patched.setattr(PackFolder, "clean", lambda *_: None)
-        version = index(store).manifest.version
-    assert store.exists("datasets/d/packing.json") and index(store).manifest.version == version
-    with monkeypatch.context() as patched:
-        patched.setattr(PackFolder, "clean", lambda *_: None)
-        index(store, replace=True)
-    with pytest.raises(ConflictError, match=r"there is a data set .* or pass --replace"):
-        index(store, classes=("a", "b", "c"))
-    assert index(store, replace=True, decode=True, classes=("a", "b", "c")).manifest.classes == (
-        "a",
-        "b",
-        "c",
-    )
 
 
 def test_linked_folders_are_indexed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +48,6 @@ class Values(Source):
 
 A, B, C = (Values(seed) for seed in range(3))
 ALL = np.arange(200)
-
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    return open_store(
-        str(tmp_path / "store") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
-    )
 
 
 @pytest.fixture

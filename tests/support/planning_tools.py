@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from hapi.client.loading.link_stats import Forward
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.counts import ClientCounts, Snapshot, SplitCounts, TrafficCounts, Work
 from hapi.profiler.fit import Sizes, Tier
 from hapi.profiler.profile import Job, LinkProfile, Profile
+from hapi.profiler.strategies import plan
 from support.profiler_tools import crafted, free_server, free_tier
 
 MB = 1_000_000
@@ -138,3 +141,38 @@ def run_epoch(
         split, timed = opened[batch - first]
         planning.batch_done(epoch, batch, split, world.batch(split, timed=timed))
     return [split for split, _ in opened]
+
+
+FREEZE, BEST = 4, 3
+"""Of :func:`truth`: at 100 Mbit/s split 3 is the fastest, below 45 Mbit/s the freeze."""
+
+
+def best_of(world: World, job: Job = JOB) -> int:
+    return plan("auto", world.true, job).split
+
+
+def slower_link(world: World, factor: float) -> None:
+    link = world.true.link
+    world.true = replace(world.true, link=replace(link, bits_per_second=link.bits_per_second * factor))
+
+
+def decided(bits: float = 100e6, **options: Any) -> tuple[SplitController, World]:
+    """A planning after its profiling epoch."""
+    world = World(truth(bits))
+    planning = planning_in(world, **options)
+    run_epoch(planning, world)
+    return planning, world
+
+
+def knows_the_truth(planning: SplitController, world: World) -> None:
+    """Of the seconds of both sides, and so the best split."""
+    found = planning.profile
+    assert found is not None
+    assert found.step_seconds == pytest.approx(world.true.step_seconds)
+    for layer, true in zip(found.layers[:FREEZE], world.true.layers, strict=False):
+        assert layer.client_seconds == pytest.approx(true.client_seconds)
+        assert layer.server_seconds == pytest.approx(true.server_seconds)
+    assert planning.plan is not None and planning.plan.split == BEST
+
+
+# -- the profiling epoch -------------------------------------------------------------------------------------------

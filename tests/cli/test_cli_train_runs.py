@@ -1,0 +1,277 @@
+"""Runs of hapi-train: what they say, how they stop, and the runs that the documents show."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.harness import (
+    ROOT,
+    ServerProcess,
+    environment,
+    report_of,
+    run,
+    server,
+    start_new_train,
+    start_train,
+    train,
+    wait_for,
+)
+from support.local_job import pack_blobs
+from support.train_cli import FAST, refused
+
+from hapi.cli import train as command
+from hapi.cli.main import main
+
+
+@pytest.mark.slow
+def test_a_batch_beyond_the_data_and_a_diverging_loss(
+    capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
+) -> None:
+    report = tmp_path / "deep" / "er" / "report.json"
+    page = tmp_path / "report.html"
+    arguments = ["--server", running.url, *FAST, "--bs", "1024", "--report", str(report)]
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "note  --bs 1024 is more than the 200 samples: every epoch is one batch of 200" in out
+    assert report_of(report)["epochs"][0]["samples"] == 200
+    outputs = ["--report", str(report), "--html", str(page)]
+    exploding = ["--lr", "1e6", "--weight-decay", "1e3", "--epochs", "9"]
+    assert command.main(["--server", running.url, *FAST, *exploding, *outputs]) == 3
+    assert "diverged after" in page.read_text(encoding="utf-8")
+    error = capsys.readouterr().err
+    assert error.startswith("hapi-train: error: training has diverged: ") and error.count("\n") == 1
+    assert "learning rate 1e+06; lower --lr" in error
+    document = json.loads(report.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert document["ended"]["how"] == "diverged" and document["ended"]["detail"] in error
+
+
+@pytest.mark.slow
+def test_several_data_sets_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        assert (
+            main(["pack", "sklearn:digits", f"{tmp_path}/{name}", "--image-size", "32", "--limit", "20"]) == 0
+        )
+    capsys.readouterr()
+    monkeypatch.setenv("HAPI_STORE", str(tmp_path))
+    code, line = refused(capsys, *FAST)
+    assert code == 2 and "several data sets, choose one with --dataset: one, two" in line
+
+
+@pytest.mark.slow
+def test_the_issues_first_command(store: Path) -> None:
+    """Nothing but a model and a batch size, where exactly one data set is in reach; in the poorest of locales."""
+    done = run(
+        [sys.executable, "-m", "hapi.cli.train", "--model", "resnet50", "--bs", "1024", "--epochs", "1"],
+        0, 200, {"HAPI_STORE": str(store), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"},
+    )  # fmt: skip
+    assert "(embedded)" in done.stdout and "resnet50, 22 layers" in done.stdout
+    assert re.search(r"^epoch +0 +split +21 .* loss \d", done.stdout, re.MULTILINE)
+    assert "note  --bs 1024" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [0, 80])
+def test_live_progress_on_a_terminal(running: ServerProcess, columns: int) -> None:
+    """Also on one that does not tell its width; samples/s, MB/s and stall fit 80 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command_line = [
+        sys.executable, "-m", "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10",
+        "--epochs", "1", "--threads", "1", "--split", "1",  # whose outputs are so large that no machine shows 0.0 MB/s
+    ]  # fmt: skip
+    with subprocess.Popen(command_line, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
+        os.close(slave)
+        text = _read_all(master)
+        assert process.wait(60) == 0
+    os.close(master)
+    shown = re.findall(
+        r"epoch 0:[^\r]* (\d+)/20, [\d:?]+ left, (\d+) samples/s, ([\d.]+) MB/s, stall (\d+)%", text
+    )
+    assert len(shown) > 3, text
+    for _, samples, megabytes, stall in shown:
+        assert 0 < int(samples) < 1e5 and 0 <= float(megabytes) < 1e3 and 0 <= int(stall) <= 100
+    assert any(float(megabytes) > 0 for _, _, megabytes, _ in shown)
+    assert max(len(line) for line in re.split(r"[\r\n]+", text) if line.startswith("epoch 0:")) <= 80
+    assert re.search(r"\r +\repoch   0  split +[0-9/]+ ", text), "the bar is wiped before the epoch's line"
+
+
+def _read_all(descriptor: int) -> str:
+    received = b""
+    with contextlib.suppress(OSError):  # a terminal's way to say that the other end is closed
+        while part := os.read(descriptor, 65536):
+            received += part
+    return received.decode()
+
+
+@pytest.mark.slow
+def test_output_to_a_pipe_that_closes(running: ServerProcess, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "training.pt"
+    script = (
+        f"{sys.executable} -m hapi.cli.train --server {running.url} --weights random --bs 50 --threads 1 --epochs 3 "
+        f"--checkpoint {checkpoint} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    )
+    done = run(["bash", "-c", script], 0, 200, {})
+    assert done.stderr == "hapi-train: stdout cannot be written (Broken pipe); the work goes on\n"
+    assert done.stdout.count("\n") == 1
+    assert torch.load(checkpoint, weights_only=True)["progress"]["epoch"] == 3
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(c) for c in run(["pgrep", "-P", str(pid)], None, 10, {}).stdout.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.3, 1.2, 2.7, 5.7])
+def test_ctrl_c_at_the_start(store: Path, delay: float) -> None:
+    """During the imports, while the embedded server starts, while the model is built."""
+    job = start_new_train(*FAST, "--model", "resnet50", "--store", str(store), "--epochs", "50")
+    maps = Path(f"/proc/{job.pid}/maps")
+    # Before our own imports Python itself starts, and nothing of ours can answer.
+    wait_for(lambda: not maps.exists() or "numpy" in maps.read_text(), 60, "the first of the imports")
+    time.sleep(delay)
+    children = children_of(job.pid)
+    job.send_signal(signal.SIGINT)
+    output = job.communicate(timeout=90)[0]
+    # Python 3.11 ends itself by the signal when it came in code made from a string (dataclasses, torch.fx), caught or
+    # not. A shell shows 130 for both.
+    assert job.returncode in (130, -signal.SIGINT), output
+    assert "Traceback" not in output and output.endswith("hapi-train: interrupted\n")
+    wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "number"), [("epoch", signal.SIGINT), ("validation", signal.SIGTERM)])
+def test_stopped_in_training(store: Path, tmp_path: Path, where: str, number: int) -> None:
+    checkpoint, report = tmp_path / "training.pt", tmp_path / "report.json"
+    page = tmp_path / "report.html"
+    share = "0.05" if where == "epoch" else "0.95"
+    arguments = (
+        *FAST, "--store", str(store), "--bs", "10", "--validation", share, "--checkpoint", str(checkpoint),
+        "--epochs", "200", "--request-size", "10", "--report", str(report), "--html", str(page),
+    )  # fmt: skip
+    job = start_train(*arguments)
+    wait_for(checkpoint.exists, 90, "a checkpoint")
+    assert not page.exists()
+    children = children_of(job.pid)
+    time.sleep(0.2)
+    job.send_signal(number)
+    output = job.communicate(timeout=90)[0]
+    assert job.returncode == 130, output
+    assert "Traceback" not in output
+    assert f"go on with: --resume --checkpoint {checkpoint}" in output
+    assert report_of(report)["epochs"]
+    assert " of 200 epochs" in page.read_text(encoding="utf-8")
+    wait_for(lambda: not any(alive(c) for c in children), 15, "the end of the embedded server")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.json", "training.pt"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
+    """A server that is stopped, not dead, answers nothing and closes nothing; that must not hold Ctrl-C up."""
+    with server(store, log=tmp_path / "log") as hanging:
+        job = start_train(*FAST, "--server", hanging.url, "--epochs", "500", "--request-size", "8")
+        wait_for(lambda: (tmp_path / "log").read_text().count("/v1/extract") > 5, 90, "requests")
+        hanging.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        started = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=90)[0]
+        assert time.monotonic() - started < 30
+    assert job.returncode == 130 and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_two_jobs_on_one_checkpoint(
+    capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "training.pt"
+    arguments = (*FAST, "--server", running.url, "--checkpoint", str(checkpoint), "--resume")
+    first = start_train(*arguments, "--epochs", "500")
+    try:
+        wait_for(checkpoint.exists, 90, "a checkpoint")
+        code, line = refused(capsys, *arguments)
+        assert code == 1 and "another hapi-train is writing it" in line
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    assert command.main(arguments) == 0  # a killed job's claim counts for nothing
+    assert "nothing to do" in capsys.readouterr().out
+
+
+# -- runs as documented ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_experiment_runs(running: ServerProcess, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    train(
+        str(ROOT / "configs" / "alexnet.yaml"), "--server", running.url, "--image-size", "64", "--epochs", "1",
+        "--report", str(report),
+    )  # fmt: skip
+    document: dict[str, Any] = report_of(report)
+    assert (document["model"], document["layers"], document["freeze"]) == ("alexnet", 22, 17)
+    assert 0 <= document["split"] < 22  # the link and the machine decide
+
+
+@pytest.mark.slow
+def test_the_example_of_a_custom_loop(store: Path) -> None:
+    done = run([sys.executable, str(ROOT / "examples" / "custom_loop.py"), str(store)], 0, 120, {})
+    assert (
+        len(re.findall(r"^epoch \d: loss \d\.\d+, held-out accuracy \d+\.\d%", done.stdout, re.MULTILINE))
+        == 3
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_pushed_model_of_ones_own_factory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `hapi push` says it, in the folder of the factory; an installed command does not search that by itself."""
+    pack_blobs(tmp_path / "store", side=8)
+    (tmp_path / "hapi_test_mynet.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 6), nn.ReLU(), nn.Linear(6, 4))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert main(["push", "hapi_test_mynet:make", "store/n", "--input-size", "8"]) == 0
+    told = capsys.readouterr().out.strip().partition("train with: hapi-train ")[2].split()
+    job = [*told, "--store", "store", *FAST, "--bs", "10", "--split", "1"]
+    output = run(
+        [sys.executable, "-m", "hapi.cli.train", *job],
+        0,
+        120,
+        {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)},
+    ).stdout
+    assert "weights pushed:n" in output
