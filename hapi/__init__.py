@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from hapi.ingest.pack_options import PackOptions
     from hapi.profiler.profile import Job, Profile
     from hapi.profiler.strategies import plan
-    from hapi.server.lifecycle.run import ListenSettings, run_server
+    from hapi.server.lifecycle.run import run_server
     from hapi.server.settings import ServerSettings
     from hapi.store.open import open_store
+    from hapi.train.settings import TrainingSettings
     from hapi.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -43,7 +44,6 @@ __all__ = (
     "HapiError",
     "IndexOptions",
     "Job",
-    "ListenSettings",
     "PackOptions",
     "Profile",
     "ServerSettings",
@@ -51,6 +51,7 @@ __all__ = (
     "SessionSettings",
     "Shuffle",
     "Trainer",
+    "TrainingSettings",
     "__version__",
     "errors",
     "index",
@@ -71,6 +72,7 @@ _MODULES = {
     "Session": "hapi.client.session",
     "SessionSettings": "hapi.client.settings",
     "Trainer": "hapi.train.trainer",
+    "TrainingSettings": "hapi.train.settings",
     "pack": "hapi.api.datasets",
     "PackOptions": "hapi.ingest.pack_options",
     "index": "hapi.api.datasets",
@@ -88,7 +90,6 @@ _MODULES = {
     "Job": "hapi.profiler.profile",
     "run_server": "hapi.server.lifecycle.run",
     "ServerSettings": "hapi.server.settings",
-    "ListenSettings": "hapi.server.lifecycle.run",
     "open_store": "hapi.store.open",
     "keep_freed_memory": "hapi.allocator",
     "HapiError": "hapi.errors",

@@ -337,7 +337,7 @@ def test_the_settings_of_a_group_stand_among_the_others(tmp_path: Path) -> None:
             "network: {server: a}",
             "exp.yaml:1:1: unknown key 'network'; known are timeout, optimiser, server, bs",
         ),
-        ("bs: 1", "exp.yaml: 'server' is missing; set it in the file or with --server"),
+        ("bs: 1", "exp.yaml: 'server' is missing; set it in the file or with --server or GROUPED_SERVER"),
     ],
 )
 def test_a_groups_wrong_settings_have_their_place(tmp_path: Path, text: str, message: str) -> None:

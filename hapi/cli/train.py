@@ -31,21 +31,27 @@ if TYPE_CHECKING:
     from hapi.train.trainer import Trainer
 
 
+VARIABLES = "HAPI_TRAIN_"
+"""What the environment variables of settings begin with."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of ``hapi-train``."""
-    from hapi.train.settings import TrainSettings
+    from hapi.train.settings import GROUPS
 
     p = OneLineParser(
         prog="hapi-train",
         description="Fine-tune a network: its frozen front runs on servers beside the data, the rest here.",
         epilog="Example: hapi-train --model resnet50 --bs 1024. "
+        f"Each setting may also be in the environment: --micro-batch as {VARIABLES}MICRO_BATCH. "
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the training diverged, 130 interrupted.",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
     p.add_argument(
         "experiment", nargs="?", help="YAML file with any of the settings below; flags win over it"
     )
-    add_flags(p, TrainSettings, "settings")
+    for title, group in GROUPS.items():
+        add_flags(p, group, title)
     return p
 
 
@@ -63,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
     from hapi.train.settings import TrainSettings
 
     loaded: Loaded[TrainSettings] = load(
-        TrainSettings, args.experiment, overrides_of(args, TrainSettings), os.environ
+        TrainSettings, args.experiment, overrides_of(args, TrainSettings), os.environ, VARIABLES
     )
     try:
         return _train(loaded, args.experiment)

@@ -123,6 +123,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-").replace(".", "-")
 
 
+def variable_of(f: SettingField, prefix: str) -> str:
+    """The environment variable of a setting: its own, or ``HAPI_TRAIN_LR`` for ``lr`` with the prefix ``HAPI_TRAIN_``.
+
+    Without both there is none, and the text is empty.
+    """
+    return f.rule.env or (prefix and prefix + f.name.upper().replace(".", "_"))
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of ``known``, else ``"; known are ..."``."""
     known = list(known)

@@ -23,9 +23,19 @@ from typing import Any, Generic, Literal, TypeVar
 
 import yaml
 
-from hapi.config.fields import Rule, SettingField, every_field, flag_of, flat, members, suggestion
+from hapi.config.fields import (
+    Rule,
+    SettingField,
+    every_field,
+    flag_of,
+    flat,
+    members,
+    suggestion,
+    variable_of,
+)
 from hapi.config.values import SettingsReader, node_of
 from hapi.errors import ConfigError, UsageError
+from hapi.units import format_bytes
 
 T = TypeVar("T")
 
@@ -33,6 +43,7 @@ MAX_FILE_BYTES = 1 << 20
 """Largest settings file that is read; a larger one is surely not one."""
 
 Unit = Literal["bytes", "bandwidth", "duration", "count"]
+_UNIT_WORDS = {"bytes": "SIZE", "bandwidth": "RATE", "duration": "TIME"}
 
 
 def setting(
@@ -93,9 +104,11 @@ def load(
     path: str | os.PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    prefix: str = "",
 ) -> Loaded[T]:
     """Fill ``cls`` from the YAML file at ``path`` (None: no file), ``environ`` and ``overrides``.
 
+    A setting without a variable of its own is read from that of its name after ``prefix``, see :func:`variable_of`.
     ``overrides`` maps dotted names to text, as flags give it, or to values of the field's type; ``None``
     means "not given". Raises :class:`ConfigError` for what stands in the file
     (``exp.yaml:3:3: unknown key ...``) and :class:`UsageError` for flags, variables and missing settings.
@@ -103,9 +116,10 @@ def load(
     known = {f.name: f for f in every_field(cls)}
     given: dict[str, tuple[str, yaml.Node]] = {}
     for name, f in known.items():
-        text = (environ or {}).get(f.rule.env, "") if f.rule.env else ""
-        if f.rule.env and text:
-            given[name] = (f.rule.env, node_of(text, quoted=False))
+        variable = variable_of(f, prefix)
+        text = (environ or {}).get(variable, "")
+        if text:
+            given[name] = (variable, node_of(text, quoted=False))
     for name, value in (overrides or {}).items():
         if name not in known:
             raise UsageError(f"there is no setting {name!r}{suggestion(name, known)}")
@@ -141,19 +155,21 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
     Values stay text until :func:`load` reads them by the rules of the file. A tuple's flag may be repeated
     or hold commas; a bool has ``--name`` and ``--no-name``.
     """
-    group = parser.add_argument_group(title) if title else parser
+    section = parser.add_argument_group(title) if title else parser
     for f in every_field(cls):
         names = (flag_of(f.name), *f.rule.flags)
         common: dict[str, Any] = {"dest": f.name, "default": None, "help": _help_of(f)}
         kinds = members(f.annotation)
         if bool in kinds and not set(kinds) - {bool, type(None)}:
-            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+            section.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
             continue
         repeats = any(
             typing.get_origin(kind) is tuple and Ellipsis in typing.get_args(kind) for kind in kinds
         )
         action = "append" if repeats else "store"
-        group.add_argument(*names, action=action, metavar=f.rule.metavar or _metavar(kinds), **common)
+        section.add_argument(
+            *names, action=action, metavar=f.rule.metavar or _metavar(kinds, f.rule.unit), **common
+        )
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
@@ -171,7 +187,9 @@ def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
     return found
 
 
-def _metavar(kinds: tuple[Any, ...]) -> str:
+def _metavar(kinds: tuple[Any, ...], unit: str | None = None) -> str:
+    if unit in _UNIT_WORDS:
+        return _UNIT_WORDS[unit]
     words: list[str] = []
     for kind in kinds:
         if typing.get_origin(kind) is Literal:
@@ -190,11 +208,20 @@ def _help_of(f: SettingField) -> str:
     elif isinstance(f.default, tuple):
         notes.extend([f"default: {','.join(str(v) for v in f.default)}"] if f.default else [])
     elif f.default is not None:
-        notes.append(f"default: {f.default}")
+        notes.append(f"default: {_default_of(f)}")
     if f.rule.env:
         notes.append(f"or {f.rule.env} in the environment")
     text = f.rule.help + (f" ({'; '.join(notes)})" if notes else "")
     return text.replace("%", "%%")
+
+
+def _default_of(f: SettingField) -> str:
+    """The default as a person would write it."""
+    if isinstance(f.default, bool):
+        return "yes" if f.default else "no"
+    if f.rule.unit == "bytes":
+        return format_bytes(f.default)
+    return f"{f.default:g} s" if f.rule.unit == "duration" else str(f.default)
 
 
 def _compose(path: Path) -> yaml.Node | None:

@@ -106,8 +106,9 @@ class SettingsReader:
                 chosen[f.name] = self._value(entries[f.name], f.annotation, f.rule, _SettingName(name, None))
                 self.origins[name] = self._where(entries[f.name])
             if f.required and f.name not in chosen:
+                variable = f" or {f.rule.env}" if f.rule.env else ""
                 raise UsageError(
-                    f"{self.source}: {name!r} is missing; set it in the file or with {flag_of(name)}"
+                    f"{self.source}: {name!r} is missing; set it in the file or with {flag_of(name)}{variable}"
                 )
         try:
             return cls(**chosen)

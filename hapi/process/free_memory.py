@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -10,6 +11,14 @@ from pathlib import Path, PurePosixPath
 GROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 _UNBOUNDED = 1 << 60
 """Smallest limit of a control group that means no limit; version 1 has no other word for it."""
+
+
+def host_memory() -> int:
+    """Bytes of memory that this machine has; 2^48, more than any has, where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 48
 
 
 def host_free_bytes() -> int | None:

@@ -32,7 +32,7 @@ from hapi.server.feeding import Fed, Feeding, Span
 from hapi.server.frame_stream import Frame, Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
 from hapi.server.scheduling.fair_queue import Tenant
-from hapi.server.settings import MAX_COS_BATCH, ServerSettings
+from hapi.server.settings import MAX_COS_BATCH, ServiceSettings
 from hapi.wire import messages
 from hapi.wire.frames import (
     FrameHeader,
@@ -55,7 +55,7 @@ class Extraction:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: ServiceSettings,
         workers: Workers,
         account: Account,
         loaders: Threads,

@@ -30,7 +30,7 @@ from hapi.server.extraction import Extraction
 from hapi.server.frame_stream import FrameStream
 from hapi.server.lifecycle.progress_watch import ProgressWatch
 from hapi.server.scheduling.costs import Request
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
@@ -42,14 +42,14 @@ from hapi.wire.sequences import SequenceRange
 class Service:
     """One store, its devices and what is resident on them. Thread-safe; every method may block."""
 
-    def __init__(self, settings: ServerSettings, store: ObjectStore) -> None:
+    def __init__(self, settings: ServiceSettings, store: ObjectStore) -> None:
         self.settings = settings
         self.store = store
         self.id = uuid.uuid4().hex[:12]
         self.workers = make_workers(settings, store)
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time, but for one more of a tenant that asks rarely."""
-        chunks = chunk_cache(store, settings.chunk_cache_bytes)
+        chunks = chunk_cache(store, settings.chunk_cache)
         self.host = HostMemory(
             host_budget(settings.host_memory, self.workers.host_bytes + len(chunks.data)),
             self.slots + 1,

@@ -1,91 +1,201 @@
-"""What an operator can set. Defaults say where they come from."""
+"""Settings of a server. Defaults say where they come from; docs/operations.md says when to change them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from hapi.config.settings import setting
+from hapi.process.free_memory import host_memory
 from hapi.server.http.slow_reader import PaceLimits
 
 MAX_COS_BATCH = 1000
 """Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
+_COUNT = 1 << 20
+_BYTES = 1 << 48
+_DAY = 86400.0
+_HOST_MEMORY = host_memory()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """Settings of one server process; those of ``hapi-server``.
+class ServiceSettings:
+    """How requests are served: what they may take, and what is kept between them."""
 
-    >>> import hapi
-    >>> hapi.ServerSettings(store="s3://bucket/hapi", device="cuda:0,cuda:1").batching
-    'auto'
-    """
-
-    store: str
-    """URL or folder of the object store."""
-    batching: str = "auto"
-    """How the COS batch is chosen: ``fixed``, ``adaptive`` or ``auto``."""
-    cos_batch: int | None = None
-    """Always so many samples per forward pass and frame, whatever ``batching`` says."""
-    device_memory: int | None = None
-    """Bytes of each device for weights and forward passes; None for a share of what is free at the start."""
-    host_memory: int | None = None
-    """Bytes of the server's own memory for what requests read, decode and send; None for a share of what is free."""
-    max_image_pixels: int | None = None
-    """Largest image that is decoded; None for 89 million pixels, which is the most."""
-    merge: int = 0
-    """Samples up to which forward passes of different requests through the same layers run as one; 0: never."""
-    max_running: int = 4
-    """Requests worked on at a time, for each device (HAPI, section 5.1), and one more of a tenant that asks rarely."""
-    max_queued: int = 128
-    """Requests that may wait; beyond it a request gets 429 with Retry-After."""
-    max_request_seconds: float = 600.0
-    """Longest time that a request may wait in the queue or a slow reader may take, in seconds."""
-    send_timeout: float = 60.0
-    """Longest silence of a reader, in seconds, before its request is dropped."""
-    slow_reader_rate: int = 1024
-    """Bytes per second that a reader must take while others wait for a slot or for its device's memory; 0: any. Ten
-    requests that share 1 Mbit/s get 12,500 each (docs/decisions/0022-slow-readers.md has the slowest)."""
-    slow_reader_seconds: float = 30.0
-    """Seconds over which that is measured."""
-    model_cache_bytes: int = 4 << 30
-    """Budget for resident frozen layers that are kept for later requests."""
-    max_model_bytes: int = 8 << 30
-    """Largest model that is built from the zoo for a request; a pushed one is read layer by layer instead."""
-    model_reuse: bool = True
-    """Keep frozen layers between requests; the paper's default is to load them for each (section 5.1)."""
-    chunk_cache_bytes: int | None = None
-    """Chunks of small samples kept for all data sets; 0: every sample is read by itself; None: as suits the store."""
-    max_frame_bytes: int = 256 << 20
-    """Bound for a COS batch's inputs and for its outputs; the COS batch shrinks to stay below."""
-    max_layer_bytes: int = 1 << 30
-    """Bound for a COS batch's data at any layer; the COS batch shrinks to stay below (VGG19 at 224: 83 samples)."""
-    max_response_bytes: int = 16 << 30
-    """Largest answer to one request."""
-    device: str = "auto"
-    """``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``; several GPUs with commas between them."""
-    threads: int | None = None
-    """Threads of one forward pass on the CPU; None leaves torch's choice."""
-    decode_threads: int = 1
-    """Threads that decode the samples of one COS batch, or of a process's part of it."""
-    decode_processes: int = 0
-    """Processes that decode; they pay for small samples only (docs/decisions/0027-decoding.md)."""
-    allow_models: tuple[str, ...] = ()
-    """``package.module:factory`` entries that clients may name; nothing else is ever imported for them."""
-    drain_seconds: float = 30.0
-    """Time that running requests get after SIGTERM."""
-    scrub_rate: int = 0
-    """Bytes per second of what is served that are read to find damage; 0: none."""
-
-    max_connections: int | None = None
-    """Connections in all; None for what the limit of open files allows."""
-    max_connections_per_address: int | None = None
-    """Of one client's address; None for half of them all."""
-    tell_store: bool = False
-    """Errors tell clients where the store lies and what is in it: only its owner asks."""
-    stuck_seconds: float = 60.0
-    """Seconds without a step after which work counts as stuck; twice what a silent store takes to be given up by its
-    own time limits (docs/operations.md)."""
-    max_lost_threads: int | None = None
-    """Threads that may wait for a store for nobody; None: four times the slots, and 16 at least."""
+    store: str = setting("URL or folder of the object store", env="HAPI_STORE")
+    device: str = setting(
+        "auto (CUDA when there is one), cpu, cuda or cuda:N; several with commas", default="auto"
+    )
+    threads: int | None = setting("CPU threads of one forward pass", default=None, low=1, high=1024)
+    decode_threads: int = setting(
+        "threads that decode a COS batch, or a process's part of it", default=1, low=1, high=1024
+    )
+    decode_processes: int = setting(
+        "processes that decode: for small images (a few KB), where threads do not help; 0.35 GB each",
+        default=0,
+        low=0,
+        high=256,
+    )
+    batching: Literal["fixed", "adaptive", "auto"] = setting(
+        "the COS batch: 16 as in the paper, what fits the memory, or what is fastest", default="auto"
+    )
+    cos_batch: int | None = setting(
+        "always N samples per forward pass and frame, instead of --batching",
+        default=None,
+        low=1,
+        high=_COUNT,
+        unit="count",
+    )
+    device_memory: int | None = setting(
+        "memory of each device for weights and forward passes (default: 90% of a free GPU, half of the host's)",
+        default=None,
+        low=1,
+        high=_BYTES,
+        unit="bytes",
+    )
+    host_memory: int | None = setting(
+        "the server's own memory for what requests read, decode and send (default: half of what is free beside "
+        "--device-memory of a CPU and --chunk-cache)",
+        default=None,
+        low=1,
+        high=_BYTES,
+        unit="bytes",
+    )
+    max_image_pixels: int | None = setting(
+        "largest image that is decoded (default, and most: 89478485)",
+        default=None,
+        low=1,
+        high=1 << 40,
+        unit="count",
+    )
+    merge: int = setting(
+        "samples up to which passes of requests for the same layers run as one; 0: never",
+        default=0,
+        low=0,
+        high=_COUNT,
+        unit="count",
+    )
+    max_running: int = setting(
+        "requests worked on at a time, per device (HAPI, section 5.1), and one more of a tenant that asks rarely",
+        default=4,
+        low=1,
+        high=4096,
+        unit="count",
+    )
+    max_queued: int = setting(
+        "requests that may wait; then 429 with Retry-After", default=128, low=0, high=_COUNT, unit="count"
+    )
+    model_cache: int = setting(
+        "resident frozen layers that are kept for later requests",
+        default=4 << 30,
+        low=0,
+        high=_BYTES,
+        unit="bytes",
+    )
+    model_reuse: bool = setting(
+        "keep frozen layers between requests; the paper loads them for each (section 5.1)", default=True
+    )
+    chunk_cache: int | None = setting(
+        "chunks of small samples kept for all datasets (default: 64MiB, for a remote store 360MiB); 0: none",
+        default=None,
+        low=0,
+        high=_HOST_MEMORY,
+        unit="bytes",
+    )
+    allow_model: tuple[str, ...] = setting(
+        "a model factory that clients may name, or PACKAGE.MODULE for all in it; may be repeated",
+        default=(),
+        metavar="PACKAGE.MODULE:FACTORY",
+    )
+    max_model_bytes: int = setting(
+        "largest model built from the zoo for a request; a pushed one is read layer by layer instead",
+        default=8 << 30,
+        low=1,
+        high=_BYTES,
+        unit="bytes",
+    )
+    max_layer_bytes: int = setting(
+        "a COS batch's data at any layer; larger COS batches are cut (VGG19 at 224: 83 samples)",
+        default=1 << 30,
+        low=1,
+        high=_BYTES,
+        unit="bytes",
+    )
+    max_frame_bytes: int = setting(
+        "a COS batch's inputs or outputs; larger COS batches are cut",
+        default=256 << 20,
+        low=1,
+        high=_BYTES,
+        unit="bytes",
+    )
+    max_response_bytes: int = setting(
+        "largest answer to one request", default=16 << 30, low=1, high=_BYTES, unit="bytes"
+    )
+    max_request_seconds: float = setting(
+        "a request's longest wait, and its longest time in all",
+        default=600.0,
+        low=1e-3,
+        high=_DAY,
+        unit="duration",
+    )
+    send_timeout: float = setting(
+        "silence after which a client that takes nothing is dropped",
+        default=60.0,
+        low=1e-3,
+        high=_DAY,
+        unit="duration",
+    )
+    slow_reader_rate: int = setting(
+        "bytes per second that a client must take while others wait for a slot or memory; 0: any (ten requests that "
+        "share 1 Mbit/s get 12,500 each)",
+        default=1024,
+        low=0,
+        high=_BYTES,
+        unit="bytes",
+    )
+    slow_reader_seconds: float = setting(
+        "time over which --slow-reader-rate is measured", default=30.0, low=1e-3, high=_DAY, unit="duration"
+    )
+    stuck_seconds: float = setting(
+        "time without a step after which work counts as stuck, and is given up; twice what a silent store takes",
+        default=60.0,
+        low=1e-3,
+        high=_DAY,
+        unit="duration",
+    )
+    max_lost_threads: int | None = setting(
+        "threads that may wait for a store that does not answer, given up (default: 4 per slot, at least 16)",
+        default=None,
+        low=0,
+        high=_COUNT,
+        unit="count",
+    )
+    max_connections: int | None = setting(
+        "connections in all (default: what the limit of open files allows, up to 4096)",
+        default=None,
+        low=1,
+        high=_COUNT,
+        unit="count",
+    )
+    max_connections_per_address: int | None = setting(
+        "connections from one address; behind a proxy all have its address (default: half of all)",
+        default=None,
+        low=1,
+        high=_COUNT,
+        unit="count",
+    )
+    drain_seconds: float = setting(
+        "time for running requests after SIGTERM", default=30.0, low=0, high=_DAY, unit="duration"
+    )
+    scrub_rate: int = setting(
+        "bytes per second of all datasets and models read in the background to find damage; 0: none",
+        default=0,
+        low=0,
+        high=_BYTES,
+        unit="bytes",
+    )
+    tell_store: bool = setting(
+        "errors tell clients where the store lies and what is in it: for a store's owner alone", default=False
+    )
 
     def lost_threads(self, slots: int) -> int:
         """Threads that may be lost by a server with so many slots."""
@@ -101,3 +211,36 @@ class ServerSettings:
         return PaceLimits(
             silence=self.send_timeout, rate=self.slow_reader_rate, window=self.slow_reader_seconds
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenSettings:
+    """Where a server listens, and who may ask."""
+
+    host: str = setting("address to listen on", default="127.0.0.1")
+    port: int = setting("port to listen on; 0: any free one", default=8099, low=0, high=65535)
+    token_file: str | None = setting(
+        "file with the bearer token that clients must send (or HAPI_TOKEN)", default=None
+    )
+    tenants: str | None = setting(
+        "YAML file with tenants: their tokens, weights and limits", default=None, metavar="FILE"
+    )
+    tls_cert: str | None = setting("certificate chain (PEM)", default=None)
+    tls_key: str | None = setting("private key (PEM)", default=None)
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "least level that is logged", default="info"
+    )
+    exit_with_stdin: bool = setting(
+        "stop when standard input closes, that is, when the process that started this one is gone",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(ListenSettings, ServiceSettings):
+    """Settings of one server process: the flags of ``hapi-server``, which describes each of them.
+
+    >>> import hapi
+    >>> hapi.ServerSettings(store="s3://bucket/hapi", device="cuda:0,cuda:1").batching
+    'auto'
+    """

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hapi.client.settings import SessionSettings
+from hapi.client.settings import (
+    DataSettings,
+    ModelSettings,
+    NetworkSettings,
+    PlanningSettings,
+    SessionSettings,
+)
 from hapi.config.settings import group, setting
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
@@ -65,3 +71,14 @@ class TrainSettings:
     session: SessionSettings = group()
     training: TrainingSettings = group()
     output: OutputSettings = group()
+
+
+GROUPS = {
+    "model": ModelSettings,
+    "data": DataSettings,
+    "split": PlanningSettings,
+    "network": NetworkSettings,
+    "training": TrainingSettings,
+    "output": OutputSettings,
+}
+"""Headings of ``hapi-train --help``, and the settings below them: all of :class:`TrainSettings`."""

@@ -37,22 +37,22 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     ("arguments", "match"),
     [
         (["--prot", "1"], "did you mean --port?"),
-        (["--port", "70000"], "--port: expected 0 to 65535, got '70000'"),
-        (["--port", "http"], "--port: number: cannot read 'http'"),
+        (["--port", "70000"], "--port: expected a number from 0 to 65535, got '70000'"),
+        (["--port", "http"], "--port: expected an integer from 0 to 65535, got 'http'"),
         (["--port", "9" * 5000], "--port"),
-        (["--threads", "0"], "--threads: expected 1 to 1024, got '0'"),
+        (["--threads", "0"], "--threads: expected a number from 1 to 1024, got '0'"),
         (["--cos-batch", "-3"], "--cos-batch"),
         (["--max-queued", "1e7"], "--max-queued"),
         (["--model-cache", "4 elephants"], "elephants"),
-        (["--drain-seconds", "nan"], "cannot read 'nan'"),
+        (["--drain-seconds", "nan"], "--drain-seconds: expected a number from 0 to 86400, got 'nan'"),
         (["--drain-seconds", "-1"], "--drain-seconds"),
-        (["--max-layer-bytes", "0"], "--max-layer-bytes: expected 1 B to"),
+        (["--max-layer-bytes", "0"], "--max-layer-bytes: expected a number from 1 to"),
         (["--max-model-bytes", "8G"], "ambiguous"),
         (["--max-frame-bytes=-1MiB"], "negative"),
         (["--max-response-bytes", "lots"], "--max-response-bytes"),
-        (["--max-request-seconds", "0"], "--max-request-seconds: expected 0.001 to 86400 seconds"),
-        (["--max-request-seconds", "nan"], "cannot read 'nan'"),
-        (["--send-timeout", "inf"], "expected 0.001 to 86400 seconds"),
+        (["--max-request-seconds", "0"], "--max-request-seconds: expected a number from 0.001 to 86400"),
+        (["--max-request-seconds", "nan"], "expected a number from 0.001 to 86400, got 'nan'"),
+        (["--send-timeout", "inf"], "expected a number from 0.001 to 86400, got 'inf'"),
         (["--log-level", "loud"], "--log-level"),
         (["--device", "tpu"], "expected auto, cpu, cuda"),
         (["--host", "0.0.0.0"], "give a token"),
@@ -60,8 +60,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
         (["--tls-cert", "x.pem"], "belong together"),
         (["--tls-cert", "x.pem", "--tls-key", "y.pem"], "x.pem"),
         (["--token-file", "/nowhere"], "--token-file /nowhere: cannot be read: No such file"),
-        (["surplus"], "unknown argument surplus"),
-        (["--decode-processes", "-1"], "expected 0 to 256"),
+        (["nothing.yaml"], "nothing.yaml: cannot read the settings file: No such file"),
+        (["nothing.yaml", "surplus"], "unknown argument surplus"),
+        (
+            ["--cos-batch", "4", "--batching", "auto"],
+            "--cos-batch: is the fixed COS batch, so --batching has no effect",
+        ),
+        (["--decode-processes", "-1"], "--decode-processes: expected a number from 0 to 256"),
     ],
 )
 def test_wrong_use(
@@ -81,7 +86,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """Without flags a server runs with the settings' own defaults; each flag changes its own."""
     started: list[ServerSettings] = []
 
-    def note(settings: ServerSettings, *args: object, **more: object) -> int:
+    def note(settings: ServerSettings) -> int:
         started.append(settings)
         return 0
 
@@ -97,12 +102,78 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "slow_reader_seconds": ("12", 12.0),
         "drain_seconds": ("0", 0.0),
         "decode_processes": ("3", 3),
+        "max_queued": ("1k", 1000),
+        "model_cache": ("1GiB", 1 << 30),
+        "device": ("cpu,cpu", "cpu,cpu"),
+        "port": ("0", 0),
+        "log_level": ("warning", "warning"),
     }
     flags = [f"--{name.replace('_', '-')}={text}" for name, (text, _) in limits.items()]
     assert command.main(["--store", str(tmp_path)]) == 0
     assert command.main(["--store", str(tmp_path), *flags]) == 0
+    for name, (text, _) in limits.items():
+        monkeypatch.setenv(f"HAPI_SERVER_{name.upper()}", text)
+    assert command.main(["--store", str(tmp_path)]) == 0
+    file = tmp_path / "server.yaml"
+    file.write_text("".join(f"{name}: {text}\n" for name, (text, _) in limits.items()))
+    for name in limits:
+        monkeypatch.delenv(f"HAPI_SERVER_{name.upper()}")
+    assert command.main([str(file), "--store", str(tmp_path)]) == 0
     plain = ServerSettings(store=str(tmp_path))
-    assert started == [plain, replace(plain, **{name: value for name, (_, value) in limits.items()})]
+    changed = replace(plain, **{name: value for name, (_, value) in limits.items()})
+    assert started == [plain, changed, changed, changed]
+
+
+def test_flags_win_over_the_environment_and_it_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[ServerSettings] = []
+    monkeypatch.setattr("hapi.server.lifecycle.run.run_server", lambda s: started.append(s) or 0)
+    file = tmp_path / "server.yaml"
+    file.write_text("store: from-file\nmax_queued: 1\nmax_running: 1\nthreads: 1\nmodel_reuse: no\n")
+    monkeypatch.setenv("HAPI_STORE", "from-environment")
+    monkeypatch.setenv("HAPI_SERVER_MAX_QUEUED", "2")
+    monkeypatch.setenv("HAPI_SERVER_MAX_RUNNING", "2")
+    monkeypatch.setenv("HAPI_SERVER_PORT", "tcp://10.0.0.1:8099")  # as Kubernetes links a service hapi-server
+    assert command.main([str(file), "--max-running", "3", "--allow-model", "a:b", "--allow-model", "c"]) == 0
+    (found,) = started
+    assert (found.store, found.threads, found.max_queued, found.max_running) == ("from-environment", 1, 2, 3)
+    assert (found.port, found.model_reuse, found.allow_model) == (8099, False, ("a:b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("max_queue: 4", "server.yaml:1:1: unknown key 'max_queue'; did you mean 'max_queued'?"),
+        ("max-queued: 4", "server.yaml:1:1: unknown key 'max-queued'; did you mean 'max_queued'?"),
+        ("threads: 0", "server.yaml:1:10: threads: expected a number from 1 to 1024, got '0'"),
+        (
+            "host: 0.0.0.0\nthreads: 1",
+            "server.yaml:1:7: host 0.0.0.0 is reachable from other machines: give a token",
+        ),
+        ("tls_cert: x.pem", "belong together"),
+    ],
+)
+def test_a_wrong_file_names_the_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, line: str
+) -> None:
+    monkeypatch.delenv("HAPI_TOKEN", raising=False)
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    code, found = refused(capsys, str(file), "--store", str(tmp_path))
+    assert code == 2 and line in found
+
+
+def test_a_wrong_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HAPI_SERVER_MAX_QUEUED", "many")
+    code, line = refused(capsys, "--store", str(tmp_path))
+    assert code == 2 and "HAPI_SERVER_MAX_QUEUED: expected an integer from 0 to 1048576, got 'many'" in line
+    monkeypatch.delenv("HAPI_SERVER_MAX_QUEUED")
+    monkeypatch.delenv("HAPI_STORE", raising=False)
+    code, line = refused(capsys)
+    assert code == 2 and "'store' is missing; set it in the file or with --store or HAPI_STORE" in line
 
 
 def test_allowed_factories_are_found_in_the_current_folder(

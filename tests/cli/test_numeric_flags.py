@@ -10,27 +10,29 @@ import pytest
 
 from benchmarks.cli.bench import configure as configure_benchmarks
 from hapi.cli import main, server, train
-from hapi.cli.shared.numbers import Number, host_memory
+from hapi.cli.shared.numbers import Number
 from hapi.config.fields import SettingField, every_field, flag_of, members
 from hapi.config.settings import load, overrides_of
 from hapi.errors import UsageError
-from hapi.train.settings import TrainSettings
+from hapi.process.free_memory import host_memory
+from hapi.server.settings import ServerSettings
+from hapi.train.settings import GROUPS, TrainSettings
 
 ABSURD = (
     "9" * 30, "1" + "0" * 5000, "-1", "-0.5", "nan", "inf", "-inf", "", " ", "1e400", "1e99", "0x10", "1_", "--", "1,2",
     "٣", "½", "1\x00", "\x1b[31m", "many", "1 parsec", "99999999999TB",
 )  # fmt: skip
 """Huge, negative, no numbers, empty; none of them is a value of any numeric flag."""
-PARSER = train.parser()
+COMMANDS = {"hapi-train": (train.parser(), TrainSettings), "hapi-server": (server.parser(), ServerSettings)}
 NUMERIC = {"N", "X", "F", "SIZE", "BYTES", "SECONDS", "TIME", "RATE", "SAMPLES", "Kx"}
 """What the help calls a number."""
 
 
 def actions() -> Iterator[tuple[str, argparse.Action]]:
-    """(command, action) of all parsers but the trainer's, whose settings have rules of their own."""
+    """(command, action) of all parsers but those of hapi-train and hapi-server, whose settings have rules."""
     benches = argparse.ArgumentParser(prog="benchmarks")
     configure_benchmarks(benches)
-    tops = [server.parser(), benches, *(main.parser_with(name) for name in main.COMMANDS)]
+    tops = [benches, *(main.parser_with(name) for name in main.COMMANDS)]
     seen = set()
     while tops:
         parser = tops.pop()
@@ -64,12 +66,15 @@ def test_every_number_of_a_command_has_bounds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--threads", "99999"), "hapi-server: error: argument --threads: expected 1 to 1024, got '99999'"),
+        (
+            ("--threads", "99999"),
+            "hapi-server: error: --threads: expected a number from 1 to 1024, got '99999'",
+        ),
         (
             ("--chunk-cache", "999TB"),
-            "hapi-server: error: argument --chunk-cache: expected 0 to this machine's memory",
+            f"hapi-server: error: --chunk-cache: expected a number from 0 to {host_memory()}, got '999TB'",
         ),
-        (("--port", "nan"), "hapi-server: error: argument --port: "),
+        (("--port", "nan"), "hapi-server: error: --port: "),
     ],
 )
 def test_it_is_one_line(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,8 +84,9 @@ def test_it_is_one_line(arguments: tuple[str, ...], line: str, capsys: pytest.Ca
     assert host_memory() > 1 << 28
 
 
-def numbers() -> list[SettingField]:
-    return [f for f in every_field(TrainSettings) if {int, float} & set(_plain(f.annotation))]
+def numbers() -> Iterator[tuple[str, SettingField]]:
+    for command, (_, kind) in COMMANDS.items():
+        yield from ((command, f) for f in every_field(kind) if {int, float} & set(_plain(f.annotation)))
 
 
 def _plain(annotation: object) -> Iterator[object]:
@@ -90,8 +96,9 @@ def _plain(annotation: object) -> Iterator[object]:
         yield from inner or (kind,)
 
 
-@pytest.mark.parametrize("field", numbers(), ids=lambda f: f.name)
-def test_every_number_of_the_trainer_has_bounds(field: SettingField) -> None:
+@pytest.mark.parametrize(("command", "field"), [pytest.param(c, f, id=f"{c}-{f.name}") for c, f in numbers()])
+def test_every_number_of_the_settings_has_bounds(command: str, field: SettingField) -> None:
+    parser, kind = COMMANDS[command]
     takes_text = str in set(_plain(field.annotation))  # a layer's name, or a data set's: looked up later
     if not takes_text:
         rule = field.rule
@@ -100,9 +107,9 @@ def test_every_number_of_the_trainer_has_bounds(field: SettingField) -> None:
             rule.holds(v) for v in (field.default if isinstance(field.default, tuple) else (field.default,))
         )
     for text in ("", " ") if takes_text else (t for t in ABSURD if t != "1,2"):
-        arguments = PARSER.parse_args([f"{flag_of(field.name)}={text}"])
+        arguments = parser.parse_args([f"{flag_of(field.name)}={text}"])
         with pytest.raises(UsageError) as refused:
-            print(load(TrainSettings, None, overrides_of(arguments, TrainSettings)).value)
+            print(load(kind, None, overrides_of(arguments, kind), {"HAPI_STORE": "x"}).value)
         line = str(refused.value)
         assert line.startswith(flag_of(field.name)) and len(line) < 300 and line.isprintable(), line
 
@@ -116,3 +123,20 @@ def test_an_empty_text_is_no_value(capsys: pytest.CaptureFixture[str]) -> None:
         line = capsys.readouterr().err
         assert line.startswith(f"hapi-train: error: {flag}: the text is empty; give a value"), line
         assert line.count("\n") == 1
+
+
+def test_the_help_of_the_trainer_has_every_setting() -> None:
+    below = [f.name for kind in GROUPS.values() for f in every_field(kind)]
+    assert sorted(below) == sorted(f.name for f in every_field(TrainSettings))
+    assert len(below) == len(set(below)), "two groups have a setting of one name"
+
+
+@pytest.mark.parametrize("command", ["hapi-train", "hapi-server"])
+def test_every_setting_has_a_variable(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = {"hapi-train": train, "hapi-server": server}[command]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(f"{module.VARIABLES}THREADS", "0")
+        environment.setenv("HAPI_STORE", "x")
+        assert module.main([]) == 2
+    line = capsys.readouterr().err
+    assert line == f"{command}: error: {module.VARIABLES}THREADS: expected a number from 1 to 1024, got '0'\n"

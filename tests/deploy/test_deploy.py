@@ -18,6 +18,7 @@ import yaml
 
 import hapi
 from hapi.cli.server import parser
+from hapi.config.settings import load, overrides_of
 from hapi.server.http.app import Application
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
@@ -174,6 +175,12 @@ def test_operations_names_every_alert() -> None:
 # -- systemd -------------------------------------------------------------------------------------------------
 
 
+def settings_of(arguments: list[str]) -> ServerSettings:
+    """As hapi-server reads its command line."""
+    given = overrides_of(parser().parse_args(arguments), ServerSettings)
+    return load(ServerSettings, None, {"store": "x", **given}).value
+
+
 def unit() -> configparser.SectionProxy:
     found = configparser.RawConfigParser(strict=False, interpolation=None)
     found.optionxform = str  # type: ignore[assignment,method-assign]
@@ -184,7 +191,7 @@ def unit() -> configparser.SectionProxy:
 def test_the_unit_starts_a_server_as_the_command_line_is() -> None:
     program, *arguments = shlex.split(unit()["ExecStart"])
     assert Path(program).name == "hapi-server" and arguments.pop() == "$HAPI_ARGUMENTS"
-    parsed = parser().parse_args(arguments)
+    parsed = settings_of(arguments)
     assert parsed.tenants == "%d/tenants.yaml"
     assert parsed.drain_seconds + 10 <= float(unit()["TimeoutStopSec"])
 
@@ -241,7 +248,7 @@ def test_the_container_starts_a_server_that_is_not_root() -> None:
     assert order.index("USER") < order.index("ENTRYPOINT") and "RUN" not in order[order.index("USER") :]
     program, *arguments = json.loads(by_name["ENTRYPOINT"])
     assert program == "hapi-server"
-    parsed = parser().parse_args(arguments)
+    parsed = settings_of(arguments)
     assert parsed.host == "0.0.0.0" and str(parsed.port) == by_name["EXPOSE"]
 
 

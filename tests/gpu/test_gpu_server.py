@@ -231,7 +231,7 @@ def test_the_gauge_tells_what_torch_holds(cuda: torch.device, make_service: Call
 def test_an_evicted_front_gives_its_memory_back(
     cuda: torch.device, make_service: Callable[..., Service]
 ) -> None:
-    kept, dropped = make_service(), make_service(model_cache_bytes=0)
+    kept, dropped = make_service(), make_service(model_cache=0)
     job = job_of(kept, 11)
     extract(make_service(model_reuse=False), job, IDS)  # cuBLAS and cuDNN take their workspaces once
     torch.cuda.synchronize()

@@ -360,7 +360,7 @@ def last():
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     (tmp_path / "hapi_test_fronts.py").write_text(MODULES)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield Bench(tmp_path / "store", allow_models=("hapi_test_fronts",))
+    yield Bench(tmp_path / "store", allow_model=("hapi_test_fronts",))
 
 
 def spec_of(name: str, shape: tuple[int, ...] = (64,), seed: int = 0) -> ModelSpec:

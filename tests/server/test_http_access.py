@@ -11,7 +11,8 @@ from support.http_tools import EXTRACT, Known, check_problem, exchange, raw, req
 
 from hapi.cli.server import main
 from hapi.server.http.tenants import Tenants
-from hapi.server.lifecycle.run import ListenSettings, check_exposure
+from hapi.server.lifecycle.run import check_exposure
+from hapi.server.settings import ListenSettings
 
 WRONG_TOKENS = [None, "", "Bearer", "Bearer ", "Bearer wrong", "Bear a-long-secret", "Basic a-long-secret",
                 "Bearer a-long-secret ü", "Bearer " + "a" * 5000, "Bearer a-long-secre",
@@ -122,7 +123,7 @@ def test_warnings_before_others_can_listen(
     host: str, token: str | None, certificate: str | None, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenants = Tenants(token=token)
-    check_exposure(ListenSettings(host=host, tenants=tenants, tls_cert=certificate, tls_key=certificate))
+    check_exposure(ListenSettings(host=host, tls_cert=certificate, tls_key=certificate), tenants)
     assert len(caplog.records) == warnings
     assert ("TLS" in caplog.text) == (host == "0.0.0.0")
     assert token is None or token not in caplog.text

@@ -39,7 +39,7 @@ def test_a_damaged_data_set(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "store")
     known = Known(folder)
     everything = list(range(40))
-    with served(folder, cos_batch=1, chunk_cache_bytes=0) as server:  # what is cached was checked before
+    with served(folder, cos_batch=1, chunk_cache=0) as server:  # what is cached was checked before
         known.check_features(exchange(server.port, "POST", EXTRACT, known.extract()).body, [3, 39, 0, 17])
         shards = sorted(folder.glob("datasets/digits/*/shard-*.bin"))
         assert len(shards) > 1
@@ -89,7 +89,7 @@ def test_a_damaged_model(tmp_path: Path) -> None:
 def test_a_replaced_data_set(tmp_path: Path) -> None:
     folder = make_store(tmp_path / "store")
     known = Known(folder)
-    with served(folder, chunk_cache_bytes=0) as server:  # what is cached may still be asked for
+    with served(folder, chunk_cache=0) as server:  # what is cached may still be asked for
         assert exchange(server.port, "POST", EXTRACT, known.extract()).status == 200
         options = PackOptions(limit=30, transform=TRANSFORM, shard_bytes=2000)
         source, store = open_source("sklearn:digits"), open_store(str(folder))

@@ -36,7 +36,7 @@ from hapi.server.device.worker import DeviceWorker, make_workers
 from hapi.server.http.app import Application
 from hapi.server.lifecycle import run
 from hapi.server.service import Service
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ListenSettings, ServerSettings
 from hapi.store.open import open_store
 from hapi.waiting import Interest
 from hapi.wire.frame_reader import BufferSource, FrameReader
@@ -248,7 +248,7 @@ def test_a_server_without_a_working_device_ends(folder: Path, monkeypatch: pytes
     monkeypatch.setattr("hapi.server.lifecycle.run.HEALTH_SECONDS", 0.05)
     service.workers.all[0].device.health.broken = "CUDA error"
     try:
-        assert asyncio.run(run._serve(application, run.ListenSettings(), None)) == 1
+        assert asyncio.run(run._serve(application, ListenSettings(port=0), None)) == 1
     finally:
         application.close()
         service.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -75,11 +74,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value) or not text.isascii() or "_" in text:
         raise ValueError(text)
     return value
-
-
-def host_memory() -> int:
-    """Bytes of memory that this machine has."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # the system does not tell
-        return MOST_BYTES

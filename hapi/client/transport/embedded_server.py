@@ -64,7 +64,7 @@ class EmbeddedServer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "HAPI_TOKEN": self.token, "PYTHONPATH": _search_path()},
+            env={**_environment(), "HAPI_TOKEN": self.token, "PYTHONPATH": _search_path()},
             start_new_session=True,  # Ctrl-C is for the trainer, which then ends the server in order
         )
         try:
@@ -122,6 +122,11 @@ class EmbeddedServer:
         if process.stdout is not None:
             process.stdout.close()
         self._log.close()
+
+
+def _environment() -> dict[str, str]:
+    """This process's variables without the settings of other servers, such as one that listens to the network."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HAPI_SERVER_")}
 
 
 def _search_path() -> str:

@@ -17,7 +17,7 @@ from hapi.repository.built import BuiltModels
 from hapi.repository.repository import PrefixSource, open_prefix
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.device.sizing import front_weights
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 from hapi.store.base import ObjectStore
 from hapi.wire import messages
 
@@ -26,7 +26,7 @@ class FrontLoader:
     """Loads the fronts of one device, over weights that they share; thread-safe."""
 
     def __init__(
-        self, settings: ServerSettings, store: ObjectStore, device: torch.device, cache: ModelCache
+        self, settings: ServiceSettings, store: ObjectStore, device: torch.device, cache: ModelCache
     ) -> None:
         self._settings = settings
         self._store = store
@@ -44,7 +44,7 @@ class FrontLoader:
             request.model,
             split,
             self._store,
-            self._settings.allow_models,
+            self._settings.allow_model,
             self._settings.max_model_bytes,
             self.builds,
         )

@@ -20,7 +20,7 @@ from hapi.server.device.host_memory import UNKNOWN_BYTES
 from hapi.server.device.memory_budget import DeviceMemory
 from hapi.server.device.model_cache import ModelCache
 from hapi.server.device.sizing import Sizing
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus
 from hapi.store.base import ObjectStore
 
@@ -120,7 +120,7 @@ class Workers:
             worker.device.close()
 
 
-def make_workers(settings: ServerSettings, store: ObjectStore) -> Workers:
+def make_workers(settings: ServiceSettings, store: ObjectStore) -> Workers:
     """The workers of ``settings.device``, a comma-separated list; :class:`UsageError` for what is not there."""
     names = [name.strip() for name in settings.device.split(",")]
     devices = [resolve_device(name) for name in names]
@@ -131,14 +131,14 @@ def make_workers(settings: ServerSettings, store: ObjectStore) -> Workers:
     shown = [str(d) if devices.count(d) == 1 else f"{d}#{i}" for i, d in enumerate(devices)]
     return Workers(
         [_worker(name, d, len(devices), settings, store) for name, d in zip(shown, devices, strict=True)],
-        Sizing(store, settings.allow_models, devices[0].type),
+        Sizing(store, settings.allow_model, devices[0].type),
     )
 
 
 def _worker(
-    name: str, device: torch.device, count: int, settings: ServerSettings, store: ObjectStore
+    name: str, device: torch.device, count: int, settings: ServiceSettings, store: ObjectStore
 ) -> DeviceWorker:
-    cache = ModelCache(settings.model_cache_bytes, reuse=settings.model_reuse)
+    cache = ModelCache(settings.model_cache, reuse=settings.model_reuse)
     memory = DeviceMemory(_budget(device, count, settings), settings.policy, cache)
     return DeviceWorker(
         name=name,
@@ -149,7 +149,7 @@ def _worker(
     )
 
 
-def _budget(device: torch.device, count: int, settings: ServerSettings) -> int:
+def _budget(device: torch.device, count: int, settings: ServiceSettings) -> int:
     if settings.device_memory is not None:
         return settings.device_memory
     free = free_bytes(device)

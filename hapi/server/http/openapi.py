@@ -44,7 +44,7 @@ from hapi.server.device.host_memory import HOST_KINDS
 from hapi.server.http.overview import SECRET
 from hapi.server.http.problems import HttpError
 from hapi.server.scheduling.admission import REASONS
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus, Failure
 from hapi.wire import messages, schemas
 from hapi.wire.frames import MEDIA_TYPE, WIRE_VERSION
@@ -292,7 +292,7 @@ def _status() -> Schema:
             "state": {"enum": ["serving", "draining"]},
             "time": SECONDS,
             "uptime": SECONDS,
-            "settings": of_class(ServerSettings, leave_out=SECRET),
+            "settings": of_class(ServiceSettings, leave_out=SECRET),
             "devices": listed(of_class(DeviceStatus)),
             "host_memory": record(
                 {"budget_bytes": of_type(int | None), "reserved": _counts(*HOST_KINDS), "waiting": COUNT}

@@ -20,13 +20,13 @@ from hapi.server.scheduling.admission import REASONS, Admission
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.scrub import Scrub
 from hapi.server.service import Service
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 from hapi.server.status import Board, DeviceStatus, TenantCounts
 from hapi.wire.frames import WIRE_VERSION
 
 MOST_SHOWN = 100
 """Requests and tenants in a status document; of more, those with the most to do."""
-SECRET = ("store", "allow_models")
+SECRET = ("store", "allow_model")
 """Settings that are not shown: a store's URL may hold a key, a module's path tells of the machine."""
 
 
@@ -251,9 +251,9 @@ def _by(label: str, name: str, text: str, values: Mapping[str, float]) -> Metric
     return family
 
 
-def shown(settings: ServerSettings) -> dict[str, Any]:
+def shown(settings: ServiceSettings) -> dict[str, Any]:
     """The settings that anybody with a token may know."""
-    values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in SECRET}
+    values = {f.name: getattr(settings, f.name) for f in fields(ServiceSettings) if f.name not in SECRET}
     return {**values, "batching": settings.policy}
 
 

@@ -7,7 +7,7 @@ import resource
 
 from hapi.errors import UsageError
 from hapi.server.http.connections import HEALTH_RESERVE, ConnectionLimits
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ServiceSettings
 
 MOST_CONNECTIONS = 4096
 """Connections by default, however many descriptors there are: each takes some 20 KB of memory."""
@@ -35,7 +35,7 @@ def descriptor_limit() -> int:
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft
 
 
-def connection_limits(settings: ServerSettings, slots: int, descriptors: int) -> ConnectionLimits:
+def connection_limits(settings: ServiceSettings, slots: int, descriptors: int) -> ConnectionLimits:
     """How many connections a server may have.
 
     Args:

@@ -12,25 +12,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
 from hapi.allocator import give_back_freed_memory
+from hapi.config.settings import checked
+from hapi.config.token import read_token
 from hapi.errors import UsageError
 from hapi.process.threads import Threads
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen as listen_at
 from hapi.server.http.overview import shown
 from hapi.server.http.same_origin import is_loopback
-from hapi.server.http.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants
+from hapi.server.http.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_tenants
 from hapi.server.lifecycle import audit
 from hapi.server.lifecycle.descriptors import descriptor_limit, raise_descriptor_limit
 from hapi.server.lifecycle.ending import END_SECONDS, end_within
 from hapi.server.lifecycle.foreign_output import foreign_output_logged
 from hapi.server.lifecycle.log_limits import LimitedHandler, tell_left_out
 from hapi.server.service import Service
-from hapi.server.settings import ServerSettings
+from hapi.server.settings import ListenSettings, ServerSettings
 from hapi.store.open import open_store
 
 log = logging.getLogger("hapi.server")
@@ -41,54 +42,37 @@ IDLE_SECONDS = 10.0
 """Without a request, after which memory that was kept for the next ones goes back to the system."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListenSettings:
-    """Where and how a server listens.
-
-    >>> import hapi
-    >>> hapi.ListenSettings(port=8099).host
-    '127.0.0.1'
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes any free port."""
-    tenants: Tenants = field(default_factory=Tenants)
-    """Who may ask."""
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    exit_with_stdin: bool = False
-    """Stop when standard input closes, that is, when the process that started this one is gone."""
-
-
-def run_server(settings: ServerSettings, listen: ListenSettings, *, log_level: str = "info") -> int:
+def run_server(settings: ServerSettings) -> int:
     """Serve until SIGTERM, SIGINT or (if asked) the end of stdin; returns the exit code.
 
     It is 1 when the server stops because no device of it works any more. Call it from the main thread of a process::
 
-        hapi.run_server(hapi.ServerSettings(store="store"), hapi.ListenSettings(port=8099))
+        hapi.run_server(hapi.ServerSettings(store="store", port=8099))
 
     Raises :class:`UsageError` for settings that cannot be, and ``StoreError`` when the store is out of reach.
     """
+    settings = checked(settings)
+    if settings.exit_with_stdin and sys.stdin is None:  # Python's way to say that it was closed at the start
+        raise UsageError("--exit-with-stdin: standard input is closed already")
     with foreign_output_logged():
-        return _run(settings, listen, log_level)
+        return _run(settings, read_tenants(settings.tenants, read_token(settings.token_file)))
 
 
-def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> int:
-    logging.basicConfig(level=log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
-    check_exposure(listen)
+def _run(settings: ServerSettings, tenants: Tenants) -> int:
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[LimitedHandler(sys.stderr)], force=True)
+    check_exposure(settings, tenants)
     raise_descriptor_limit()
-    tls = _tls(listen)
+    tls = _tls(settings)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = open_store(settings.store)
     # A store that is out of reach should say so now, not at the first request; this thread must hear Ctrl-C meanwhile.
     Threads(1, "hapi-ping").submit(store.ping).result()
     service = Service(settings, store)
-    application = Application(service, listen.tenants)
+    application = Application(service, tenants)
     try:
         return asyncio.run(
-            _serve(application, listen, tls, lambda code: end_within(END_SECONDS, code, service.children))
+            _serve(application, settings, tls, lambda code: end_within(END_SECONDS, code, service.children))
         )
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,11 +81,11 @@ def _run(settings: ServerSettings, listen: ListenSettings, log_level: str) -> in
         service.close()
 
 
-def check_exposure(listen: ListenSettings) -> None:
+def check_exposure(listen: ListenSettings, tenants: Tenants) -> None:
     """Refuse to listen beyond loopback when everybody may ask, or guess the token; warn where others may read it."""
     loopback = is_loopback(f"[{listen.host}]" if ":" in listen.host else listen.host)
-    shortest = listen.tenants.shortest
-    if not loopback and listen.tenants.open:
+    shortest = tenants.shortest
+    if not loopback and tenants.open:
         raise UsageError(
             f"--host {listen.host} is reachable from other machines: give a token (HAPI_TOKEN, --token-file or "
             "--tenants), or listen on 127.0.0.1"
@@ -179,7 +163,7 @@ async def _serve(
 
 def _tell_start(application: Application, listen: ListenSettings, host: str, port: int) -> None:
     """Tell the audit how the server was started."""
-    tenants, limits = listen.tenants, application.connections.limits
+    tenants, limits = application.tenants, application.connections.limits
     audit.administered(
         "start",
         host=host,
