@@ -54,7 +54,7 @@ def test_a_file_has_one_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         UsageError, match=r"^--trace new/../a: it is the same file as --html; give another name$"
     ):
         check_outputs([("--html", "a"), ("--trace", "new/../a")])
-    with pytest.raises(UsageError, match=r"^--html link: is --profile too"):
+    with pytest.raises(UsageError, match=r"^--html link: it is the same file as --profile"):
         check_outputs([("--html", "link")], [("--profile", "kept")])
     with pytest.raises(UsageError, match=r"^--trace kept/x: cannot be written there"):
         check_outputs([("--html", "a"), ("--trace", "kept/x")])

@@ -94,7 +94,8 @@ class BuiltPrefix:
         return content_key(self.model.digest_of(name), self.model.tensors.get(name))
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """These tensors, out of the build that told their digests or another; :class:`ConflictError` if it differs."""
+        """Yield tensors ``names`` from a known or a new build; :class:`ConflictError` if the digests differ.
+        """
         weights = self._weights
         if weights is None:
             _, weights = self._builds.build(self._spec, self._allow_imports)
@@ -139,6 +140,6 @@ def check_size(spec: ModelSpec, allow_imports: Collection[str], max_bytes: int) 
 
 
 def prefix_bytes(model: LayeredModel, split: int) -> int:
-    """Bytes of the parameters, buffers and constants of layers 1..``split``."""
+    """Return the bytes of the parameters, buffers and constants of layers 1..``split``."""
     tensors = [model.tensors.get(name) for name in model.tensor_names(0, split)]
     return sum(t.numel() * t.itemsize for t in [*tensors, *model.traced.constants.values()])

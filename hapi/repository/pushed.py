@@ -88,7 +88,9 @@ class PushedModel:
         return self._without_weights(model)
 
     def prefix_structure(self, input_shape: tuple[int, ...], allow_import: ImportRule) -> LayeredModel:
-        """As :meth:`layered` for use below the head only, whose size is left as the architecture has it."""
+        """Return the layers as :meth:`layered` does, with the architecture's own head, for use below the head
+        only.
+        """
         return self._without_weights(
             self._skeleton(replace(self.spec, input_shape=input_shape), allow_import)
         )

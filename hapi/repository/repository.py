@@ -211,13 +211,13 @@ def store_reference(pushed: PushedModel, model: LayeredModel, split: int) -> Mod
 
 
 class PrefixSource(Protocol):
-    """Where the weights of a front come from, tensor by tensor."""
+    """Source of the weights of a prefix, tensor by tensor."""
 
     def key(self, name: str) -> str:
         """Key of a tensor's content (:func:`hapi.models.graph.digest.content_key`), known before it is loaded."""
 
     def read(self, names: Sequence[str]) -> Iterable[tuple[str, torch.Tensor]]:
-        """These tensors and no others, verified, in any order, on the CPU."""
+        """Yield tensors ``names``, verified, in any order, on the CPU."""
 
 
 def open_prefix(
@@ -228,12 +228,22 @@ def open_prefix(
     max_bytes: int | None = None,
     builds: BuiltModels | None = None,
 ) -> tuple[LayeredModel, PrefixSource]:
-    """The layers of ``reference`` without their weights, and where those come from; the digest is checked.
+    """Return the layers of ``reference`` without weights, and the source of the weights; the digest is
+    checked.
 
-    ``max_bytes`` bounds a model from the zoo, which is built whole (:class:`TooLargeError`), unless ``builds``
-    remembers what such a build gave. Raises :class:`ConflictError` when what is here has another digest,
-    :class:`UnprocessableError` for a split that the model does not have, :class:`ModelError` for a model that
-    cannot be built.
+    Args:
+        reference: the model that a request names.
+        split: last layer that is needed.
+        store: where pushed models lie.
+        allow_imports: factories or modules that may be imported.
+        max_bytes: bound of the weights of a model from the zoo, which is built whole.
+        builds: facts of earlier builds, which save building again.
+
+    Raises:
+        ConflictError: the model here has another digest.
+        UnprocessableError: the model has no such split.
+        ModelError: the model cannot be built.
+        TooLargeError: its weights have more than ``max_bytes``.
     """
     if reference.source == "store":
         stored = open_model(store, reference.name)
@@ -290,7 +300,7 @@ def materialise(
 ) -> LayeredModel:
     """Return the model of ``reference`` with the weights of layers 1..``split`` loaded, and no others.
 
-    Its tensors are its own. Arguments and errors are those of :func:`open_front`.
+    Its tensors are its own. Arguments and errors are those of :func:`open_prefix`.
     """
     model, source = open_prefix(reference, split, store, allow_imports, max_bytes)
     for name, tensor in source.read(model.tensor_names(0, split)):

@@ -2,7 +2,8 @@
 
 The places and their order are those of Amazon's own tools: the environment, then a profile in
 ``~/.aws/credentials`` and ``~/.aws/config``, then the credentials of the machine itself (container, web
-identity, instance), for which obstore asks.
+identity, instance), for which obstore asks. A profile whose keys come from elsewhere (single sign-on, an
+assumed role, a process) is left to obstore's provider over boto3, which is loaded for such a profile only.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class S3Settings:
     allow_http: bool
     anonymous: bool
     keys: S3Keys | None
-    """None: unsigned requests, or the machine's own credentials."""
+    """None: unsigned requests, or credentials from :attr:`profile` or of the machine."""
     profile: str | None = None
     """The profile whose keys come from elsewhere, see :func:`profile_credentials`."""
 

@@ -32,7 +32,7 @@ class Keeper:
         Args:
             write: writes a checkpoint; raises :class:`HapiError` when it fails. None: nothing is saved.
             every: batches between two checkpoints inside an epoch; None for one at each epoch's end.
-            patience: seconds of the tries at the end.
+            retry_timeout: seconds of the tries at the end.
         """
         self._write, self._every = write, every
         self._retry_timeout = min(retry_timeout, self.LAST_SECONDS)
@@ -45,7 +45,7 @@ class Keeper:
         self._pause, self._again_at = self.FIRST_PAUSE, 0.0
 
     def step(self, position: Position) -> None:
-        """Note that a step ended and ``place`` comes next."""
+        """Note that a step ended and ``position`` comes next."""
         regular = bool(self._every) and position[1] % (self._every or 1) == 0
         if (regular or self._failures) and time.monotonic() >= self._again_at:
             self._try(position)
@@ -55,7 +55,7 @@ class Keeper:
         self._try(position)
 
     def last(self, position: Position) -> None:
-        """Save the training's end at ``place``; :class:`HapiError` when that fails."""
+        """Save the training's end at ``position``; :class:`HapiError` when that fails."""
         if self._write is None or self.saved == position:
             return
         deadline, pause = time.monotonic() + self._retry_timeout, 1.0

@@ -55,7 +55,7 @@ def text(pattern: re.Pattern[str], *, dots: bool = True) -> Schema:
 
 
 def listed(items: Schema, min_items: int = 0, max_items: int | None = None) -> Schema:
-    """Return the schema of an array of ``least`` to ``most`` (None: any number of) ``items``."""
+    """Return the schema of an array of ``min_items`` to ``max_items`` (None: any number of) ``items``."""
     bounds = {"minItems": min_items} if max_items is None else {"minItems": min_items, "maxItems": max_items}
     return {"type": "array", "items": items, **bounds}
 

@@ -47,7 +47,8 @@ class SequenceRange:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], max_samples: int) -> Self:
-        """Parse the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``most`` samples.
+        """Parse the fields ``sequence``, ``start`` and ``stop`` of a request for up to ``max_samples``
+        samples.
 
         Raises:
             BadRequestError: a field is missing, unknown or wrong; the message names it.
