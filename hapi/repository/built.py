@@ -94,8 +94,7 @@ class BuiltPrefix:
         return content_key(self.model.digest_of(name), self.model.tensors.get(name))
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield tensors ``names`` from a known or a new build; :class:`ConflictError` if the digests differ.
-        """
+        """Yield tensors ``names`` from a known or a new build; :class:`ConflictError` if the digests differ."""
         weights = self._weights
         if weights is None:
             _, weights = self._builds.build(self._spec, self._allow_imports)

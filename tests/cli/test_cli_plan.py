@@ -242,8 +242,14 @@ def test_a_figure_is_drawn_beside_the_table(
             ["--figure", "p.svg", "--save-profile", "x/../p.svg"],
             "--figure p.svg: it is the same file as --save-profile; give another name",
         ),
-        (["--profile", "kept.svg", "--figure", "kept.svg"], "--figure kept.svg: it is the same file as --profile"),
-        (["--profile", "kept.svg", "--save-profile", "link"], "--save-profile link: it is the same file as --profile"),
+        (
+            ["--profile", "kept.svg", "--figure", "kept.svg"],
+            "--figure kept.svg: it is the same file as --profile",
+        ),
+        (
+            ["--profile", "kept.svg", "--save-profile", "link"],
+            "--save-profile link: it is the same file as --profile",
+        ),
         (["--figure", "kept.svg/z.svg"], "--figure kept.svg/z.svg: cannot be written there"),
         (["--figure", "x/y.svg"], "--figure x/y.svg: is not a plain file"),
     ],

@@ -82,7 +82,10 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], arguments: list[str], mat
         (["--checkpoint", "out", "--report", "out"], "--checkpoint out: it is the same file as --report"),
         (["--trace", "out", "--save-profile", "link"], "--save-profile link: it is the same file as --trace"),
         (["job.yaml", "--report", "job.yaml"], "--report job.yaml: is the experiment file too"),
-        (["--weights", "w.pth", "--checkpoint", "w.pth"], "--checkpoint w.pth: it is the same file as --weights"),
+        (
+            ["--weights", "w.pth", "--checkpoint", "w.pth"],
+            "--checkpoint w.pth: it is the same file as --weights",
+        ),
     ],
 )
 def test_a_file_has_one_use(
