@@ -233,9 +233,9 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -
     for view in views:
         for part in view if isinstance(view, StreamedBytes) else (view,):
             for start in range(0, len(part), SLICE_BYTES):
-                part = part[start : start + SLICE_BYTES]
-                digest.update(part)
-                yield part
+                sliced = part[start : start + SLICE_BYTES]
+                digest.update(sliced)
+                yield sliced
         padding = padded(len(view)) - len(view)
         if padding:
             digest.update(bytes(padding))
