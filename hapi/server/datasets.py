@@ -31,7 +31,7 @@ class OpenDatasets:
 
     def __init__(self, store: ObjectStore, chunks: ChunkCache, index_bytes: int = INDEX_BYTES) -> None:
         """``chunks``: the cache that all of them share."""
-        self._store, self._chunks, self._most = store, chunks, index_bytes
+        self._store, self._chunks, self._max_bytes = store, chunks, index_bytes
         self._guard = threading.Lock()
         self._opening = KeyedLocks()
         self._open: OrderedDict[DatasetReference, Dataset] = OrderedDict()
@@ -86,6 +86,6 @@ class OpenDatasets:
         with self._guard:
             self._open[reference] = dataset
             total = sum(other.manifest.index_size for other in self._open.values())
-            while total > self._most and len(self._open) > 1:
+            while total > self._max_bytes and len(self._open) > 1:
                 _, oldest = self._open.popitem(last=False)
                 total -= oldest.manifest.index_size

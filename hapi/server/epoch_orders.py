@@ -39,14 +39,14 @@ _Job = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
-class _Order:
+class _KeptOrder:
     """A sequence, and for whom it was computed."""
 
     sequence: npt.NDArray[np.uint32 | np.int64]
     tenant: Tenant
 
 
-class Orders:
+class EpochOrderCache:
     """Thread-safe. One sequence is computed at a time: it takes some 40 bytes a sample while it is."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Orders:
         self._clock = clock
         self._lock = threading.Lock()
         self._computing = threading.Lock()
-        self._kept: OrderedDict[_Key, _Order] = OrderedDict()
+        self._kept: OrderedDict[_Key, _KeptOrder] = OrderedDict()
         self._reading: dict[Tenant, OrderedDict[_Job, float]] = {}
         """When each job with windows asked last, the latest at the end."""
         self.computed = 0
@@ -76,17 +76,17 @@ class Orders:
                     kept = self._compute(key, tenant)
         return kept.sequence[wanted.start : wanted.stop].astype(np.int64)
 
-    def _find(self, key: _Key) -> _Order | None:
+    def _find(self, key: _Key) -> _KeptOrder | None:
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
             return kept
 
-    def _compute(self, key: _Key, tenant: Tenant) -> _Order:
+    def _compute(self, key: _Key, tenant: Tenant) -> _KeptOrder:
         count, seed, epoch, group, window = key
         whole = Shuffle(group, window).sequence(seed, epoch, count)
-        kept = _Order(whole.astype(np.uint32) if count <= 1 << 32 else whole, tenant)
+        kept = _KeptOrder(whole.astype(np.uint32) if count <= 1 << 32 else whole, tenant)
         with self._lock:
             self._kept[key] = kept
             self.computed += 1

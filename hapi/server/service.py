@@ -22,10 +22,10 @@ from hapi.repository.repository import list_models, open_model
 from hapi.server.account import Account
 from hapi.server.context import RequestClock, RequestContext
 from hapi.server.datasets import OpenDatasets
-from hapi.server.decoding.pool import PIECE_BYTES, Decoders
+from hapi.server.decoding.pool import TASK_BYTES, Decoders
 from hapi.server.device.host_memory import HostMemory, host_budget
 from hapi.server.device.worker import make_workers
-from hapi.server.epoch_orders import Orders
+from hapi.server.epoch_orders import EpochOrderCache
 from hapi.server.extraction import Extraction
 from hapi.server.frame_stream import FrameStream
 from hapi.server.lifecycle.progress_watch import ProgressWatch
@@ -54,7 +54,7 @@ class Service:
             host_budget(settings.host_memory, self.workers.host_bytes + len(chunks.data)),
             self.slots + 1,
             settings.decode_processes,
-            PIECE_BYTES,
+            TASK_BYTES,
         )
         limits = DecodeLimits(
             settings.max_image_pixels, "--max-image-pixels of hapi-server", self.host.images
@@ -72,7 +72,7 @@ class Service:
         self.watch.also(store.pools())
         self._loaders = self.watch.threads(self.slots + 1, "hapi-load", of_slots=True)
         self._datasets = OpenDatasets(store, chunks)
-        self._orders = Orders()
+        self._orders = EpochOrderCache()
         self.extraction = Extraction(
             settings, self.workers, self.account, self._loaders, self.decoders, self.host
         )

@@ -206,7 +206,7 @@ class ServiceSettings:
         """How the COS batch is really chosen."""
         return self.batching if self.cos_batch is None else "fixed"
 
-    def pace(self) -> PaceLimits:
+    def pace_limits(self) -> PaceLimits:
         """What the reader of an answer must do to keep its slot."""
         return PaceLimits(
             silence=self.send_timeout, rate=self.slow_reader_rate, window=self.slow_reader_seconds

@@ -17,7 +17,7 @@ from hapi.server.http.connections import (
     HEALTH_SECONDS,
     ConnectionLimits,
     Connections,
-    Place,
+    OpenConnection,
     network_of,
 )
 from hapi.server.http.listening import Listener
@@ -35,12 +35,12 @@ class Door:
         self.connections = Connections(limits, lambda: self.now)
         self.sockets: list[socket.socket] = []
 
-    def come(self, address: str = "10.0.0.1") -> Place | None:
+    def come(self, address: str = "10.0.0.1") -> OpenConnection | None:
         sock = socket.socket()
         self.sockets.append(sock)
         return self.connections.admit(sock, address)
 
-    def places(self, count: int, address: str = "10.0.0.1") -> list[Place]:
+    def places(self, count: int, address: str = "10.0.0.1") -> list[OpenConnection]:
         found = [self.come(address) for _ in range(count)]
         assert all(place is not None and not place.over for place in found)
         return [place for place in found if place is not None]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hapi.errors import UsageError
 from hapi.server.batching.policies import FLAT, SLOW
-from hapi.server.batching.throughput_curve import LOWEST, OBSERVATIONS, PATIENCE, RARELY, SOON, TimeCurves
+from hapi.server.batching.throughput_curve import LOWEST, MAX_REFUSALS, OBSERVATIONS, RARELY, SOON, TimeCurves
 
 LOW = 4
 """Lower than usual, so that both directions are tried."""
@@ -102,7 +102,7 @@ def test_choice_and_cost_for_any_curve(times: list[float], noise: float, seed: i
     choice = curves.propose("k", samples)
     assert table[choice] <= FLAT * (1 + noise) / (1 - noise) * min(tried.values()) * (1 + 1e-9)
     assert all(choice <= size or table[size] > table[choice] * (1 - 2 * noise) for size in tried)
-    assert looked < 2 * OBSERVATIONS * samples + PATIENCE * samples
+    assert looked < 2 * OBSERVATIONS * samples + MAX_REFUSALS * samples
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_within_three_percent_of_the_best_of_all_convex_curves(
     assert true(curves.propose("k", 256)) <= 1.03 * lowest
     # The look: at worst passes of LOW or 256 samples, as slow as those are, for their share of the samples.
     worst = max(true(LOW), true(16), true(256))
-    looked = (2 * OBSERVATIONS + PATIENCE + 7) * 256 * (worst - lowest)
+    looked = (2 * OBSERVATIONS + MAX_REFUSALS + 7) * 256 * (worst - lowest)
     assert total <= 1.03 * best + looked
 
 
@@ -204,7 +204,7 @@ def test_never_above_the_largest() -> None:
 def test_small_requests_among_large_ones_do_not_stop_a_look() -> None:
     curves = TimeCurves(lowest=LOW)
     for _ in range(60):
-        run(curves, overhead(50.0), PATIENCE - 1, samples=8)
+        run(curves, overhead(50.0), MAX_REFUSALS - 1, samples=8)
         run(curves, overhead(50.0), 1, samples=512)
     assert curves.propose("front", 512) == 512
 
@@ -220,7 +220,7 @@ def test_a_look_that_meets_only_small_requests_ends() -> None:
     """Two passes of 16, fewer than a look takes, and then nobody who could have 16."""
     curves = TimeCurves()
     run(curves, overhead(1.0), 1, samples=40)
-    assert run(curves, overhead(1.0), 2 * PATIENCE, samples=3) == [3] * 2 * PATIENCE
+    assert run(curves, overhead(1.0), 2 * MAX_REFUSALS, samples=3) == [3] * 2 * MAX_REFUSALS
     assert curves.curve("front") == {16: pytest.approx(1 + 1 / 16)}
 
 
@@ -231,7 +231,7 @@ def test_a_halved_batch_is_observed_as_what_ran() -> None:
         curves.observe("k", 16, 16.0)
     assert curves.propose("k", 128) == 32
     curves.observe("k", 16, 16.0)
-    for _ in range(PATIENCE + 10):
+    for _ in range(MAX_REFUSALS + 10):
         batch = curves.propose("k", 16)
         curves.observe("k", batch, batch * 1.0)
     assert curves.curve("k") is not None and curves.propose("k", 16) == LOW

@@ -153,7 +153,7 @@ def test_random_transforms(pool: Decoders) -> None:
 
 
 def test_many_pieces_for_each_process(pool: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "PIECE_BYTES", 2 * 3 * 24 * 24 * 4)
+    monkeypatch.setattr(decoding, "TASK_BYTES", 2 * 3 * 24 * 24 * 4)
     samples = images(19)
     got = pool.batch(samples, ENCODED, TRANSFORM, clock())
     assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM))
@@ -164,7 +164,7 @@ def test_pieces(count: int, least: int, most: int) -> None:
     samples, out = samples_of([bytes([i] * i) for i in range(count)]), np.zeros((count, 3), np.float32)
     least = min(least, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "PIECE_BYTES", most * 12)
+        patch.setattr(decoding, "TASK_BYTES", most * 12)
         pieces = list(decoding._cut(samples, out, least))
     assert len(pieces) >= least and all(1 <= len(piece) <= most for piece, _ in pieces)
     place = 0

@@ -42,7 +42,7 @@ from hapi.errors import (
     from_problem,
 )
 from hapi.server.decoding.pool import Decoders
-from hapi.server.decoding.worker import decoded, order_of
+from hapi.server.decoding.worker import decoded, task_document
 from hapi.server.device.host_memory import HOST_KINDS, HostMemory, HostNeed, ImageRoom, host_budget
 from hapi.server.stored_bytes import by_bytes
 from hapi.waiting import Interest
@@ -184,7 +184,7 @@ def test_processes_that_decode_have_rooms_of_their_own() -> None:
     data = np.frombuffer(file.getvalue(), np.uint8)
     samples = Samples(np.array([3]), data, np.array([0, len(data)]), np.array([0]))
     layout, limits = SampleLayout(kind="encoded"), DecodeLimits(room=memory.images)
-    order = json.loads(json.dumps(order_of(samples, layout, SMALL, 1, limits)))
+    order = json.loads(json.dumps(task_document(samples, layout, SMALL, 1, limits)))
     problem = decoded(order, data, mmap.mmap(-1, 1 << 16))["problem"]
     error = from_problem(problem, problem["status"])
     assert isinstance(error, HostBudgetError) and isinstance(error, DeviceMemoryError)  # auto moves the split

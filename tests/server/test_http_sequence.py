@@ -22,7 +22,7 @@ from support.http_tools import (
 from hapi.data.epoch_order import MOST, Shuffle, chunk_sequence, epoch_sequence
 from hapi.data.reading.reader import AccessHint
 from hapi.errors import BadRequestError, NotFoundError
-from hapi.server.epoch_orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, Orders
+from hapi.server.epoch_orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, EpochOrderCache
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.sequences import SequenceRange
 
@@ -78,7 +78,7 @@ def dataset(count: int, access_hint: Any = None) -> Any:
 
 
 def test_an_order_is_computed_once_for_many_requests() -> None:
-    orders = Orders()
+    orders = EpochOrderCache()
     threads = [
         threading.Thread(target=orders.find, args=(dataset(200_000), wanted(start=k, stop=k + 5)))
         for k in range(8)
@@ -94,7 +94,7 @@ def test_an_order_is_computed_once_for_many_requests() -> None:
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
-    orders = Orders(kept_bytes=3 * 4 * 1000)
+    orders = EpochOrderCache(kept_bytes=3 * 4 * 1000)
     for seed in (0, 1, 2, 0, 3):  # 3 takes the place of 1
         orders.find(dataset(1000), wanted(seed))
     assert orders.computed == 4
@@ -110,7 +110,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
 
 
 def test_a_tenant_with_many_sequences_pushes_out_its_own() -> None:
-    orders = Orders(kept_bytes=3 * 4 * 1000)
+    orders = EpochOrderCache(kept_bytes=3 * 4 * 1000)
     quiet, loud = Tenant(name="quiet"), Tenant(name="loud")
     orders.find(dataset(1000), wanted(0), quiet)
     for seed in range(1, 8):
@@ -126,7 +126,7 @@ def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> Non
     def access_hint(shuffle: Shuffle, seed: int, epoch: int, sharers: int) -> None:
         asked_with.append(sharers)
 
-    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
+    orders, one, windows = EpochOrderCache(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
     loud, quiet = Tenant(name="loud"), Tenant(name="quiet")
     for seed in range(1000):
         orders.access_hint(one, wanted(seed, shuffle=windows).windows, loud)
@@ -140,13 +140,13 @@ def test_a_tenant_with_many_windows_does_not_close_the_cache_for_others() -> Non
 
 def test_a_place_that_is_not_there() -> None:
     with pytest.raises(NotFoundError, match="no place 10"):
-        Orders().find(dataset(10), wanted(stop=11))
+        EpochOrderCache().find(dataset(10), wanted(stop=11))
 
 
 def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
     shuffle = {"group": MOST, "window": MOST}
     document = {"sequence": {"seed": 0, "epoch": 0, "shuffle": shuffle}, "start": 0, "stop": 5}
-    found = Orders().find(dataset(5), SequenceRange.from_json(document, 5))
+    found = EpochOrderCache().find(dataset(5), SequenceRange.from_json(document, 5))
     assert sorted(found.tolist()) == list(range(5))
     with pytest.raises(BadRequestError, match=r"sequence\.shuffle\.group"):
         shuffle["group"] += 1
@@ -160,7 +160,7 @@ def test_jobs_with_windows_share_the_chunk_cache() -> None:
         asked_with.append(sharers)
         return AccessHint(shuffle.group, sharers=sharers) if sharers < 3 else None
 
-    orders, one, windows = Orders(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
+    orders, one, windows = EpochOrderCache(clock=lambda: now[0]), dataset(100, access_hint), Shuffle(10, 2)
     for seed, expected in (
         (0, AccessHint(10)),
         (0, AccessHint(10)),

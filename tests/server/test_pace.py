@@ -17,17 +17,17 @@ class Reader:
 
     def __init__(self, limits: PaceLimits = LIMITS, *, deadline: float = 600.0, wanted: bool = True) -> None:
         self.wanted = wanted
-        self.pace = SlowReaderGuard(limits, deadline, lambda: self.wanted)
+        self.pace_limits = SlowReaderGuard(limits, deadline, lambda: self.wanted)
         self.now = self.taken = 0.0
 
     def takes(self, rate: float, seconds: float) -> None:
         """Take ``rate`` bytes a second, for some seconds."""
         end = self.now + seconds
         while self.now < end:
-            since, self.now = self.now, min(end, self.now + self.pace.interval)
+            since, self.now = self.now, min(end, self.now + self.pace_limits.interval)
             self.taken += rate * (self.now - since)
-            if self.pace.waited(since, self.now):
-                self.pace.look(self.now, int(self.taken))
+            if self.pace_limits.waited(since, self.now):
+                self.pace_limits.check(self.now, int(self.taken))
 
     def computes(self, seconds: float) -> None:
         """The server does something else meanwhile."""

@@ -83,11 +83,11 @@ def forward_memory(
         raise UsageError(
             f"memory of {len(layers)} layers on {device!r:.20}: expected a layer, and cpu or cuda"
         )
-    beside = output_bytes if device == "cuda" else input_bytes + 2 * output_bytes
-    first, *rest = layers
-    pieces = [(first.workspace_bytes, first.working_bytes + beside)]
-    pieces += [(layer.workspace_bytes, layer.working_bytes + input_bytes + beside) for layer in rest]
-    return ForwardMemory(layers=tuple(dict.fromkeys(pieces)))
+    passed_on = output_bytes if device == "cuda" else input_bytes + 2 * output_bytes
+    first, *others = layers
+    needs = [(first.workspace_bytes, first.working_bytes + passed_on)]
+    needs += [(layer.workspace_bytes, layer.working_bytes + input_bytes + passed_on) for layer in others]
+    return ForwardMemory(layers=tuple(dict.fromkeys(needs)))
 
 
 def _line(smallest: int, low: float, largest: int, high: float) -> Line:
@@ -126,7 +126,7 @@ class _Seen:
     excess: float = 0.0
     ceiling: int | None = None
     healthy: int = 0
-    patience: int = HEALTHY_PASSES // 2
+    passes_until_growth: int = HEALTHY_PASSES // 2
 
     def learn(self) -> None:
         """The factor and the excess of the remembered peaks."""
@@ -139,7 +139,7 @@ class _Seen:
         if self.ceiling is None or batch < self.ceiling:
             return
         self.healthy += 1
-        if self.healthy >= self.patience:
+        if self.healthy >= self.passes_until_growth:
             self.ceiling, self.healthy = 2 * self.ceiling, 0
 
 
@@ -202,7 +202,7 @@ class ObservedMemory:
         self._out_of_memory += 1
         seen = self._of(key)
         seen.ceiling = max(1, min(batch, seen.ceiling or batch) // 2)
-        seen.healthy, seen.patience = 0, min(2 * seen.patience, MOST_PASSES)
+        seen.healthy, seen.passes_until_growth = 0, min(2 * seen.passes_until_growth, MOST_PASSES)
         return seen.ceiling
 
     def ceiling(self, key: Key, batch: int) -> int:

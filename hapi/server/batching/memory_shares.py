@@ -22,14 +22,14 @@ def raise_batches(requests: Sequence[Bounds], room: int) -> list[int]:
     batch can be raised any more: unless all have their ``high``, less of the room is left than one sample takes of
     the smallest that are below it. Requests with the same bytes a sample get equal batches where their bounds allow.
     """
-    alike: dict[int, list[int]] = {}
+    by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
-        alike.setdefault(request.sample_bytes, []).append(index)
-    limits = {size: sum(requests[i].high - requests[i].low for i in alike[size]) for size in alike}
+        by_size.setdefault(request.sample_bytes, []).append(index)
+    limits = {size: sum(requests[i].high - requests[i].low for i in by_size[size]) for size in by_size}
     batches = [0] * len(requests)
     for size, extra in _in_proportion(limits, room).items():
-        members = [requests[i] for i in alike[size]]
-        for index, batch in zip(alike[size], _level(members, extra), strict=True):
+        members = [requests[i] for i in by_size[size]]
+        for index, batch in zip(by_size[size], _level(members, extra), strict=True):
             batches[index] = batch
     return batches
 
@@ -51,14 +51,14 @@ def _in_proportion(limits: dict[int, int], room: int) -> dict[int, int]:
 def _level(bounds: Sequence[Bounds], extra: int) -> Iterator[int]:
     """The lower bounds raised by ``extra`` altogether, to one level where the bounds allow; the oldest get the rest."""
     level = rising = 0
-    for turn, change in sorted([(b.low, 1) for b in bounds] + [(b.high, -1) for b in bounds]):
-        if rising * (turn - level) > extra:
+    for bound, change in sorted([(b.low, 1) for b in bounds] + [(b.high, -1) for b in bounds]):
+        if rising * (bound - level) > extra:
             break
-        extra -= rising * (turn - level)
-        level, rising = turn, rising + change
-    each, rest = divmod(extra, max(1, rising))
+        extra -= rising * (bound - level)
+        level, rising = bound, rising + change
+    each, remainder = divmod(extra, max(1, rising))
     level += each
     for _, low, high in bounds:
-        more = 1 if rest and low <= level < high else 0
-        rest -= more
+        more = 1 if remainder and low <= level < high else 0
+        remainder -= more
         yield min(max(level, low), high) + more

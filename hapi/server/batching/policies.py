@@ -164,9 +164,9 @@ def _first(curve: Mapping[int, float], seconds: float) -> int:
 
 def _within(request: Request, low: int, high: int) -> tuple[int, int]:
     """Within the request's bounds; never more than it has samples."""
-    most = min(request.largest, request.samples)
-    least = min(request.smallest, most)
-    return min(max(low, least), most), min(max(high, least), most)
+    upper = min(request.largest, request.samples)
+    lower = min(request.smallest, upper)
+    return min(max(low, lower), upper), min(max(high, lower), upper)
 
 
 def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptation:

@@ -32,14 +32,14 @@ RARELY, SOON = 50, 4
 speed has changed. So a look costs at most that part of the samples."""
 CHANGED = 1.25
 """Times faster or slower than when the choice was made that counts as changed."""
-PATIENCE = 4
+MAX_REFUSALS = 4
 """Requests in a row that were too small for the size that is looked at; then the look goes on without it."""
 KEYS = 1024
 """Keys that are remembered, the last ones used: a client may ask for any number of them."""
 
 
 @dataclass
-class _Look:
+class _BatchSizeSearch:
     """Sizes that are tried from ``start`` on; a chain of powers of two without gaps."""
 
     start: int
@@ -50,9 +50,9 @@ class _Look:
     """Of all its passes."""
     ended: set[int] = field(default_factory=set)
     """Directions (1 upwards, -1 downwards) in which it goes no further."""
-    asked: int = 0
+    proposed: int = 0
     refused: int = 0
-    """Requests in a row that could not have ``asked``."""
+    """Requests in a row that could not have ``proposed``."""
 
     def medians(self) -> dict[int, float]:
         return {size: statistics.median_low(times) for size, times in self.times.items()}
@@ -96,20 +96,20 @@ class _Look:
 class _Known:
     """Of one key."""
 
-    look: _Look | None
+    search: _BatchSizeSearch | None
     choice: int = FIXED_BATCH
     curve: Mapping[int, float] | None = None
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
     """Seconds per sample at the choice, since it was made."""
-    look_samples: int = 0
+    search_samples: int = 0
     since: int = 0
     """Samples since the last look."""
 
     def due(self) -> bool:
         """Whether it is time for another look."""
-        if self.since >= RARELY * self.look_samples:
+        if self.since >= RARELY * self.search_samples:
             return True
-        return self.since >= SOON * self.look_samples and self.changed()
+        return self.since >= SOON * self.search_samples and self.changed()
 
     def changed(self) -> bool:
         """Whether the choice takes far more or less time than when it was made."""
@@ -147,8 +147,10 @@ class TimeCurves:
         if largest < 1:
             raise UsageError(f"a COS batch of at most {largest} samples; expected at least 1")
         known = self._of(key)
-        if known.look is None and largest >= known.choice and known.due():
-            known.look = _Look(known.choice, self._lowest, ended={1} if 2 * known.choice > largest else set())
+        if known.search is None and largest >= known.choice and known.due():
+            known.search = _BatchSizeSearch(
+                known.choice, self._lowest, ended={1} if 2 * known.choice > largest else set()
+            )
         return min(self._wanted(known, largest), largest)
 
     def observe(self, key: Hashable, batch: int, seconds: float) -> None:
@@ -163,15 +165,15 @@ class TimeCurves:
                 f"a pass of {batch} samples took {seconds} seconds; expected at least 1, above 0"
             )
         known, each = self._of(key), seconds / batch
-        look = known.look
-        if look is None:
+        search = known.search
+        if search is None:
             known.since += batch
             if batch == known.choice:
                 known.recent.append(each)
-        elif batch in look.times or batch == look.next():
-            look.add(batch, each)
-            if look.next() is None:
-                _settle(known, look)
+        elif batch in search.times or batch == search.next():
+            search.add(batch, each)
+            if search.next() is None:
+                _settle(known, search)
 
     def curve(self, key: Hashable) -> Mapping[int, float] | None:
         """Seconds per sample by COS batch, as the last look found them, for
@@ -180,7 +182,7 @@ class TimeCurves:
         None while a look is under way: then a request should have just what :meth:`propose` says.
         """
         known = self._known.get(key)
-        return None if known is None or known.look is not None else known.curve
+        return None if known is None or known.search is not None else known.curve
 
     def __len__(self) -> int:
         """Keys that are remembered."""
@@ -189,7 +191,7 @@ class TimeCurves:
     def _of(self, key: Hashable) -> _Known:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _Known(_Look(FIXED_BATCH, self._lowest))
+            known = self._known[key] = _Known(_BatchSizeSearch(FIXED_BATCH, self._lowest))
             if len(self._known) > self._keys:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
@@ -197,32 +199,32 @@ class TimeCurves:
 
     def _wanted(self, known: _Known, largest: int) -> int:
         """What is being looked at; a size that no request can have is given up after a while."""
-        while (look := known.look) is not None:
-            size = look.next()
+        while (search := known.search) is not None:
+            size = search.next()
             if size is None:
-                _settle(known, look)
+                _settle(known, search)
                 break
             if size <= largest:
-                look.asked, look.refused = size, 0
+                search.proposed, search.refused = size, 0
                 return size
-            look.refused = look.refused + 1 if look.asked == size else 1
-            look.asked = size
-            if look.refused < PATIENCE:
-                return flat_batch(look.medians()) if look.times else known.choice
-            if not look.times:  # not even the first size: begin at one that they can have
-                known.look = _Look(_power(largest), self._lowest)
-            elif size == look.start:  # seen, but not often enough
-                _settle(known, look)
+            search.refused = search.refused + 1 if search.proposed == size else 1
+            search.proposed = size
+            if search.refused < MAX_REFUSALS:
+                return flat_batch(search.medians()) if search.times else known.choice
+            if not search.times:  # not even the first size: begin at one that they can have
+                known.search = _BatchSizeSearch(_power(largest), self._lowest)
+            elif size == search.start:  # seen, but not often enough
+                _settle(known, search)
             else:
-                look.skip(size)
+                search.skip(size)
         return known.choice
 
 
-def _settle(known: _Known, look: _Look) -> None:
+def _settle(known: _Known, search: _BatchSizeSearch) -> None:
     """The look is over: choose."""
-    known.curve = look.medians()
+    known.curve = search.medians()
     known.choice = flat_batch(known.curve, FLAT)
-    known.look, known.look_samples, known.since = None, look.samples, 0
+    known.search, known.search_samples, known.since = None, search.samples, 0
     known.recent.clear()
 
 

@@ -1,6 +1,6 @@
 """Decoding in processes of their own, for where Python's lock would bind (many small samples).
 
-A COS batch is cut into a piece for each process that is idle. A process that dies is replaced, and its piece decoded
+A COS batch is cut into a task for each process that is idle. A process that dies is replaced, and its task decoded
 again, once. Results, and errors of samples, are those of :func:`hapi.data.transforms.pipeline.input_batch` in this
 process.
 """
@@ -25,15 +25,15 @@ from hapi.data.transforms.decode_limits import NO_LIMITS, DecodeLimits
 from hapi.data.transforms.pipeline import input_batch, input_shape
 from hapi.errors import DrainingError, HapiError, UsageError
 from hapi.server.decoding.process import DecoderProcess, DecodeTask, Died
-from hapi.server.decoding.worker import order_of
+from hapi.server.decoding.worker import task_document
 from hapi.waiting import check, paused, wait, when_given_up
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples
 
 log = logging.getLogger("hapi.server")
 
-PIECE_BYTES = 32 << 20
-"""Float32 bytes of a piece, if that is at least one sample: what each process keeps as shared memory."""
+TASK_BYTES = 32 << 20
+"""Float32 bytes of a task, if that is at least one sample: what each process keeps as shared memory."""
 
 
 class Decoders:
@@ -127,35 +127,39 @@ class Decoders:
         if not len(samples):
             return out
         taken = self._take(len(samples))
-        orders = [
-            DecodeTask(order_of(piece, layout, transform, self._threads, self._limits), piece.data, part)
-            for piece, part in _cut(samples, out.numpy(), len(taken))
+        tasks = [
+            DecodeTask(
+                task_document(part_samples, layout, transform, self._threads, self._limits),
+                part_samples.data,
+                part,
+            )
+            for part_samples, part in _cut(samples, out.numpy(), len(taken))
         ]
-        while orders:
+        while tasks:
             with when_given_up(partial(_kill, list(taken))):
-                orders = self._run(taken, orders, clock)
-            if orders:
+                tasks = self._run(taken, tasks, clock)
+            if tasks:
                 check()
-                taken = self._take(len(orders))
+                taken = self._take(len(tasks))
         return out
 
     def _run(
-        self, taken: list[DecoderProcess], orders: list[DecodeTask], clock: StageClock
+        self, taken: list[DecoderProcess], tasks: list[DecodeTask], clock: StageClock
     ) -> list[DecodeTask]:
         """Carry them out on ``taken``, which are given back; those that are left since a process died."""
-        todo, left = iter(orders), []
+        todo, left = iter(tasks), []
         error: HapiError | None = None
         try:
             running = deque(zip(taken, todo, strict=False))
-            for decoder, order in running:
-                decoder.begin(order)
+            for decoder, task in running:
+                decoder.begin(task)
             while running:
-                decoder, order = running.popleft()
+                decoder, task = running.popleft()
                 try:
                     self._count(decoder.finish(), clock)
                 except Died as cause:
-                    order.deaths.append(str(cause))
-                    left.append(order)
+                    task.deaths.append(str(cause))
+                    left.append(task)
                 except HapiError as problem:
                     error = error or problem  # the others finish: their processes are good
                 following = next(todo, None) if decoder.alive and not error else None
@@ -167,8 +171,8 @@ class Decoders:
                     decoder.begin(following)
         finally:
             self._give_back(taken)
-        for order in left:
-            error = error or order.given_up()
+        for task in left:
+            error = error or task.given_up()
         if error:
             raise error
         return [*left, *todo]
@@ -178,8 +182,8 @@ class Decoders:
         with self._changed:
             self._cpu += cpu_seconds
 
-    def _take(self, most: int) -> list[DecoderProcess]:
-        """One that is idle; up to ``most`` if nobody else waits."""
+    def _take(self, limit: int) -> list[DecoderProcess]:
+        """One that is idle; up to ``limit`` if nobody else waits."""
         with self._changed:
             self._waiting += 1
             try:
@@ -187,7 +191,7 @@ class Decoders:
                     wait(self._changed)
             finally:
                 self._waiting -= 1
-            taken = usable[: max(1, min(most, len(usable) - self._waiting))]
+            taken = usable[: max(1, min(limit, len(usable) - self._waiting))]
             self._idle = [d for d in self._idle if d not in taken]
             return taken
 
@@ -195,9 +199,9 @@ class Decoders:
         """The idle ones that are ready; when there is none and none to wait for, those that still start."""
         if self._closed:
             raise DrainingError("the server is shutting down; ask another one")
-        for place, decoder in enumerate(self._idle):
+        for index, decoder in enumerate(self._idle):
             if not decoder.alive:
-                self._idle[place] = self._all[self._all.index(decoder)] = DecoderProcess()
+                self._idle[index] = self._all[self._all.index(decoder)] = DecoderProcess()
                 self.replaced += 1
                 log.warning("decoding process died", extra={"pid": decoder.pid, "how": decoder.end()})
         ready = [d for d in self._idle if d.ready]
@@ -221,19 +225,19 @@ def _kill(processes: list[DecoderProcess]) -> None:
 
 
 def _cut(
-    samples: Samples, out: npt.NDArray[np.float32], least: int
+    samples: Samples, out: npt.NDArray[np.float32], processes: int
 ) -> Iterator[tuple[Samples, npt.NDArray[np.float32]]]:
-    """Pieces of a batch and where they go: as many for each of ``least`` processes, of at most :data:`PIECE_BYTES`."""
-    most = max(1, PIECE_BYTES // out[0].nbytes)
-    rounds = -(-len(samples) // (most * least))
-    count = min(rounds * least, len(samples))
+    """Parts of a batch and where they go: as many for each of ``processes``, of at most :data:`TASK_BYTES`."""
+    limit = max(1, TASK_BYTES // out[0].nbytes)
+    rounds = -(-len(samples) // (limit * processes))
+    count = min(rounds * processes, len(samples))
     bounds = np.linspace(0, len(samples), count + 1).astype(int).tolist()
     for start, stop in pairwise(bounds):
         offsets = samples.offsets[start : stop + 1]
-        piece = Samples(
+        samples_of_part = Samples(
             ids=samples.ids[start:stop],
             data=samples.data[int(offsets[0]) : int(offsets[-1])],
             offsets=offsets - offsets[0],
             labels=samples.labels[start:stop],
         )
-        yield piece, out[start:stop]
+        yield samples_of_part, out[start:stop]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from hapi.errors import DataError, HapiError, from_problem
 from hapi.server.decoding.environment import decoder_environment
-from hapi.server.decoding.worker import ORDER, REPLY, receive
+from hapi.server.decoding.worker import REPLY, TASK_HEAD, receive
 
 START_SECONDS = 120.0
 """Longest time until a process is ready; importing torch from a cold disk takes most of it."""
@@ -58,7 +58,7 @@ class DecoderProcess:
     """One process and its memory. Used by one thread at a time, but for :meth:`kill`."""
 
     def __init__(self) -> None:
-        self._order: DecodeTask | None = None
+        self._task: DecodeTask | None = None
         self._memory: mmap.mmap | None = None
         self._greeted = False
         self._socket, theirs = socket.socketpair()
@@ -81,7 +81,7 @@ class DecoderProcess:
 
     @property
     def ready(self) -> bool:
-        """Whether an order would be begun at once."""
+        """Whether a task would be begun at once."""
         poll = select.poll()  # select would refuse descriptors from 1024 on
         poll.register(self._socket, select.POLLIN)
         return self._greeted or bool(poll.poll(0))
@@ -94,36 +94,36 @@ class DecoderProcess:
             self._socket.settimeout(None)
             self._greeted = True
 
-    def begin(self, order: DecodeTask) -> None:
+    def begin(self, task: DecodeTask) -> None:
         """Hand it over; what goes wrong is told by :meth:`finish`."""
-        self._order = order
+        self._task = task
         with contextlib.suppress(Died, ConnectionError):
             self.greet()
-            fds = self._grow(order.out.nbytes)
-            document = json.dumps(order.document).encode()
+            fds = self._grow(task.out.nbytes)
+            document = json.dumps(task.document).encode()
             try:
-                socket.send_fds(self._socket, [ORDER.pack(len(document), order.data.nbytes)], fds)
+                socket.send_fds(self._socket, [TASK_HEAD.pack(len(document), task.data.nbytes)], fds)
             finally:
                 for fd in fds:
                     os.close(fd)
             self._socket.sendall(document)
-            self._socket.sendall(order.data.data)
+            self._socket.sendall(task.data.data)
 
     def finish(self) -> float:
-        """Wait for the order's end; CPU seconds that it took. The sample's error; :class:`Died`."""
-        reply, order = self._reply(), self._order
-        self._order = None
+        """Wait for the task's end; CPU seconds that it took. The sample's error; :class:`Died`."""
+        reply, task = self._reply(), self._task
+        self._task = None
         if "failure" in reply:
             raise RuntimeError(f"decoding failed in its process: {reply['failure']}")
         if "problem" in reply:
             raise from_problem(reply["problem"], 500)
-        if order is not None and order.out.size:
-            order.out[...] = np.ndarray(order.out.shape, np.float32, buffer=self._memory)
+        if task is not None and task.out.size:
+            task.out[...] = np.ndarray(task.out.shape, np.float32, buffer=self._memory)
         return float(reply["cpu"])
 
     def abandon(self) -> None:
-        """End the process if it still works on an order, for which nobody waits any more."""
-        if self._order is not None:
+        """End the process if it still works on a task, for which nobody waits any more."""
+        if self._task is not None:
             self.kill()
 
     def kill(self) -> None:

@@ -1,11 +1,11 @@
 """A process that decodes samples for a server: stored bytes in by a socket, float32 out by shared memory.
 
-Started by :mod:`hapi.server.decoding.pool`, one order at a time. It reads nothing from the store and outlives its
-server by one order at most: the socket's end is its own.
+Started by :mod:`hapi.server.decoding.pool`, one task at a time. It reads nothing from the store and outlives its
+server by one task at most: the socket's end is its own.
 
-An order is :data:`ORDER` (length of the document, length of the bytes), a JSON document and the samples' bytes; a
+A task is :data:`TASK_HEAD` (length of the document, length of the bytes), a JSON document and the samples' bytes; a
 reply is :data:`REPLY` (length of the document) and a JSON document. The first reply is sent unasked, when all is
-imported. The memory comes as a file descriptor beside the first order that uses it.
+imported. The memory comes as a file descriptor beside the first task that uses it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from hapi.server.device.host_memory import ImageRoom
 from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples
 
-ORDER = struct.Struct("<IQ")
+TASK_HEAD = struct.Struct("<IQ")
 REPLY = struct.Struct("<I")
 
 
-def order_of(
+def task_document(
     samples: Samples,
     layout: SampleLayout,
     transform: TransformSpec | None,
     threads: int,
     limits: DecodeLimits = NO_LIMITS,
 ) -> dict[str, Any]:
-    """The document of an order for ``samples``, without their bytes."""
+    """The document of a task for ``samples``, without their bytes."""
     room = limits.room if isinstance(limits.room, ImageRoom) else None
     return {
         "limits": [limits.pixels, limits.flag, room and [room.nbytes, room.processes]],
@@ -84,13 +84,13 @@ def _serve(sock: socket.socket) -> None:
     cpu = time.process_time()
     _reply(sock, {})
     while True:
-        prefix, fds, _, _ = socket.recv_fds(sock, ORDER.size, 1, socket.MSG_WAITALL)
-        if len(prefix) < ORDER.size:
+        prefix, fds, _, _ = socket.recv_fds(sock, TASK_HEAD.size, 1, socket.MSG_WAITALL)
+        if len(prefix) < TASK_HEAD.size:
             raise EOFError
         for fd in fds:
             memory = mmap.mmap(fd, os.fstat(fd).st_size)
             os.close(fd)
-        length, nbytes = ORDER.unpack(prefix)
+        length, nbytes = TASK_HEAD.unpack(prefix)
         document, data = bytearray(length), np.empty(nbytes, np.uint8)
         receive(sock, memoryview(document))
         receive(sock, data.data)
@@ -99,17 +99,17 @@ def _serve(sock: socket.socket) -> None:
         _reply(sock, {**reply, "cpu": cpu - before})
 
 
-def decoded(order: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mmap | None) -> dict[str, Any]:
-    """Carry out ``order``; what was wrong with it, or nothing."""
+def decoded(task: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mmap | None) -> dict[str, Any]:
+    """Carry out ``task``; what was wrong with it, or nothing."""
     try:
-        ids = np.array(order["ids"], np.int64)
-        samples = Samples(ids, data, np.array(order["offsets"], np.int64), np.zeros_like(ids))
-        layout = SampleLayout.from_json(order["layout"])
-        given = order["transform"]
+        ids = np.array(task["ids"], np.int64)
+        samples = Samples(ids, data, np.array(task["offsets"], np.int64), np.zeros_like(ids))
+        layout = SampleLayout.from_json(task["layout"])
+        given = task["transform"]
         transform = None if given is None else TransformSpec.from_json(given, random=True)
         shape = (len(samples), *input_shape(layout, transform))
         out = np.ndarray(shape, np.float32, buffer=memory)
-        input_batch(samples, layout, transform, order["threads"], out, _limits(*order["limits"]))
+        input_batch(samples, layout, transform, task["threads"], out, _limits(*task["limits"]))
     except HapiError as error:
         return {"problem": error.to_problem()}
     except Exception as error:

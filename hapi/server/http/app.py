@@ -28,7 +28,6 @@ from hapi.server.frame_stream import FrameStream
 from hapi.server.http import openapi
 from hapi.server.http.connections import Connections
 from hapi.server.http.disclosure import Disclosure
-from hapi.server.http.front_door import EXPECT, FrontRunner, place_of
 from hapi.server.http.metrics import Metrics
 from hapi.server.http.overview import Overview
 from hapi.server.http.page import page, page_headers
@@ -37,6 +36,7 @@ from hapi.server.http.response_stream import GONE, PROBLEM, REQUEST_ID, STATUS, 
 from hapi.server.http.same_origin import check_origin
 from hapi.server.http.slow_reader import SlowReaderGuard
 from hapi.server.http.tenants import Tenants
+from hapi.server.http.web_server import EXPECT, WebRunner, connection_of
 from hapi.server.lifecycle.descriptors import connection_limits, descriptor_limit
 from hapi.server.lifecycle.log_limits import REQUEST
 from hapi.server.lifecycle.progress_watch import subject_of
@@ -106,16 +106,16 @@ class Application:
         self._parsing = asyncio.Lock()
         self._workers = watch.threads(service.slots + 1, "hapi-request", of_slots=True)
         self._documents = watch.threads(DOCUMENT_THREADS, "hapi-document")
-        self.looks = watch.threads(1, "hapi-look")
+        self.status_threads = watch.threads(1, "hapi-look")
         """The thread for looks at the server, and for tidying up."""
         self.web = web.Application(client_max_size=messages.MAX_REQUEST_BYTES, middlewares=[self._guard])
         for device in service.devices():
             self.metrics.cos_batch.labels(device.name)
         self._routes()
 
-    def runner(self) -> FrontRunner:
+    def runner(self) -> WebRunner:
         """How aiohttp is to serve it."""
-        return FrontRunner(self.web, self.connections)
+        return WebRunner(self.web, self.connections)
 
     def close(self) -> None:
         """Stop the worker threads."""
@@ -123,7 +123,7 @@ class Application:
         self._parser.close()
         self._workers.close()
         self._documents.close()
-        self.looks.close()
+        self.status_threads.close()
 
     def _routes(self) -> None:
         add = self.web.router
@@ -186,8 +186,8 @@ class Application:
             if isinstance(problem, _AUDITED):
                 extra |= {"audit": problem.slug, "remote": request.remote}
             self.metrics.errors.labels(problem.slug).inc()
-            told = self.disclosure.of(problem)
-            self.board.failed(told, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
+            disclosed = self.disclosure.of(problem)
+            self.board.failed(disclosed, request_id=request[REQUEST_ID], tenant=tenant, path=request.path)
         log.log(level, REQUEST, extra=extra)
 
     async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -202,8 +202,8 @@ class Application:
             response = problem_response(self.disclosure.of(problem))
             if isinstance(problem, _SENT_AWAY):
                 response.force_close()
-        place = place_of(request)
-        if place is not None and place.over:
+        connection = connection_of(request)
+        if connection is not None and connection.over:
             response.force_close()
         if not response.prepared:
             response.headers[messages.REQUEST_ID_HEADER] = request[REQUEST_ID]
@@ -218,17 +218,17 @@ class Application:
 
     def _authorise(self, request: web.Request) -> None:
         """Find the tenant that asks, and refuse who may not."""
-        path, place = request.path, place_of(request)
+        path, connection = request.path, connection_of(request)
         if path in _HEALTH:
             return
-        if place is not None:
-            place.check()
+        if connection is not None:
+            connection.check()
         if self.tenants.open:
             check_origin(request.headers.get("Host"), request.headers.get("Origin"))
         if path not in _OPEN:
             request[TENANT] = self.tenants.of(request.headers.get("Authorization", ""))
-            if place is not None:
-                self.connections.authorise(place)
+            if connection is not None:
+                self.connections.authorise(connection)
 
     # -- handlers ----------------------------------------------------------------------------------------
 
@@ -251,22 +251,22 @@ class Application:
         return web.json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = await finished(self.looks.submit(self.metrics.render), lambda text: None)
+        text = await finished(self.status_threads.submit(self.metrics.render), lambda text: None)
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def _status(self, request: web.Request) -> web.Response:
-        look = self.looks.submit(self.overview.document, self.draining)
+        pending = self.status_threads.submit(self.overview.document, self.draining)
         headers = {"Cache-Control": "no-store"}
-        return web.json_response(await finished(look, lambda document: None), headers=headers)
+        return web.json_response(await finished(pending, lambda document: None), headers=headers)
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(body=page(), headers=page_headers())
 
     async def _document(self, request: web.Request) -> web.Response:
-        patience, deadline = self.service.settings.max_request_seconds, _deadline(request)
+        max_wait, deadline = self.service.settings.max_request_seconds, _deadline(request)
         subject = f"GET {request.path[:200]}"
         self.service.watch.check(subject)
-        async with self.documents.slot(request[TENANT], LEAST_COST, patience, deadline):
+        async with self.documents.slot(request[TENANT], LEAST_COST, max_wait, deadline):
             interest = Interest(subject, time.monotonic())  # two of them that hang would keep out all others
             reading = self._documents.submit_in(interest, self.service.document, request.path)
             return web.json_response(await finished(reading, lambda document: None, interest.set))
@@ -316,9 +316,9 @@ class Application:
             device = context.progress.device
             return self.admission.pressed() or service.workers.pressed(device) or service.host.waiting > 0
 
-        pace = SlowReaderGuard(settings.pace(), interest.deadline, pressed)
+        guard = SlowReaderGuard(settings.pace_limits(), interest.deadline, pressed)
         answer = Answer(
-            self._workers, settings.send_timeout, pace, self.metrics.bytes_sent.inc, self.disclosure
+            self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, self.disclosure
         )
         self.admission.sent(context.tenant, stream.content_length)
         try:

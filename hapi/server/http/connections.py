@@ -49,7 +49,7 @@ class ConnectionLimits:
     """Beyond ``total``, for health checks."""
 
 
-class Place:
+class OpenConnection:
     """What a server knows of one connection."""
 
     __slots__ = (
@@ -109,22 +109,22 @@ class Connections:
         self.refused: Counter[str] = Counter()
         """Connections refused or ended so far, by :data:`REASONS`."""
         self._clock = clock
-        self._places: dict[int, Place] = {}
+        self._open: dict[int, OpenConnection] = {}
         self._held = 0
         self._held_by: Counter[str] = Counter()
-        self._ended: dict[Place, None] = {}
-        self._waiting: dict[Place, None] = {}
-        self._strangers: dict[Place, None] = {}
-        self._strangers_of: dict[str, dict[Place, None]] = {}
-        self._over: dict[Place, None] = {}
-        self._told: Counter[str] = Counter()
-        self._told_at = float("-inf")
+        self._ended: dict[OpenConnection, None] = {}
+        self._waiting: dict[OpenConnection, None] = {}
+        self._strangers: dict[OpenConnection, None] = {}
+        self._strangers_of: dict[str, dict[OpenConnection, None]] = {}
+        self._over: dict[OpenConnection, None] = {}
+        self._reported: Counter[str] = Counter()
+        self._reported_at = float("-inf")
         self._troublesome: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
         """Connections that are open, in the reserve or not."""
-        return len(self._places)
+        return len(self._open)
 
     # -- at the door -------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Connections:
         oldest = next(iter(self._ended)).ended
         return oldest is not None and self._clock() - oldest < CLOSING_SECONDS
 
-    def admit(self, sock: socket.socket, address: str) -> Place | None:
+    def admit(self, sock: socket.socket, address: str) -> OpenConnection | None:
         """The place of a connection that was accepted from ``address``; None: close it."""
         network, limits = network_of(address), self.limits
         crowded = self._held_by[network] >= limits.per_address
@@ -152,19 +152,19 @@ class Connections:
                 self._end_over(next(iter(self._over)))
         if self.open > limits.total + limits.reserve:  # those that were ended are not closed in time
             return None
-        place = Place(sock, network, self._clock())
-        place.over = reason
-        self._places[place.descriptor] = place
-        weakref.finalize(sock, self.closed, place).atexit = False
+        connection = OpenConnection(sock, network, self._clock())
+        connection.over = reason
+        self._open[connection.descriptor] = connection
+        weakref.finalize(sock, self.closed, connection).atexit = False
         if reason:
-            self._over[place] = None
+            self._over[connection] = None
         else:
             self._held += 1
             self._held_by[network] += 1
-            self._waiting[place] = None
-            self._strangers[place] = None
-            self._strangers_of.setdefault(network, {})[place] = None
-        return place
+            self._waiting[connection] = None
+            self._strangers[connection] = None
+            self._strangers_of.setdefault(network, {})[connection] = None
+        return connection
 
     def refuse(self, reason: str, network: str = "") -> None:
         """Count a connection that was refused or ended."""
@@ -172,61 +172,61 @@ class Connections:
         if network and (network in self._troublesome or len(self._troublesome) < 1000):
             self._troublesome[network] += 1
 
-    def place_of(self, descriptor: int) -> Place | None:
+    def connection_of(self, descriptor: int) -> OpenConnection | None:
         """The place of the open connection with this descriptor."""
-        return self._places.get(descriptor)
+        return self._open.get(descriptor)
 
     # -- of one connection -------------------------------------------------------------------------------
 
-    def asks(self, place: Place) -> None:
+    def asks(self, connection: OpenConnection) -> None:
         """The head of a request has come."""
-        place.asked = True
-        self._waiting.pop(place, None)
+        connection.asked = True
+        self._waiting.pop(connection, None)
 
-    def authorise(self, place: Place) -> None:
+    def authorise(self, connection: OpenConnection) -> None:
         """It made an authorised request, and does not make room for others any more."""
-        if not place.authorised:
-            place.authorised = True
-            self._forget(place)
+        if not connection.authorised:
+            connection.authorised = True
+            self._forget(connection)
 
-    def closed(self, place: Place) -> None:
+    def closed(self, connection: OpenConnection) -> None:
         """Its socket is closed, or lost; telling it twice is the same."""
-        if self._places.get(place.descriptor) is place:
-            del self._places[place.descriptor]
-            self._leave(place)
-            self._ended.pop(place, None)
+        if self._open.get(connection.descriptor) is connection:
+            del self._open[connection.descriptor]
+            self._leave(connection)
+            self._ended.pop(connection, None)
 
-    def _end(self, place: Place, reason: str) -> None:
-        self.refuse(reason, place.network)
-        self._leave(place)
-        self._ended[place] = None
-        place.end(self._clock())
+    def _end(self, connection: OpenConnection, reason: str) -> None:
+        self.refuse(reason, connection.network)
+        self._leave(connection)
+        self._ended[connection] = None
+        connection.end(self._clock())
 
-    def _end_over(self, place: Place) -> None:
+    def _end_over(self, connection: OpenConnection) -> None:
         """End one that was refused already."""
-        self._leave(place)
-        self._ended[place] = None
-        place.end(self._clock())
+        self._leave(connection)
+        self._ended[connection] = None
+        connection.end(self._clock())
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, connection: OpenConnection) -> None:
         """It holds no place any more."""
-        self._over.pop(place, None)
-        self._forget(place)
-        if not place.over and place not in self._ended:
+        self._over.pop(connection, None)
+        self._forget(connection)
+        if not connection.over and connection not in self._ended:
             self._held -= 1
-            self._held_by[place.network] -= 1
-            if not self._held_by[place.network]:
-                del self._held_by[place.network]
+            self._held_by[connection.network] -= 1
+            if not self._held_by[connection.network]:
+                del self._held_by[connection.network]
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, connection: OpenConnection) -> None:
         """It is no stranger any more."""
-        self._waiting.pop(place, None)
-        self._strangers.pop(place, None)
-        of_network = self._strangers_of.get(place.network)
+        self._waiting.pop(connection, None)
+        self._strangers.pop(connection, None)
+        of_network = self._strangers_of.get(connection.network)
         if of_network is not None:
-            of_network.pop(place, None)
+            of_network.pop(connection, None)
             if not of_network:
-                del self._strangers_of[place.network]
+                del self._strangers_of[connection.network]
 
     # -- from time to time -------------------------------------------------------------------------------
 
@@ -243,24 +243,24 @@ class Connections:
     def sweep(self) -> None:
         """End connections that have not asked in time."""
         now = self._clock()
-        for places, seconds in ((self._waiting, FIRST_REQUEST_SECONDS), (self._over, HEALTH_SECONDS)):
-            late = list(itertools.takewhile(lambda p, longest=seconds: now - p.since >= longest, places))  # type: ignore[misc]
-            for place in late:
-                if place.over:
-                    self._end_over(place)
+        for group, seconds in ((self._waiting, FIRST_REQUEST_SECONDS), (self._over, HEALTH_SECONDS)):
+            late = list(itertools.takewhile(lambda p, longest=seconds: now - p.since >= longest, group))  # type: ignore[misc]
+            for connection in late:
+                if connection.over:
+                    self._end_over(connection)
                 else:
-                    self._end(place, "late")
+                    self._end(connection, "late")
 
     def tell(self, *, at_once: bool = False) -> None:
         """Tell the audit what was refused since it was told last, if that is a while ago."""
         now = self._clock()
-        news = self.refused - self._told
-        if news and (at_once or now - self._told_at >= TOLD_SECONDS):
-            most = self._troublesome.most_common(1)
+        news = self.refused - self._reported
+        if news and (at_once or now - self._reported_at >= TOLD_SECONDS):
+            worst = self._troublesome.most_common(1)
             audit.refused(
-                "connections", reasons=dict(news), open=self.open, most_from=most[0][0] if most else ""
+                "connections", reasons=dict(news), open=self.open, most_from=worst[0][0] if worst else ""
             )
-            self._told, self._told_at = self.refused.copy(), now
+            self._reported, self._reported_at = self.refused.copy(), now
             self._troublesome.clear()
 
 

@@ -33,9 +33,9 @@ class Disclosure:
         """``error`` with the message that a client is told."""
         if self._everything:
             return error
-        told = type(error).__new__(type(error), self._text(error))
-        told.__dict__.update(error.__dict__)
-        return told
+        disclosed = type(error).__new__(type(error), self._text(error))
+        disclosed.__dict__.update(error.__dict__)
+        return disclosed
 
     def _text(self, error: HapiError) -> str:
         if error.outside is not None:

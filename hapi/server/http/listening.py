@@ -17,7 +17,7 @@ import ssl
 from aiohttp import web
 
 from hapi.errors import SHORT_OF
-from hapi.server.http.connections import FIRST_REQUEST_SECONDS, Connections, Place
+from hapi.server.http.connections import FIRST_REQUEST_SECONDS, Connections, OpenConnection
 
 ACCEPTED_AT_ONCE = 8
 """Connections accepted in one turn of the event loop: those that were ended are closed between two turns."""
@@ -30,14 +30,14 @@ class Accepted(socket.socket):
 
     def __init__(self, accepted: socket.socket) -> None:
         super().__init__(fileno=accepted.detach())
-        self.place: Place | None = None
+        self.connection: OpenConnection | None = None
         self.connections: Connections | None = None
 
     def close(self) -> None:
         """Close it, and give its place away."""
         super().close()
-        if self.connections is not None and self.place is not None:
-            self.connections.closed(self.place)
+        if self.connections is not None and self.connection is not None:
+            self.connections.closed(self.connection)
 
 
 class Listener(socket.socket):
@@ -66,9 +66,9 @@ class Listener(socket.socket):
                 self._turn_away(error)
                 raise BlockingIOError from None
             sock = Accepted(accepted)
-            place = self._connections.admit(sock, str(address[0]))
-            if place is not None:
-                sock.place, sock.connections = place, self._connections
+            connection = self._connections.admit(sock, str(address[0]))
+            if connection is not None:
+                sock.connection, sock.connections = connection, self._connections
                 return sock, address
             sock.close()
 

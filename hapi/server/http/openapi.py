@@ -175,8 +175,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _deadline() -> dict[str, Any]:
-    most = f"at most {messages.MAX_DEADLINE:.0f}"
-    text = f"Seconds from its arrival that the request may wait in the queue: above 0, {most}."
+    described = f"at most {messages.MAX_DEADLINE:.0f}"
+    text = f"Seconds from its arrival that the request may wait in the queue: above 0, {described}."
     return _header(messages.DEADLINE_HEADER, schemas.text(messages.DECIMAL_PATTERN), text)
 
 
@@ -271,8 +271,8 @@ def _model() -> Schema:
         "digests": listed(DIGEST, 1),
     }
     described = of_class(ModelManifest, known)
-    beside = {"format": COUNT, "architecture": TEXT, "digest": DIGEST, "bytes": COUNT, "checksum": TEXT}
-    return _with(described, beside)
+    more = {"format": COUNT, "architecture": TEXT, "digest": DIGEST, "bytes": COUNT, "checksum": TEXT}
+    return _with(described, more)
 
 
 def _with(schema: Schema, properties: Mapping[str, Schema]) -> Schema:

@@ -61,14 +61,14 @@ class Answer:
         self,
         workers: Threads,
         send_timeout: float,
-        pace: SlowReaderGuard,
+        guard: SlowReaderGuard,
         count: Callable[[float], None],
         disclosure: Disclosure,
     ) -> None:
         """``send_timeout``: seconds in which the headers must leave; ``count`` is told the bytes sent."""
         self._workers = workers
         self._send_timeout = send_timeout
-        self._pace = pace
+        self._guard = guard
         self._count = count
         self._disclosure = disclosure
         self.unsent = 0
@@ -140,14 +140,14 @@ class Answer:
         self._acked_before = _acked(sock)
         while frame is not None:
             with interest.paused(), clock.stage("send"):
-                for piece in joined(frame):
-                    self._send_all(sock, piece)
-                    self._sent(len(piece))
+                for part in joined(frame):
+                    self._send_all(sock, part)
+                    self._sent(len(part))
             frame = next(stream.frames, None)
 
-    def _send_all(self, sock: socket.socket, piece: Buffer) -> None:
-        """Send ``piece`` wholly over a non-blocking socket, as long as its reader keeps pace."""
-        view = memoryview(piece).cast("B")
+    def _send_all(self, sock: socket.socket, part: Buffer) -> None:
+        """Send ``part`` wholly over a non-blocking socket, as long as its reader keeps pace."""
+        view = memoryview(part).cast("B")
         writable: select.poll | None = None
         while view:
             try:
@@ -157,8 +157,8 @@ class Answer:
                     writable = select.poll()
                     writable.register(sock, select.POLLOUT)
                 since = time.monotonic()
-                writable.poll(self._pace.interval * 1000)
-                self._look(sock, since)
+                writable.poll(self._guard.interval * 1000)
+                self._check_reader(sock, since)
             else:
                 self._handed += sent
                 view = view[sent:]
@@ -177,35 +177,35 @@ class Answer:
             following = self._workers.submit_in(interest, next, stream.frames, None)
             try:
                 with interest.paused():
-                    for piece in joined(frame):
-                        await self._write(sock, response, piece)
-                        self._sent(len(piece))
+                    for part in joined(frame):
+                        await self._write(sock, response, part)
+                        self._sent(len(part))
                 frame = await outcome(following)
             finally:
                 await over(following)
 
-    async def _write(self, sock: Any, response: web.StreamResponse, piece: Buffer) -> None:
-        """Write ``piece`` to the loop's transport, as long as the reader keeps pace."""
-        writing = asyncio.ensure_future(response.write(piece))
-        self._handed += len(piece)
+    async def _write(self, sock: Any, response: web.StreamResponse, part: Buffer) -> None:
+        """Write ``part`` to the loop's transport, as long as the reader keeps pace."""
+        writing = asyncio.ensure_future(response.write(part))
+        self._handed += len(part)
         try:
             while not writing.done():
                 since = time.monotonic()
-                await asyncio.wait([writing], timeout=self._pace.interval)
-                self._look(sock, since)
+                await asyncio.wait([writing], timeout=self._guard.interval)
+                self._check_reader(sock, since)
             await writing
         finally:
             writing.cancel()
 
-    def _look(self, sock: Any, since: float) -> None:
+    def _check_reader(self, sock: Any, since: float) -> None:
         """The reader let the server wait from ``since`` until now."""
         now = time.monotonic()
-        if self._pace.waited(since, now):
+        if self._guard.waited(since, now):
             acked = _acked(sock)
             if acked is None or self._acked_before is None:
-                self._pace.look(now, self._handed)
+                self._guard.check(now, self._handed)
             else:
-                self._pace.look(now, acked - self._acked_before)
+                self._guard.check(now, acked - self._acked_before)
 
     def _sent(self, count: int) -> None:
         self.unsent -= count

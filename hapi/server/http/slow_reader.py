@@ -46,7 +46,7 @@ class PaceLimits:
 
 
 class SlowReaderGuard:
-    """One reader's. Call :meth:`waited` after each wait for it, and :meth:`look` as soon as that asks for it."""
+    """One reader's. Call :meth:`waited` after each wait for it, and :meth:`check` as soon as that asks for it."""
 
     def __init__(self, limits: PaceLimits, deadline: float, wanted: Callable[[], bool]) -> None:
         """``deadline``: when the request must be over; ``wanted``: whether somebody could use the slot now, or the
@@ -56,7 +56,7 @@ class SlowReaderGuard:
         self._wanted = wanted
         self._waited = 0.0
         """Seconds that the server has waited for this reader."""
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._taken = 0
         self._taken_at = 0.0
         """What it had taken at the last look, and when (in waited seconds) that last grew."""
@@ -68,11 +68,11 @@ class SlowReaderGuard:
     def waited(self, since: float, now: float) -> bool:
         """The server has waited for the reader from ``since`` to ``now``. Whether it is time for a look."""
         self._waited += now - since
-        return self._waited >= self._next_look or now >= self._deadline
+        return self._waited >= self._next_check or now >= self._deadline
 
-    def look(self, now: float, taken: int) -> None:
+    def check(self, now: float, taken: int) -> None:
         """The reader has taken ``taken`` bytes so far; raises :class:`DroppedReaderError` when it loses its slot."""
-        self._next_look = self._waited + self.interval
+        self._next_check = self._waited + self.interval
         if taken > self._taken:
             self._taken, self._taken_at = taken, self._waited
         self._remember()

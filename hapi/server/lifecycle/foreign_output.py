@@ -62,11 +62,11 @@ def foreign_output_logged() -> Iterator[None]:
 
 def _log_lines(reading: int) -> None:
     shown = Allowance(LINES_A_MINUTE, 60.0)
-    rest = b""
+    unfinished = b""
     while data := os.read(reading, 1 << 14):
-        *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
+        *lines, unfinished = (unfinished + data).split(b"\n")
+        if len(unfinished) > LONGEST_LINE:
+            lines, unfinished = [*lines, unfinished], b""
         for raw in lines:
             line = printable(raw.decode("utf-8", "replace").strip(), LONGEST_LINE)
             if line and shown.take(time.monotonic()):
@@ -79,8 +79,8 @@ def _log_lines(reading: int) -> None:
 class Allowance:
     """So many in each period."""
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int, seconds: float) -> None:
+        self._max_bytes = max_bytes
         self._seconds = seconds
         self._since = -seconds
         self._taken = 0
@@ -91,7 +91,7 @@ class Allowance:
         """Whether there is one more in the period of ``now`` (seconds)."""
         if now - self._since >= self._seconds:
             self._since, self._taken = now, 0
-        if self._taken >= self._most:
+        if self._taken >= self._max_bytes:
             self.left_out += 1
             return False
         self._taken += 1

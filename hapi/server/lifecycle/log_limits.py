@@ -64,8 +64,8 @@ def _quoting(error: BaseException) -> str:
 class Repeats:
     """Counts lines by kind. Not thread-safe."""
 
-    def __init__(self, most: int = MOST, seconds: float = WINDOW_SECONDS) -> None:
-        self._most = most
+    def __init__(self, limit: int = MOST, seconds: float = WINDOW_SECONDS) -> None:
+        self._limit = limit
         self._seconds = seconds
         self._windows: dict[Kind, tuple[float, int]] = {}
         """By kind, in the order of their ends: when its window ends, and lines in it."""
@@ -76,7 +76,7 @@ class Repeats:
             kind = _OTHERS
         ends, count = self._windows.get(kind, (now + self._seconds, 0))
         self._windows[kind] = ends, count + 1
-        return count < self._most
+        return count < self._limit
 
     def over(self, now: float) -> Iterator[tuple[Kind, int]]:
         """Forget windows that have ended: their kinds, and how many lines were left out where some were."""
@@ -85,8 +85,8 @@ class Repeats:
             if ends > now:
                 return
             del self._windows[kind]
-            if count > self._most:
-                yield kind, count - self._most
+            if count > self._limit:
+                yield kind, count - self._limit
 
 
 class LimitedHandler(logging.StreamHandler[TextIO]):

@@ -35,19 +35,19 @@ RETRY_SECONDS = 5.0
 class ProgressWatch:
     """The watch over a server's threads; thread-safe. A thread of its own looks at them."""
 
-    def __init__(self, patience: float, most_lost: int) -> None:
+    def __init__(self, still_seconds: float, most_lost: int) -> None:
         """Begin to watch.
 
         Args:
-            patience: Seconds without a step of the work after which it counts as stuck.
+            still_seconds: Seconds without a step of the work after which it counts as stuck.
             most_lost: Threads that may be lost at a time.
         """
-        self.patience = patience
+        self.still_seconds = still_seconds
         self.lost = Lost(most_lost)
         self._slots: list[Threads] = []
         self._others: list[Threads] = []
         self._closed = threading.Event()
-        self._interval = min(LONGEST_LOOK, patience / LOOKS)
+        self._interval = min(LONGEST_LOOK, still_seconds / LOOKS)
         threading.Thread(target=self._watch, name="hapi-watch", daemon=True).start()
 
     def threads(self, size: int, name: str, *, of_slots: bool = False) -> Threads:
@@ -81,12 +81,12 @@ class ProgressWatch:
             return f"{lost} threads wait for a store that does not answer, and no more may be given up"
         still = [seconds for i in self._interests(self._slots) if (seconds := i.standing_still(now)) > 0]
         moved = max((pool.moved_at for pool in self._slots), default=now)
-        if still and max(still) >= self.patience and now - moved >= self.patience:
-            hung = sum(seconds >= self.patience for seconds in still)
+        if still and max(still) >= self.still_seconds and now - moved >= self.still_seconds:
+            hung = sum(seconds >= self.still_seconds for seconds in still)
             return f"nothing has moved for {min(max(still), now - moved):.0f} s; {hung} requests stand still"
         return ""
 
-    def look(self) -> None:
+    def check_all(self) -> None:
         """Give up what is to be given up; a thread that does not hear of it until the next look is lost."""
         for pool in (*self._slots, *self._others):
             if pool.lose_given_up():
@@ -103,7 +103,7 @@ class ProgressWatch:
     def _is_over(self, interest: Interest, now: float) -> bool:
         """Whether nobody has patience with the work any more."""
         unwanted = interest.is_set() or now >= interest.deadline
-        return unwanted and interest.standing_still(now) >= self.patience
+        return unwanted and interest.standing_still(now) >= self.still_seconds
 
     def _interests(self, pools: Sequence[Threads]) -> set[Interest]:
         works: list[Work[Any]] = [work for pool in pools for work in pool.running()]
@@ -112,7 +112,7 @@ class ProgressWatch:
     def _watch(self) -> None:
         while not self._closed.wait(self._interval):
             try:
-                self.look()
+                self.check_all()
             except Exception:  # the next look must come, whatever was wrong with this one
                 log.exception("unexpected error while looking after threads")
 

@@ -189,7 +189,7 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
         idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
         if idle >= IDLE_SECONDS:
             idle = 0.0
-            await asyncio.wrap_future(application.looks.submit(give_back_freed_memory))
+            await asyncio.wrap_future(application.status_threads.submit(give_back_freed_memory))
     log.error("no device works any more")
     return 1
 

@@ -46,7 +46,7 @@ class Admission:
         self._slots = slots
         self._queue = FairQueue(slots, max_queued)
         self._lock = threading.Lock()
-        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._granted: dict[Ticket, asyncio.Future[None]] = {}
         self._shed = shed
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -92,19 +92,19 @@ class Admission:
 
     @asynccontextmanager
     async def slot(
-        self, tenant: Tenant, cost: float, patience: float, deadline: float | None = None
+        self, tenant: Tenant, cost: float, max_wait: float, deadline: float | None = None
     ) -> AsyncIterator[Slot]:
         """Hold a slot inside the block.
 
         ``cost``: what the request is expected to cost. :class:`BusyError` when it cannot wait, or no slot came free
-        within ``patience`` seconds; :class:`DeadlineError` when none did within ``deadline`` seconds.
+        within ``max_wait`` seconds; :class:`DeadlineError` when none did within ``deadline`` seconds.
         """
         asked = time.monotonic()
         if deadline is not None and deadline <= 0:
             raise self._sent_away(
                 tenant, cost, EXPIRED, DeadlineError, "its deadline passed before it was read"
             )
-        ticket = await self._turn(tenant, cost, patience, deadline)
+        ticket = await self._wait_for_slot(tenant, cost, max_wait, deadline)
         slot = Slot(
             time.monotonic() - asked, time.monotonic(), lambda: self.expected_wait(tenant, leaving=True)
         )
@@ -114,22 +114,24 @@ class Admission:
             held = time.monotonic() - slot.began
             self._finish(ticket, held / self._slots if slot.cost is None else slot.cost)
 
-    async def _turn(self, tenant: Tenant, cost: float, patience: float, deadline: float | None) -> Ticket:
+    async def _wait_for_slot(
+        self, tenant: Tenant, cost: float, max_wait: float, deadline: float | None
+    ) -> Ticket:
         """Wait in line; the ticket that runs."""
-        limit = patience if deadline is None else min(patience, deadline)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        limit = max_wait if deadline is None else min(max_wait, deadline)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             ticket = self._queue.enter(tenant, cost)
-        self._turns[ticket] = turn
+        self._granted[ticket] = granted
         try:
             self._move_on()
             self._check_in_time(ticket, limit)
             async with asyncio.timeout(limit):
-                await turn
+                await granted
         except TimeoutError:
             self._give_up(ticket)
-            if deadline is None or patience < deadline:
-                text = f"no slot came free within {patience:g} s"
+            if deadline is None or max_wait < deadline:
+                text = f"no slot came free within {max_wait:g} s"
                 raise self._sent_away(tenant, cost, EXPIRED, BusyError, text) from None
             text = f"it waited until its deadline of {deadline:g} s"
             raise self._sent_away(tenant, cost, EXPIRED, DeadlineError, text) from None
@@ -137,9 +139,9 @@ class Admission:
             self._give_up(ticket)
             raise
         finally:
-            del self._turns[ticket]
-            if turn.done() and not turn.cancelled():
-                turn.exception()  # looked at, so that asyncio does not complain when its waiter was cancelled
+            del self._granted[ticket]
+            if granted.done() and not granted.cancelled():
+                granted.exception()  # looked at, so that asyncio does not complain when its waiter was cancelled
         return ticket
 
     def _check_in_time(self, ticket: Ticket, limit: float) -> None:
@@ -175,15 +177,15 @@ class Admission:
             self._alarm = asyncio.get_running_loop().call_later(wake - now, self._move_on)
 
     def _tell(self, ticket: Ticket, error: BusyError | None) -> None:
-        turn = self._turns[ticket]
+        granted = self._granted[ticket]
         if (
-            turn.done()
+            granted.done()
         ):  # its client went away in the same moment; its task has not run yet and gives the slot back
             return
         if error is None:
-            turn.set_result(None)
+            granted.set_result(None)
         else:
-            turn.set_exception(error)
+            granted.set_exception(error)
 
     def _full(self, tenant: Tenant, cost: float, now: float) -> BusyError:
         queue = self._queue

@@ -100,13 +100,13 @@ class _Line:
 
     def may_run(self, now: float) -> bool:
         """Whether the tenant's own limits let it begin another request."""
-        most, rate = self.tenant.in_flight, self.tenant.bytes_per_second
+        limit, rate = self.tenant.in_flight, self.tenant.bytes_per_second
         if rate is not None:
             # What was not sent in the last second is lost: a rate, not a savings account.
             elapsed = 0.0 if self.paid_until is None else max(0.0, now - self.paid_until)
             self.balance = min(rate, self.balance + rate * elapsed)
             self.paid_until = now
-        return (most is None or self.running < most) and self.balance > -1  # less than a byte is rounding
+        return (limit is None or self.running < limit) and self.balance > -1  # less than a byte is rounding
 
 
 class ServiceRate:
@@ -148,7 +148,7 @@ class FairQueue:
         self._waiting: dict[Tenant, _Line] = {}
         """Lines in which somebody waits."""
         self._virtual = 0.0
-        self._latest = 0.0
+        self._last_finish = 0.0
         """Largest finish tag so far."""
         self._running_cost = 0.0
         self._entered = 0
@@ -194,7 +194,7 @@ class FairQueue:
         line.seldom = False
         self._virtual = max(self._virtual, start)
         line.finish = start + ticket.cost / line.tenant.weight
-        self._latest = max(self._latest, line.finish)
+        self._last_finish = max(self._last_finish, line.finish)
         line.running += 1
         self.running += 1
         self._running_cost += ticket.cost
@@ -215,10 +215,12 @@ class FairQueue:
         self._running_cost -= ticket.cost
         line.running -= 1
         line.finish += (cost - ticket.cost) / line.tenant.weight
-        self._latest = max(self._latest, line.finish)
+        self._last_finish = max(self._last_finish, line.finish)
         ticket.state = "over"
         if not self.running and not self.queued:
-            self._virtual = self._latest  # a busy period is over: whoever comes next, all are equal again
+            self._virtual = (
+                self._last_finish
+            )  # a busy period is over: whoever comes next, all are equal again
 
     def leave(self, ticket: Ticket) -> None:
         """A request that waits does not want to any more. It has cost nothing."""
@@ -294,9 +296,9 @@ class FairQueue:
         rare = line.seldom if own else line.finish < self._virtual
         if running >= self._slots + (rare and not own_running) or own or others:
             wait = (own + others + half) / self.rate.per_second
-        most = tenant.in_flight
-        if most is not None and own_running + (own > 0) >= most:
-            wait = max(wait, (own + half) / self.rate.per_second * max(1.0, self._slots / most))
+        limit = tenant.in_flight
+        if limit is not None and own_running + (own > 0) >= limit:
+            wait = max(wait, (own + half) / self.rate.per_second * max(1.0, self._slots / limit))
         line.may_run(now)  # brings the balance up to date
         return max(wait, _seconds_owed(line))
 

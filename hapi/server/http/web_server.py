@@ -20,7 +20,7 @@ from aiohttp.streams import StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from hapi.errors import BadRequestError
-from hapi.server.http.connections import Connections, Place
+from hapi.server.http.connections import Connections, OpenConnection
 from hapi.server.http.problems import SERVER_NAME, as_hapi_error, problem_response
 from hapi.server.lifecycle import audit
 
@@ -40,17 +40,21 @@ _SERVED: Mapping[str, Any] = {
 class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, which knows its place."""
 
-    __slots__ = ("place",)
+    __slots__ = ("connection",)
 
-    place: Place | None
+    connection: OpenConnection | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Find the place that its socket was given when it was accepted; it has none on sockets of others."""
         sock = transport.get_extra_info("socket")
-        front = self._manager
-        self.place = front.places.place_of(sock.fileno()) if sock and isinstance(front, Front) else None
-        if self.place is not None and isinstance(transport, asyncio.WriteTransport):
-            self.place.abort = transport.abort
+        server = self._manager
+        self.connection = (
+            server.client_connections.connection_of(sock.fileno())
+            if sock and isinstance(server, WebServer)
+            else None
+        )
+        if self.connection is not None and isinstance(transport, asyncio.WriteTransport):
+            self.connection.abort = transport.abort
         super().connection_made(transport)
 
     def handle_error(
@@ -80,7 +84,7 @@ class Connection(web.RequestHandler):
         return response
 
 
-class Front(web.Server):
+class WebServer(web.Server):
     """aiohttp's server of an application, with :class:`Connection` for each connection."""
 
     def __init__(self, made: web.Server, connections: Connections) -> None:
@@ -90,7 +94,7 @@ class Front(web.Server):
             handler_cancellation=made.handler_cancellation,
             **_SERVED,
         )
-        self.places = connections
+        self.client_connections = connections
         self._application_request = made.request_factory
 
     def __call__(self) -> Connection:
@@ -106,8 +110,8 @@ class Front(web.Server):
         task: asyncio.Task[None],
     ) -> web.BaseRequest:
         """The request of a head that has come."""
-        if isinstance(protocol, Connection) and protocol.place is not None:
-            self.places.asks(protocol.place)
+        if isinstance(protocol, Connection) and protocol.connection is not None:
+            self.client_connections.asks(protocol.connection)
         expect = message.headers.get(hdrs.EXPECT)
         if expect:
             headers = CIMultiDict(message.headers)
@@ -119,8 +123,8 @@ class Front(web.Server):
         return request
 
 
-class FrontRunner(web.AppRunner):
-    """Runs an application behind a :class:`Front`."""
+class WebRunner(web.AppRunner):
+    """Runs an application behind a :class:`WebServer`."""
 
     def __init__(self, application: web.Application, connections: Connections) -> None:
         # Handlers are cancelled when their client leaves.
@@ -132,7 +136,7 @@ class FrontRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         self._watch = asyncio.create_task(self._connections.watch())
-        return Front(made, self._connections)
+        return WebServer(made, self._connections)
 
     async def _cleanup_server(self) -> None:
         if self._watch is not None:
@@ -147,6 +151,6 @@ async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -
     response.headers[hdrs.SERVER] = SERVER_NAME
 
 
-def place_of(request: web.BaseRequest) -> Place | None:
+def connection_of(request: web.BaseRequest) -> OpenConnection | None:
     """The place of the connection that a request came by."""
-    return request.protocol.place if isinstance(request.protocol, Connection) else None
+    return request.protocol.connection if isinstance(request.protocol, Connection) else None
