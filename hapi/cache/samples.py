@@ -36,6 +36,7 @@ from hapi.cache.segments import (
     segment_bytes,
 )
 from hapi.errors import ConflictError
+from hapi.process.read_ahead import announced
 from hapi.store.gather import copy_ranges
 from hapi.wire.references import DatasetReference, check_digest, check_name
 from hapi.wire.samples import Samples, offsets_of
@@ -51,8 +52,6 @@ _PART_BYTES = 16 << 20
 """Most bytes that :meth:`SampleCache.parts` gives at once, unless one sample has more."""
 _FULL_SECONDS = 10.0
 """Seconds between two looks for new room."""
-_AHEAD = 32
-"""Reads announced to the kernel before their turn, as in ``local.py``."""
 
 
 class SampleCache:
@@ -163,12 +162,13 @@ class SampleCache:
                 for number, start, row in zip(numbers, starts, order.tolist(), strict=True)
                 if (file := files[number]) is not None
             ]
-            for file, start, row in _announced(reads, bounds):
+            sizes = [HEAD_BYTES + stop - first for first, stop in bounds]
+            for file, start, row in announced(reads, lambda read: (read[0], read[1], sizes[read[2]])):
                 first, stop = bounds[row]
                 head = heads[row * HEAD_BYTES : (row + 1) * HEAD_BYTES]
                 with contextlib.suppress(OSError):  # of a disk that fails: as good as damaged
                     found = os.preadv(file, [head, out[first:stop]], start)
-                    read[row] = found == HEAD_BYTES + stop - first
+                    read[row] = found == sizes[row]
         return read
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -282,17 +282,3 @@ class SampleCache:
             )
         with contextlib.suppress(OSError, ConflictError):
             self._seal()
-
-
-def _announced(
-    reads: list[tuple[int, int, int]], bounds: list[tuple[int, int]]
-) -> Iterator[tuple[int, int, int]]:
-    """``reads`` (file, start, row) in their order; those that come next are already being fetched by the kernel."""
-    can_announce = hasattr(os, "posix_fadvise")  # not on macOS
-    for index in range(len(reads) + _AHEAD):
-        if index < len(reads) and can_announce:
-            file, start, row = reads[index]
-            size = HEAD_BYTES + bounds[row][1] - bounds[row][0]
-            os.posix_fadvise(file, start, size, os.POSIX_FADV_WILLNEED)
-        if index >= _AHEAD:
-            yield reads[index - _AHEAD]

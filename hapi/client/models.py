@@ -15,8 +15,8 @@ from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.errors import ConflictError, NotFoundError, UsageError, WeightsAbsentError, WireError
 from hapi.factories import check_allowed
-from hapi.models.graph.digest import tensor_bytes
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.weights import is_file
 from hapi.repository.pushed import PushedModel

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from hapi.errors import ConflictError, ModelError, TooLargeError
-from hapi.models.graph.digest import content_digest, content_key, tensor_bytes
+from hapi.models.graph.digest import content_digest, content_key
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.keyed_locks import KeyedLocks
+from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.architectures import build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, skeleton
 from hapi.models.zoo.weights import is_file, library_state, load_state, random_seed

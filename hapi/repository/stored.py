@@ -16,8 +16,9 @@ from hapi.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from hapi.models.graph.digest import ContentDigest, content_key, tensor_bytes
+from hapi.models.graph.digest import ContentDigest, content_key
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.tensors import tensor_bytes
 from hapi.repository.manifest import ModelManifest, manifest_key
 from hapi.repository.pushed import PushedModel
 from hapi.repository.weights_file import DTYPES, TensorEntry

@@ -7,7 +7,6 @@ Format: 8 bytes header length (little endian), JSON header, tensor bytes without
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from typing import Any, Self
 import torch
 
 from hapi.errors import BadRequestError, ModelError
-from hapi.models.graph.digest import content_digest, tensor_bytes
+from hapi.models.graph.digest import content_digest
+from hapi.models.tensors import tensor_bytes
+from hapi.store.safetensors import encode_header
 from hapi.wire.documents import check_int, strict_fields
 from hapi.wire.references import check_digest
 
@@ -85,27 +86,19 @@ def encode(tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[bytearray, list
     Raises:
         ModelError: a tensor is not loaded, or has a type that such files cannot hold.
     """
-    header: dict[str, Any] = {}
-    offset = 0
     for name, tensor in tensors:
         if tensor.is_meta:
             raise ModelError(f"tensor {name!r} is not loaded, so it cannot be written")
         if tensor.dtype not in _CODES:
             raise ModelError(f"tensor {name!r} is {tensor.dtype}, which a weights file cannot hold")
-        data_range = [offset, offset + tensor.numel() * tensor.itemsize]
-        header[name] = {
-            "dtype": _CODES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": data_range,
-        }
-        offset = data_range[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 64)
-    out = bytearray(8 + len(text) + offset)
-    out[:8] = len(text).to_bytes(8, "little")
-    out[8 : 8 + len(text)] = text
+    sizes = [tensor.numel() * tensor.itemsize for _, tensor in tensors]
+    head = encode_header(
+        (n, _CODES[t.dtype], t.shape, size) for (n, t), size in zip(tensors, sizes, strict=True)
+    )
+    out = bytearray(len(head) + sum(sizes))
+    out[: len(head)] = head
     entries = []
-    start = 8 + len(text)
+    start = len(head)
     for name, tensor in tensors:
         data = tensor_bytes(tensor)
         out[start : start + len(data)] = data

@@ -14,6 +14,7 @@ from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import TooLargeError, UnprocessableError
+from hapi.models.tensors import tensor_bytes
 from hapi.process.threads import Threads
 from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, Marks
@@ -279,8 +280,3 @@ def _features_header(chunk: IntArray, front: FrozenPrefix) -> FrameHeader:
     )
     labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
     return FrameHeader(chunk, (features, labels))
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The raw bytes of a contiguous host tensor of any dtype (numpy knows no bfloat16)."""
-    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,23 +33,35 @@ _MAX_DIMENSIONS = 16
 def encode_tensors(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> memoryview:
     """Return a safetensors file of ``tensors``, the widest types first so that each is aligned."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    offset = 0
-    for name, array in ordered:
-        data_range = [offset, offset + array.nbytes]
-        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": data_range}
-        offset = data_range[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    out = np.empty(8 + len(text) + offset, dtype=np.uint8)
-    out[:8] = np.frombuffer(len(text).to_bytes(8, "little"), dtype=np.uint8)
-    out[8 : 8 + len(text)] = np.frombuffer(text, dtype=np.uint8)
-    position = 8 + len(text)
+    entries = [(name, _NAMES[array.dtype], array.shape, array.nbytes) for name, array in ordered]
+    head = encode_header(entries, metadata)
+    out = np.empty(len(head) + sum(array.nbytes for _, array in ordered), dtype=np.uint8)
+    out[: len(head)] = np.frombuffer(head, dtype=np.uint8)
+    position = len(head)
     for _, array in ordered:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         out[position : position + array.nbytes] = flat
         position += array.nbytes
     return out.data
+
+
+def encode_header(
+    tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The length field and header of a file whose tensors follow one another in this order.
+
+    Args:
+        tensors: For each its name, its type as the format calls it ("F32"), its shape, and its bytes.
+        metadata: Texts to be kept beside them.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, dtype, shape, nbytes in tensors:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import xxhash
 
-from hapi.models.graph.digest import content_digest, content_key, tensor_bytes
+from hapi.models.graph.digest import content_digest, content_key
+from hapi.models.tensors import tensor_bytes
 
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"

@@ -20,6 +20,7 @@ from hapi.client.soundness import check_finite
 from hapi.client.transport.server_pool import Stopped
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import BadRequestError, WireError
+from hapi.models.tensors import tensor_bytes
 from hapi.trace import Tracer
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
@@ -120,7 +121,7 @@ class Receiver:
 
         def sink(header: FrameHeader) -> list[memoryview]:
             rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
-            return [_bytes_of(batch.features[rows]), _bytes_of(batch.labels[rows])]
+            return [tensor_bytes(batch.features[rows]), tensor_bytes(batch.labels[rows])]
 
         header = self._next_frame(reader, piece, sink)
         if isinstance(header, StreamEnd):
@@ -221,11 +222,6 @@ def _spot(rows: npt.NDArray[np.int64]) -> Any:
     """An index of these rows (ascending), a slice where they are consecutive."""
     first, stop = int(rows[0]), int(rows[-1]) + 1
     return slice(first, stop) if stop - first == len(rows) else torch.from_numpy(rows)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Writable raw bytes of a contiguous host tensor of any dtype."""
-    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[Any]]:

@@ -18,20 +18,13 @@ from torch import fx, nn
 from hapi.errors import ModelError
 from hapi.models.graph.cuts import Crossings, CutPoint
 from hapi.models.graph.segment import slice_nodes
+from hapi.models.tensors import tensor_bytes
 
 FORMAT = "hapi-front-2"
 """Version of the canonical text below; it changes whenever the same front would get another digest."""
 
 DIGEST_DIGITS = 32
 """Hexadecimal digits of a digest: no second content of one can be found in 2^128 tries."""
-
-
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements in C order as bytes, also of a sparse one; no copy where it is contiguous on the CPU."""
-    flat = tensor.detach().to("cpu").to_dense().contiguous().reshape(-1)
-    if flat.numel() == 0:
-        return memoryview(b"")
-    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def content_digest(data: memoryview | bytes) -> str:
