@@ -82,10 +82,10 @@ def make_optimizer(settings: TrainingSettings, module: nn.Module) -> torch.optim
 
 
 class Trainer:
-    """Trains a session's layers for the settings' epochs, as ``hapi-train`` does; see :meth:`run`::
+    """Trains a session's layers for its epochs, as ``hapi-train`` does; see :meth:`run`::
 
         with hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18", epochs=3)) as session:
-            report = hapi.Trainer(session).run()
+            report = hapi.Trainer(session, hapi.TrainingSettings(optimizer="adamw", lr=1e-3)).run()
         print(report["epochs"][-1]["accuracy"])
 
     Args:
