@@ -20,10 +20,12 @@ from hapi.wire.frames import (
     DTYPE_BYTES,
     END_BYTES,
     NO_IDS,
+    SLICE_BYTES,
     SMALL_BYTES,
     WIRE_VERSION,
     FrameHeader,
     FrameLimits,
+    StreamedBytes,
     StreamEnd,
     TensorSpec,
     byte_view,
@@ -101,6 +103,19 @@ STREAM_HEADER = FrameHeader(
 def small_stream() -> bytes:
     buffers = [np.arange(66, dtype=np.float32).tobytes(), np.array([1, 0]).tobytes()]
     return encode(STREAM_HEADER, buffers) + end_frame(StreamEnd(1, 2, {}))
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("nbytes", [SLICE_BYTES, SLICE_BYTES + 1, 3 * SLICE_BYTES + 5])
+def test_tensors_longer_than_a_slice_are_whole(nbytes: int, pieces: int) -> None:
+    header = FrameHeader(ids=NO_IDS, tensors=(TensorSpec("weights", "uint8", (nbytes,)),))
+    data = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8).tobytes()
+    parts = [data[n * nbytes // pieces : (n + 1) * nbytes // pieces] for n in range(pieces)]
+    buffers: list[bytes | StreamedBytes] = [data if pieces == 1 else StreamedBytes(nbytes, parts)]
+    stream = b"".join(bytes(p) for p in data_frame(header, buffers)) + bytes(end_frame(StreamEnd(1, 0, {})))
+    assert len(stream) == frame_bytes(header) + END_BYTES
+    _, contents, _ = read(stream)
+    assert contents == [[data]]
 
 
 def test_every_flipped_bit_is_noticed() -> None:
