@@ -1,8 +1,8 @@
-"""Checksums of runs of samples, so that a chunk is checked in a few steps and not sample by sample.
+"""Checksums of runs of samples, so that a chunk is checked in a few steps instead of sample by sample.
 
-A run is so many consecutive samples of a shard that they have about 64 KB together; a chunk is a few runs. A checksum
-of every sample of 512 B costs 0.27 microseconds, most of it Python. Runs are only a shorter way: where one does not
-fit, or there is none, the samples' own checksums decide, and name what is damaged.
+A run is a number of consecutive samples of a shard that have about 64 KB together; a chunk is a few runs. A
+checksum of every sample of 512 B costs 0.27 microseconds, most of it Python. Runs are only a shortcut: if one
+does not fit, or there is none, the samples' own checksums decide, and name the damaged sample.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ RUN_BYTES = 64 << 10
 
 
 def run_samples(sizes: npt.ArrayLike, counts: npt.ArrayLike) -> IntArray:
-    """Samples of a run in shards of so many bytes and samples; int64 like the arguments.
+    """Return the samples of a run, for shards of so many bytes and samples; int64 like the arguments.
 
-    1 where a sample is larger than half of :data:`RUN_BYTES`: such shards have no runs, the samples are their own.
+    It is 1 for shards of samples larger than half of :data:`RUN_BYTES`: they have no runs.
     """
     size, count = np.asarray(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
     # Divided in two steps: sizes up to 2**48 and counts up to 2**40 would overflow as a product.
@@ -32,14 +32,16 @@ def run_samples(sizes: npt.ArrayLike, counts: npt.ArrayLike) -> IntArray:
 
 
 def runs_of(sizes: npt.ArrayLike, counts: npt.ArrayLike) -> IntArray:
-    """Checksums that such shards have; int64 like the arguments."""
+    """Return the number of runs of such shards; int64 like the arguments."""
     run = run_samples(sizes, counts)
     found: IntArray = np.where(run > 1, -(-np.asarray(counts, dtype=np.int64) // run), 0)
     return found
 
 
 def run_sums(data: Any, offsets: IntArray) -> HashArray:
-    """The checksums of the runs of a shard whose sample i is ``data[offsets[i]:offsets[i + 1]]``; uint64 [runs]."""
+    """Return the checksums of the runs of a shard; sample i is ``data[offsets[i]:offsets[i + 1]]``; uint64
+    [runs].
+    """
     count = len(offsets) - 1
     run = int(run_samples(len(data), count))
     if run == 1:
@@ -49,10 +51,16 @@ def run_sums(data: Any, offsets: IntArray) -> HashArray:
 
 
 class Runs:
-    """The runs of all shards of a data set."""
+    """The runs of all shards of a dataset."""
 
     def __init__(self, sizes: IntArray, counts: IntArray, sums: HashArray) -> None:
-        """``sums``: those of all shards, one after the other, or none at all."""
+        """Describe the runs of shards.
+
+        Args:
+            sizes: bytes of each shard, int64.
+            counts: samples of each shard, int64.
+            sums: checksums of all runs, shard after shard, uint64; or none at all.
+        """
         self.samples = run_samples(sizes, counts)
         """Samples of a run, by shard; int64 [shards]."""
         lengths = runs_of(sizes, counts) if len(sums) else np.zeros(len(counts), dtype=np.int64)
@@ -61,10 +69,15 @@ class Runs:
         self._sums = sums
 
     def fit(self, shard: int, first: int, view: memoryview, starts: list[int], stops: list[int]) -> bool:
-        """Whether runs ``first``, ``first + 1``, ... of ``shard`` are sound; False also where nothing is known.
+        """Return whether runs ``first``, ``first + 1``, ... of ``shard`` are sound; False also for unknown
+        runs.
 
-        Run i of them is ``view[starts[i]:stops[i]]``: from its first byte to its last, with whatever another format
-        has between its samples.
+        Args:
+            shard: number of the shard.
+            first: number of the first run.
+            view: bytes that hold the runs.
+            starts: first byte of each run in ``view``.
+            stops: end of each run; between its samples lie any bytes of another format.
         """
         if not self._known[shard]:
             return False
@@ -74,7 +87,7 @@ class Runs:
 
 
 def digests(view: memoryview, starts: list[int], stops: list[int]) -> HashArray:
-    """The checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
+    """Return the checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
     return np.array(_digests(view, starts, stops), dtype=np.uint64)
 
 

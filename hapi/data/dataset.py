@@ -1,4 +1,4 @@
-"""Data sets: open by name and version, then labels, lengths and verified bytes of any samples."""
+"""Datasets: opened by name and version, then read by sample: labels, lengths and verified bytes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ __all__ = ["Dataset", "IntArray", "SampleLayout", "Samples", "find_dataset"]
 _MOVES = 4
 """Times that the shards may be replaced while one read is under way."""
 _KEPT_KEYS = 1 << 16
-"""Shards whose keys are kept as text: all of a packed data set, some of a million single objects."""
+"""Shards whose keys are kept as text: all of a packed dataset, some of a million single objects."""
 
 
 class Dataset:
-    """One version of a data set. Thread-safe; :func:`find_dataset` makes it."""
+    """One version of a dataset. Thread-safe; :func:`find_dataset` makes it."""
 
     def __init__(
         self, store: ObjectStore, manifest: Manifest, index: SampleIndex, cache: ChunkCache | None = None
@@ -73,23 +73,26 @@ class Dataset:
 
     @property
     def manifest(self) -> Manifest:
-        """As it was opened, or as the same version lies in the store since :meth:`read` found it replaced."""
+        """Manifest, from the time of opening or from when :meth:`read` found the same version packed anew."""
         return self._keys.manifest
 
     @property
     def kind(self) -> Kind:
+        """Kind of the samples: ``image`` or ``tensor``."""
         return self.layout.kind
 
     @property
     def sample_shape(self) -> tuple[int, ...] | None:
+        """Shape of a sample that is a tensor; None for images."""
         return self.layout.sample_shape
 
     @property
     def sample_dtype(self) -> str | None:
+        """Element type of a sample that is a tensor; None for images."""
         return self.layout.sample_dtype
 
     def shard_key(self, number: int) -> str:
-        """The object of this shard."""
+        """Return the key of a shard's object."""
         return self._keys(number)
 
     def labels(self, ids: npt.ArrayLike) -> IntArray:
@@ -101,10 +104,12 @@ class Dataset:
         return self.locate(ids).length
 
     def locate(self, ids: npt.ArrayLike) -> Located:
-        """Shard, offset and length of each of these samples; a shard is a place in ``shards``.
+        """Return shard, offset and length of each of these samples; a shard is a position in ``shards``.
+
+        Functions that take the result instead of ids do not check again.
 
         Raises:
-            NotFoundError: An id is out of range. What takes the result instead of ids does not check again.
+            NotFoundError: an id is out of range.
         """
         return self.index.directory.locate(self._checked(ids))
 
@@ -127,19 +132,19 @@ class Dataset:
         hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
     ) -> Samples:
-        """Bytes of the samples at ``located``, every one checked against its checksum.
+        """Return the bytes of the samples at ``located``, each checked against its checksum.
 
-        When the same version was packed again meanwhile, its new shards are read from then on.
+        If the same version was packed again meanwhile, its new shards are read from then on.
 
         Args:
-            located: Of this data set's :meth:`locate`.
-            hint: What :meth:`hapi.data.reading.reader.Reader.access_hint` says of the reads to come.
-            out: Where the bytes go, uint8, long enough; None for new memory of ``located.length.sum()`` bytes, for the
-                caller to bound. For remote stores there are also the gaps between near samples.
+            located: from this dataset's :meth:`locate`.
+            hint: from :meth:`hapi.data.reading.reader.Reader.access_hint`, for the reads to come.
+            out: buffer for the bytes, uint8, long enough; None for new memory of ``located.length.sum()``
+                bytes, for the caller to bound. Remote stores also need the gaps between near samples.
 
         Raises:
-            DataError: A sample is damaged; the first one is named.
-            ConflictError: Another version has replaced this one, which is kept no longer.
+            DataError: a sample is damaged; the first one is named.
+            ConflictError: another version has replaced this one, which is kept no longer.
         """
         wanted = located.ids.copy()
         offsets = offsets_of(located.length)
@@ -149,14 +154,21 @@ class Dataset:
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
     def checked(self, place: Located, piece_bytes: int, step: Callable[[], None]) -> int:
-        """The checksum of the one sample at ``place``, which was read and has it, with no more than a piece in memory.
+        """Read the one sample at ``place`` again and verify it, with no more than a piece in memory.
 
-        ``step()`` is called before each piece, and may raise. Raises as :meth:`read_at`.
+        Args:
+            place: location of the sample.
+            piece_bytes: bytes read at a time.
+            step: called before each piece; may raise.
+
+        Returns:
+            The sample's checksum. Errors are those of :meth:`read_at`.
         """
         length, offset = int(place.length[0]), int(place.offset[0])
         buffer = memoryview(bytearray(min(piece_bytes, length)))
 
         def check() -> None:
+            """Compare the checksum with the recorded one."""
             digest = xxhash.xxh3_64()
             for start in range(0, length, piece_bytes):
                 step()
@@ -169,12 +181,14 @@ class Dataset:
         return int(self.index.checksum[place.ids[0]])
 
     def read_part(self, place: Located, start: int, out: memoryview) -> None:
-        """Bytes of the one sample at ``place`` from ``start`` on into ``out``, for the caller to check."""
+        """Read the bytes of the one sample at ``place`` from ``start`` on into ``out``; the caller checks
+        them.
+        """
         shard, offset = int(place.shard[0]), int(place.offset[0]) + start
         self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), place.ids, place.shard)
 
     def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
-        """Have ``read()`` read samples ``ids``, again when this version's shards were moved meanwhile."""
+        """Run ``read()`` for samples ``ids``, and again if this version's shards were moved meanwhile."""
         for _ in range(_MOVES):
             manifest = self.manifest
             try:
@@ -182,18 +196,20 @@ class Dataset:
             except (NotFoundError, StoreError, DataError) as error:
                 if not self._moved(error, manifest):
                     raise self._explained(error, ids, shards) from error
-        raise ConflictError(f"data set {self.name!r} is replaced again and again; try again later")
+        raise ConflictError(f"dataset {self.name!r} is replaced again and again; try again later")
 
     def refresh(self, manifest: Manifest) -> None:
-        """Read from where ``manifest``, which must be of this version, says that the shards lie."""
+        """Read from now on from the shards of ``manifest``, which must be of this version."""
         if manifest.version != self.version:
-            raise ConflictError(f"data set {self.name!r} has version {manifest.version}, not {self.version}")
+            raise ConflictError(f"dataset {self.name!r} has version {manifest.version}, not {self.version}")
         if manifest.pack != self.manifest.pack:
             self._keys.use(manifest)
             self.reader.forgive()
 
     def _moved(self, error: HapiError, failed: Manifest) -> bool:
-        """Whether this version now has other shards than those of ``failed``, whose reading ended with ``error``."""
+        """Return whether this version now has other shards than those of ``failed``, whose reading ended with
+        ``error``.
+        """
         if isinstance(error, StoreUnavailableError):
             return False
         try:
@@ -203,7 +219,7 @@ class Dataset:
         return self.manifest.pack != failed.pack
 
     def _explained(self, error: HapiError, ids: IntArray, shards: npt.NDArray[np.uint32]) -> HapiError:
-        """Why a read failed: the data set was replaced, a shard is damaged, or just the store's own error."""
+        """Reason of a failed read: a replaced dataset, a damaged shard, or just the store's own error."""
         if isinstance(error, StoreUnavailableError | DataError):
             return error  # asking on would only take longer, or it says all that there is to say
         remedy = self.manifest.remedy
@@ -217,17 +233,17 @@ class Dataset:
             ):
                 problem = self._shard_problem(number)
                 if problem is not None:
-                    return DataError(f"data set {self.name!r}: sample {first}: {problem}; {remedy}")
+                    return DataError(f"dataset {self.name!r}: sample {first}: {problem}; {remedy}")
         except ConflictError as replaced:
             return replaced
         except NotFoundError as missing:
-            return DataError(f"data set {self.name!r}: a part of it is gone: {missing}; {remedy}")
+            return DataError(f"dataset {self.name!r}: a part of it is gone: {missing}; {remedy}")
         except HapiError:
             return error
         return error
 
     def _shard_problem(self, number: int) -> str | None:
-        """What is wrong with a shard as a whole."""
+        """Damage of a shard as a whole."""
         shard = self.shards[number]
         try:
             size = self.store.size(self.shard_key(number))
@@ -243,14 +259,14 @@ class Dataset:
         if array.size and int(wanted.view(np.uint64).max()) >= self.count:  # a negative id is a huge one
             wrong = array[(array < 0) | (array >= self.count)][0]
             raise NotFoundError(
-                f"data set {self.name!r} has no sample {wrong}; it has {self.count}, 0 to {self.count - 1}"
+                f"dataset {self.name!r} has no sample {wrong}; it has {self.count}, 0 to {self.count - 1}"
             )
         return wanted
 
 
 @dataclass(frozen=True)
 class _Checks:
-    """Holds samples against their checksums. No part of the data set, which would keep it alive by a circle."""
+    """Holds samples against their checksums. No part of the dataset, which would keep it alive by a circle."""
 
     manifest: Manifest
     index: SampleIndex
@@ -262,7 +278,7 @@ class _Checks:
             first = ids[wrong[:1]]
             shard = self.index.shards.key(int(self.index.directory.locate(first).shard[0]))
             raise DataError(
-                f"data set {self.manifest.name!r}: sample {first[0]} in shard {shard} "
+                f"dataset {self.manifest.name!r}: sample {first[0]} in shard {shard} "
                 f"fails its checksum; run 'hapi verify' for all damage, and {self.manifest.remedy}"
             )
 
@@ -275,7 +291,7 @@ class _ShardKeys:
         self.use(manifest)
 
     def use(self, manifest: Manifest) -> None:
-        """Have them lie where ``manifest`` says."""
+        """Take the shards' keys from ``manifest``."""
         self.manifest = manifest
         self._key_of = lru_cache(_KEPT_KEYS)(partial(_shard_key, manifest, self._shards))
 
@@ -290,13 +306,20 @@ def _shard_key(manifest: Manifest, shards: ShardTable, number: int) -> str:
 def find_dataset(
     store: ObjectStore, name: str, version: str | None = None, cache: ChunkCache | None = None
 ) -> Dataset:
-    """The data set ``name``, in ``version`` also when that was replaced and is still kept (``replaced.py``).
+    """Open the dataset ``name``. The index is checked as a whole, samples are checked when they are read.
 
-    Chunks of small samples are kept in ``cache``, which data sets of one store may share; None: one of its own.
+    Args:
+        store: where it lies.
+        name: its name there.
+        version: the version that it must have, also a replaced one that is still kept (``replaced.py``);
+            None: any.
+        cache: keeps chunks of small samples, and may be shared by datasets of one store; None: a cache of its
+            own.
 
-    :class:`NotFoundError` (naming what is there) when there is none, :class:`ConflictError` when it is there in
-    another version only, :class:`DataError` when manifest or index are damaged. The index is checked as a whole, the
-    samples when they are read.
+    Raises:
+        NotFoundError: there is none; the message names those that are there.
+        ConflictError: it exists in another version only.
+        DataError: its manifest or index is damaged.
     """
     manifest = find_manifest(store, name, version)
     while True:

@@ -77,10 +77,11 @@ def sample_hash(seed: int, epoch: int, count: int) -> HashArray:
 
 
 def sorted_positions(keys: HashArray) -> IntArray:
-    """``np.argsort(keys, kind="stable")`` of 64-bit keys that are hardly ever equal, several times as fast; int64 [n].
+    """Return ``np.argsort(keys, kind="stable")`` of 64-bit keys that are hardly ever equal, several times as
+    fast.
 
-    Numpy sorts plain integers with vector instructions, so each key's place is put into its low bits. The few keys
-    that are equal in the bits above are then sorted by themselves.
+    Numpy sorts plain integers with vector instructions, so each key's place is put into its low bits. The few
+    keys that are equal in the bits above are then sorted by themselves. int64 [n].
     """
     count = len(keys)
     bits = np.uint64(max(1, (count - 1).bit_length()))
@@ -99,14 +100,27 @@ def sorted_positions(keys: HashArray) -> IntArray:
 
 
 def epoch_sequence(seed: int, epoch: int, count: int) -> IntArray:
-    """The order of samples in an epoch, fully permuted: a permutation of 0..count-1, int64 [count]."""
+    """Return the fully permuted order of samples in an epoch: a permutation of 0..count-1, int64 [count]."""
     return sorted_positions(sample_hash(seed, epoch, count))
 
 
 def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -> IntArray:
-    """The order of samples in an epoch by chunk windows, see above: a permutation of 0..count-1, int64 [count].
+    """Return the order of samples in an epoch by chunk windows, see above.
 
-    :class:`UsageError` for numbers out of range. Memory is five arrays of ``count`` while it runs.
+    Memory is five arrays of ``count`` while it runs.
+
+    Args:
+        seed: of the training.
+        epoch: number from 0.
+        count: samples of the dataset.
+        group: consecutive ids of a chunk.
+        window: chunks open at a time.
+
+    Returns:
+        A permutation of 0..count-1, int64 [count].
+
+    Raises:
+        UsageError: a number is out of range.
     """
     for name, value in (("group", group), ("window", window)):
         if isinstance(value, bool) or not 1 <= value <= MOST:
@@ -135,9 +149,18 @@ def _ranked(key: int, chunks: int) -> IntArray:
 
 @lru_cache(_KEPT)
 def revisited_groups(seed: int, epoch: int, count: int, shuffle: Shuffle, limit: int) -> frozenset[int]:
-    """Chunks of :func:`chunk_sequence` that are open over the end of the epoch, so at its beginning, too.
+    """Return the chunks of :func:`chunk_sequence` that are open over the end of the epoch, so at its
+    beginning, too.
 
-    At most ``limit`` of them: those that open last. None when all are open all the time.
+    Args:
+        seed: of the training.
+        epoch: number from 0.
+        count: samples of the dataset.
+        shuffle: chunk windows.
+        limit: most chunks; those that open last are chosen.
+
+    Returns:
+        Numbers of chunks; none when all are open all the time.
     """
     chunks = -(-count // shuffle.group)
     twice = min(shuffle.window - 1, limit)
@@ -154,12 +177,26 @@ def batches(sequence: IntArray, batch_size: int, drop_last: bool = False) -> Ite
 def trainer_batches(
     sequence: IntArray, batch_size: int, trainer: int = 0, trainers: int = 1, *, drop_last: bool = False
 ) -> list[IntArray]:
-    """The batches of one of several trainers, views of ``sequence``: disjoint, together all of it, equally many each.
+    """Return the batches of one of several trainers: disjoint, together all of ``sequence``, equally many
+    each.
 
-    The sequence is cut into rounds of a batch for each trainer, in their order (DLFS, section III-D1). What is left
-    at its end is one more round, shared out evenly, or not used with ``drop_last``. When that would leave a trainer
-    without a sample, the last round takes it in, whose batches then have ``batch_size`` or one more.
-    :class:`UsageError` when there are fewer samples than trainers.
+    The sequence is cut into rounds of a batch for each trainer, in their order (DLFS, section III-D1). The
+    rest at its end is one more round, shared out evenly, or not used with ``drop_last``. When that would
+    leave a trainer without a sample, the last round takes it in, whose batches then have ``batch_size`` or
+    one more.
+
+    Args:
+        sequence: ids of all trainers' samples, int64 [n].
+        batch_size: samples of a trainer's batch.
+        trainer: number of this trainer, from 0.
+        trainers: number of all trainers.
+        drop_last: leave the last, incomplete round out.
+
+    Returns:
+        Views of ``sequence``.
+
+    Raises:
+        UsageError: there are fewer samples than trainers.
     """
     if isinstance(batch_size, bool) or batch_size < 1:
         raise UsageError(f"batch size: expected an integer of at least 1, got {batch_size!r}")
@@ -182,14 +219,7 @@ def trainer_batches(
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How epochs are shuffled: fully (``group`` 0), or by chunk windows.
-
-    >>> import hapi
-    >>> str(hapi.Shuffle()), str(hapi.Shuffle(group=512, window=64))
-    ('full', 'chunks:512:64')
-    >>> hapi.Shuffle(group=2, window=2).sequence(seed=0, epoch=0, count=8).tolist()
-    [2, 6, 0, 3, 5, 1, 4, 7]
-    """
+    """Kind of an epoch's shuffle: full (``group`` 0), or by chunk windows."""
 
     group: int = 0
     """Samples of a chunk."""
@@ -202,9 +232,9 @@ class Shuffle:
 
     @classmethod
     def parse(cls, text: str, default_shuffle: Self, what: str = "shuffle") -> Self:
-        """``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
+        """Parse ``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
 
-        ``default_shuffle`` has the group and the window that suit the store, for who names none.
+        ``default_shuffle`` has the group and the window that suit the store, for text without them.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
@@ -223,11 +253,11 @@ class Shuffle:
             raise UsageError(f"{what} {text}: group and window are integers from 1 to {MOST}") from None
 
     def __str__(self) -> str:
-        """As :meth:`parse` reads it, with all numbers."""
+        """Text that :meth:`parse` reads, with all numbers."""
         return f"chunks:{self.group}:{self.window}" if self.group else "full"
 
     def sequence(self, seed: int, epoch: int, count: int) -> IntArray:
-        """The order of ``count`` samples in an epoch; int64 [count]."""
+        """Return the order of ``count`` samples in an epoch; int64 [count]."""
         if not self.group:
             return epoch_sequence(seed, epoch, count)
         return chunk_sequence(seed, epoch, count, self.group, self.window)
@@ -238,16 +268,16 @@ FULL = Shuffle()
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """Which samples one trainer trains on and when: all that the batches of every epoch follow from.
+    """Order of the samples that one trainer trains on; the batches of every epoch follow from it.
 
-    A place in it is (epoch, number of the batch): going on there needs nothing else.
+    A place in it is (epoch, number of the batch): training resumes there with nothing else.
     """
 
     seed: int
     shuffle: Shuffle = FULL
     trainers: int = 1
     trainer: int = 0
-    """From 0."""
+    """Number of this trainer, from 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trainer < self.trainers:
@@ -256,9 +286,15 @@ class EpochOrder:
             )
 
     def sequence(self, epoch: int, ids: IntArray, count: int) -> IntArray:
-        """The ids of all trainers, some of a data set of ``count``, in the order of ``epoch``; int64.
+        """Return the ids of all trainers in the order of ``epoch``; int64.
 
-        Chunks are of the data set's samples, also where only some are trained on: a reader of whole chunks has them.
+        Chunks are those of the whole dataset, also if training uses only some samples: a reader of whole
+        chunks has them.
+
+        Args:
+            epoch: number from 0.
+            ids: all ids that are trained on.
+            count: samples of the dataset.
         """
         if not self.shuffle.group or len(ids) == count:
             return ids[self.shuffle.sequence(self.seed, epoch, len(ids))]
@@ -270,16 +306,26 @@ class EpochOrder:
     def batches(
         self, epoch: int, ids: IntArray, count: int, batch_size: int, *, drop_last: bool = False
     ) -> list[IntArray]:
-        """This trainer's batches of ``epoch``, by :func:`trainer_batches` of :meth:`sequence`: ids."""
+        """Return this trainer's batches of ``epoch``: ids, by :func:`trainer_batches` of :meth:`sequence`.
+
+        Args:
+            epoch: number from 0.
+            ids: all ids that are trained on.
+            count: samples of the dataset.
+            batch_size: samples of a batch.
+            drop_last: leave an incomplete last batch out.
+        """
         sequence = self.sequence(epoch, ids, count)
         return trainer_batches(sequence, batch_size, self.trainer, self.trainers, drop_last=drop_last)
 
     def windows(self, epoch: int = 0) -> ChunkWindows | None:
-        """What requests for its samples tell a server; None for the full permutation."""
+        """Return the chunk windows that requests tell a server; None for the full permutation."""
         if not self.shuffle.group:
             return None
         return ChunkWindows(seed=self.seed, epoch=epoch, group=self.shuffle.group, window=self.shuffle.window)
 
     def identity(self) -> dict[str, Any]:
-        """What makes it another order of the same seed, for checkpoints and reports."""
+        """Return the values that distinguish it from other orders of the same seed, for checkpoints and
+        reports.
+        """
         return {"shuffle": str(self.shuffle), "trainers": self.trainers, "trainer": self.trainer}

@@ -1,4 +1,4 @@
-"""The index file of a data set: the sample directory, the labels and checksums of all samples, and the shards.
+"""The index file of a dataset: the sample directory, the labels and checksums of all samples, and the shards.
 
 Arrays (32 bytes a sample, 32 and its name a shard) in one safetensors file. They are numpy arrays throughout, never
 Python objects. The checksums of runs (8 bytes for 64 KB, ``runs.py``) may be left away.
@@ -36,7 +36,7 @@ def _no_runs() -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """What is known of every sample, and of the shards that hold them."""
+    """Facts about every sample, and about the shards that hold them."""
 
     directory: SampleDirectory
     label: npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ class SampleIndex:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The samples of all parts, one part after the other; each part's shards count from 0."""
+        """Return the samples of all parts, one part after the other; each part's shards count from 0."""
         directory = SampleDirectory(np.concatenate([part.directory.entries for part in parts]))
         sample, shard = 0, 0
         for part in parts:
@@ -78,7 +78,9 @@ class SampleIndex:
 
     @classmethod
     def from_buffer(cls, buffer: Array, what: str) -> tuple[Self, dict[str, str]]:
-        """An index as views of ``buffer`` (the file's bytes), and its metadata; DataError naming ``what``."""
+        """Return an index as views of ``buffer`` (the file's bytes), and its metadata; DataError naming
+        ``what``.
+        """
         tensors, metadata = decode_tensors(buffer, what)
         if set(tensors) != set(FIELDS):
             raise DataError(
@@ -109,5 +111,5 @@ class SampleIndex:
 
 
 def digest(data: Any) -> str:
-    """xxh3_64 of a buffer as 16 hex digits: against accidents, not against forgery."""
+    """Return the xxh3_64 of a buffer as 16 hex digits: against accidents, not against forgery."""
     return xxhash.xxh3_64_hexdigest(data)

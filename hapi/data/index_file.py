@@ -1,7 +1,7 @@
-"""The index file of a data set, read and checked.
+"""The index file of a dataset, read and checked.
 
-It is never mapped where it lies: whoever shortens a file in place ends every process that has it mapped, at the next
-look at what is gone (SIGBUS). What is checked here is this process's own copy, and that is what is used.
+It is never mapped in place: if a file is shortened, every process that has it mapped dies at the next access
+(SIGBUS). The check covers this process's own copy, and only that is used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BLOCK = 8 << 20
 
 
 def read_own(store: ObjectStore, key: str, size: int) -> Array:
-    """The first ``size`` bytes of an object, uint8, in a copy that nobody else can shorten.
+    """Return the first ``size`` bytes of an object, uint8, in a private copy.
 
-    Up to ``IN_MEMORY_BYTES`` that is memory, beyond it a mapped file without a name in the folder for temporary files
-    (``TMPDIR``), which the system may put out of memory and fetch again.
+    Up to ``IN_MEMORY_BYTES`` that is memory, beyond it a mapped file without a name in the folder for
+    temporary files (``TMPDIR``), which the system may put out of memory and fetch again.
     """
     if size <= IN_MEMORY_BYTES:
         buffer = np.empty(size, dtype=np.uint8)
@@ -55,7 +55,7 @@ def read_own(store: ObjectStore, key: str, size: int) -> Array:
 
 
 def read_index(store: ObjectStore, manifest: Manifest) -> SampleIndex:
-    """The index of a data set, checked against its digest and the manifest; :class:`DataError` on damage."""
+    """The index of a dataset, checked against its digest and the manifest; :class:`DataError` on damage."""
     where, remedy = f"{store.url}/{manifest.index_key}", manifest.remedy
     try:
         size = store.size(manifest.index_key)

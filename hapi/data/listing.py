@@ -1,4 +1,4 @@
-"""What a store holds: data sets, whole or still being packed."""
+"""Datasets in a store, whole or still being packed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LOCK_NAME = "pack.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSummary:
-    """A line of ``hapi ls``. ``state``: "whole", "incomplete" (a packing or indexing to go on with) or "damaged".
+    """A line of ``hapi ls``.
 
-    Damaged is also what cannot be read; ``problem`` says why.
+    ``state`` is "whole", "incomplete" (an unfinished packing or indexing) or "damaged". Damaged is also a
+    dataset that cannot be read; ``problem`` has the reason.
     """
 
     name: str
@@ -34,25 +35,25 @@ class DatasetSummary:
     created: str | None = None
     shards: int = 0
     in_place: InPlace | None = None
-    """Where the shards lie that were indexed and not packed."""
+    """Location of the shards that were indexed and not packed."""
     skipped: int = 0
     """Bad samples that were left out."""
     packing: bool = False
-    """A packing of this name was begun and is not done (for a whole data set: its replacement)."""
+    """A packing of this name was begun and is not done (for a whole dataset: its replacement)."""
     problem: str | None = None
 
 
 def list_datasets(store: ObjectStore) -> list[DatasetSummary]:
-    """All data sets of a store by name. :class:`NotFoundError` when there is no such store."""
+    """All datasets of a store by name. :class:`NotFoundError` when there is no such store."""
     store.ping()
     found = [describe(store, name) for name in store.list_names("datasets") if NAME_PATTERN.fullmatch(name)]
     return [summary for summary in found if summary is not None]
 
 
 def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
-    """One data set; None when there is neither a manifest nor a packing of it.
+    """Describe one dataset; None when there is neither a manifest nor a packing of it.
 
-    One that cannot be read is a damaged one, so that the others are listed all the same.
+    A dataset that cannot be read is a damaged one, so that the others are listed all the same.
     """
     prefix = f"datasets/{name}"
     packing = False

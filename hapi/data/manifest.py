@@ -1,4 +1,4 @@
-"""The manifest: what a data set is, and the word that it is there. Written last, switched at once."""
+"""The manifest: description of a dataset, and proof that it exists. Written last, switched at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 3
 """Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
 beside checksums of runs of samples (runs.py), and the shards may be foreign objects."""
 
-AGAIN = "pack or index the data set again with --replace"
+AGAIN = "pack or index the dataset again with --replace"
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")
@@ -35,16 +35,18 @@ _MANIFEST_FIELDS = (
 
 
 def dataset_prefix(name: str) -> str:
-    return f"datasets/{check_name(name, 'data set')}"
+    """Return the key prefix of everything that belongs to dataset ``name``."""
+    return f"datasets/{check_name(name, 'dataset')}"
 
 
 def manifest_key(name: str) -> str:
+    """Return the key of the manifest, which is written last."""
     return f"{dataset_prefix(name)}/manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleLayout:
-    """What a sample's bytes are: an encoded image, or a tensor of one shape and element type."""
+    """Form of a sample's bytes: an encoded image, or a tensor of one shape and element type."""
 
     kind: Kind
     sample_shape: tuple[int, ...] | None = None
@@ -53,7 +55,7 @@ class SampleLayout:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Strict: :class:`BadRequestError` on anything unknown, missing or out of range."""
+        """Parse strictly; :class:`BadRequestError` on anything unknown, missing or out of range."""
         d = strict_fields(document, dict.fromkeys(("kind", "sample_shape", "sample_dtype"), True), "layout")
         kind, shape, dtype = d["kind"], d["sample_shape"], d["sample_dtype"]
         if kind == "encoded":
@@ -70,21 +72,23 @@ class SampleLayout:
         return cls(kind="tensor", sample_shape=sides, sample_dtype=dtype)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON."""
         shape = None if self.sample_shape is None else list(self.sample_shape)
         return {"kind": self.kind, "sample_shape": shape, "sample_dtype": self.sample_dtype}
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlace:
-    """Of a data set whose shards are foreign objects: nothing of Hapi's writes or removes them."""
+    """Location of a dataset whose shards are foreign objects; Hapi never writes or removes them."""
 
     format: str
-    """As in ``hapi index --format``."""
+    """Name of the format, as in ``hapi index --format``."""
     folder: str
     """Prefix of the shards' keys; empty for the whole store."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
+        """Parse strictly; :class:`BadRequestError` on anything unexpected."""
         d = strict_fields(document, dict.fromkeys(("format", "folder"), True), "in_place")
         return cls(
             format=check_name(d["format"], "in_place.format"),
@@ -94,7 +98,7 @@ class InPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A data set's description; see docs/architecture.md for the layout in the store."""
+    """A dataset's description; see docs/architecture.md for the layout in the store."""
 
     name: str
     pack: str
@@ -107,9 +111,9 @@ class Manifest:
     """Bytes of the index file."""
     index_xxh3: str
     shards: int
-    """How many; their table is in the index."""
+    """Number of shards; their table is in the index."""
     total_bytes: int
-    """Of all shards."""
+    """Bytes of all shards."""
     source: str
     created: str
     """Time of packing, ISO 8601 in UTC. No part of the version."""
@@ -134,25 +138,26 @@ class Manifest:
 
     @property
     def index_key(self) -> str:
+        """Key of the index."""
         return f"{dataset_prefix(self.name)}/{self.pack}/index.safetensors"
 
     @property
     def remedy(self) -> str:
-        """What to do when the data set is damaged, for messages."""
-        return f"{'pack the data set' if self.in_place is None else 'index it'} again with --replace"
+        """Advice for a damaged dataset, for messages."""
+        return f"{'pack the dataset' if self.in_place is None else 'index it'} again with --replace"
 
     def key_of(self, shard: str) -> str:
-        """The object of the shard of this name."""
+        """Return the key of the shard of this name."""
         if self.in_place is None:
             return f"{dataset_prefix(self.name)}/{self.pack}/{shard}"
         return f"{self.in_place.folder}/{shard}" if self.in_place.folder else shard
 
     def to_bytes(self) -> bytes:
-        """The manifest as JSON text."""
+        """Return the manifest as JSON text."""
         return json.dumps(self.to_json(), indent=1).encode()
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest's document."""
+        """Return the manifest's document."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -174,7 +179,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str, where: str) -> Self:
-        """The manifest of data set ``name``; :class:`DataError` naming ``where`` when it is not sound."""
+        """Parse the manifest of dataset ``name``; :class:`DataError` naming ``where`` when it is not sound."""
         try:
             document = parse_document(data)
         except ValueError as error:
@@ -183,7 +188,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, document: Any, name: str, where: str) -> Self:
-        """The manifest of data set ``name``; :class:`DataError` naming ``where`` when it is not sound."""
+        """Parse the manifest of dataset ``name``; :class:`DataError` naming ``where`` when it is not sound."""
         _check_format(document, where)
         try:
             manifest = cls._from_json(document)
@@ -225,12 +230,12 @@ def _check_format(document: Any, where: str) -> None:
     if found > FORMAT:
         raise DataError(f"{where}: format {found} is of a newer Hapi, this one reads {FORMAT}; update Hapi")
     raise DataError(
-        f"{where}: format {found} is of an older Hapi, this one reads {FORMAT}; pack the data set again"
+        f"{where}: format {found} is of an older Hapi, this one reads {FORMAT}; pack the dataset again"
     )
 
 
 def check_classes(classes: Any) -> tuple[str, ...]:
-    """``classes`` as a tuple of distinct, non-empty names; else :class:`BadRequestError`."""
+    """Return ``classes`` as a tuple of distinct, non-empty names; raise :class:`BadRequestError` otherwise."""
     if not isinstance(classes, Sequence) or isinstance(classes, str) or not classes:
         raise BadRequestError("classes: expected a list of names")
     if any(not isinstance(c, str) or not c or len(c) > 1000 for c in classes):
@@ -247,15 +252,15 @@ def _text(value: Any, what: str) -> str:
 
 
 def load_manifest(store: ObjectStore, name: str) -> Manifest:
-    """The manifest of a data set. :class:`NotFoundError` names what is there, :class:`DataError` damage."""
+    """The manifest of a dataset. :class:`NotFoundError` names what is there, :class:`DataError` damage."""
     key = manifest_key(name)
     try:
         data = store.get(key)
     except NotFoundError:
         store.ping()
         raise NotFoundError(
-            f"there is no data set {name!r} in {store.url}; {_existing_names(store, name)}",
-            outside=f"there is no data set {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is",
+            f"there is no dataset {name!r} in {store.url}; {_existing_names(store, name)}",
+            outside=f"there is no dataset {name!r} here; GET /v1/datasets and 'hapi ls' tell what there is",
         ) from None
     return Manifest.from_bytes(data, name, f"{store.url}/{key}")
 

@@ -51,7 +51,7 @@ _RAMP = 5
 """The first stretch of a sequence has 2**-5 of its share, each that follows twice as much as the one before, so
 that the first batch does not wait for thousands of samples."""
 _LARGE_STRETCHES = 3
-"""When a batch is larger than a stretch should be: one handed out, two being read."""
+"""Stretches when a batch is larger than one should be: one handed out, two being read."""
 
 
 class OpenSample:
@@ -66,7 +66,9 @@ class OpenSample:
         self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes, or all that are left; empty at the end. Checked as a whole at the first call."""
+        """Return the next ``size`` bytes, or all that are left; empty at the end. The first call checks the
+        whole sample.
+        """
         if self._reader is None:
             raise UsageError(f"sample {self.id} is closed; open it again")
         if self._data is None:
@@ -77,7 +79,7 @@ class OpenSample:
         return part
 
     def close(self) -> None:
-        """Let go of the sample's bytes; closing twice does nothing."""
+        """Release the sample's bytes; closing twice does nothing."""
         self._reader = self._data = None
 
     def __enter__(self) -> Self:
@@ -127,7 +129,14 @@ class DatasetReader:
         sample_cache: SampleCache | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        """``sample_cache``, of this very version, is closed with it."""
+        """Read ``dataset``.
+
+        Args:
+            dataset: the dataset at one version.
+            read_ahead_bytes: bound of the buffers that are read ahead.
+            sample_cache: cache of this very version, closed with the reader.
+            batch_size: samples of a batch when the reader is iterated over.
+        """
         if isinstance(batch_size, bool) or batch_size < 1:
             raise UsageError(f"batch_size: expected a number of samples of at least 1, got {batch_size!r}")
         self.batch_size = batch_size
@@ -142,7 +151,7 @@ class DatasetReader:
         self._order: IntArray = np.empty(0, dtype=np.int64)
         self._hint: AccessHint | None = None
         self._begun = False
-        """Whether there is a sequence."""
+        """True when there is a sequence."""
         self._position = self._planned = 0
         self._reach = self._stretch_bytes
         """Bytes of the stretch that is planned next."""
@@ -159,10 +168,17 @@ class DatasetReader:
         hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
     ) -> Samples:
-        """The bytes of samples ``ids``, checked, from the sample cache where it has them. Thread-safe.
+        """Return the bytes of samples ``ids``, checked, from the sample cache where it has them. Thread-safe.
 
-        Raises :class:`DataError` naming the first damaged sample, :class:`NotFoundError` for an id out of range,
-        :class:`ConflictError` when another version has replaced this one.
+        Args:
+            ids: int64 [n].
+            hint: for the reads to come.
+            out: buffer for the bytes, uint8; None for new memory.
+
+        Raises:
+            DataError: a sample is damaged; the first one is named.
+            NotFoundError: an id is out of range.
+            ConflictError: another version has replaced this one.
         """
         return self._read_at(self.dataset.locate(ids), hint, out)
 
@@ -186,11 +202,22 @@ class DatasetReader:
         start: int = 0,
         shuffle: str | Shuffle = FULL,
     ) -> IntArray:
-        """Begin an epoch: ``next_batch`` gives its samples from place ``start`` on. Returns the ids in their order.
+        """Begin an epoch: ``next_batch`` then gives its samples.
 
-        The order is that of ``shuffle`` for (seed, epoch): the full permutation, or chunk windows, ``"chunks"`` for
-        such that suit the store, or ``"chunks:GROUP:WINDOW"``. Or it is ``order``, any ids (int64 [n]) that the caller
-        made of seed and epoch, with a ``shuffle`` like it. :class:`NotFoundError` for an id that is not there.
+        Args:
+            seed: of the order.
+            epoch: number from 0.
+            order: any ids (int64 [n]) that the caller made of seed and epoch, instead of an order of
+                ``shuffle``.
+            start: place in the order to begin at.
+            shuffle: ``"full"``, chunk windows that suit the store (``"chunks"``), or
+                ``"chunks:GROUP:WINDOW"``. With ``order``, the shuffle that it resembles.
+
+        Returns:
+            The ids in their order, int64.
+
+        Raises:
+            NotFoundError: an id does not exist.
         """
         reader = self.dataset.reader
         if isinstance(shuffle, str):
@@ -216,10 +243,10 @@ class DatasetReader:
         return found
 
     def next_batch(self, count: int) -> Samples:
-        """The next ``count`` samples of the sequence, fewer at its end, none after it.
+        """Return the next ``count`` samples of the sequence, fewer at its end, none after it.
 
-        The batch's bytes are good until the next call. Raises what :meth:`read` raises; the samples are then still
-        the next ones.
+        The batch's bytes are valid until the next call. Errors are those of :meth:`read`; the same samples
+        then come next.
         """
         if isinstance(count, bool) or count < 1:
             raise UsageError(f"next_batch: expected a number of samples of at least 1, got {count!r}")
@@ -256,7 +283,7 @@ class DatasetReader:
             yield batch
 
     def _plan(self, count: int) -> None:
-        """Have the next stretches read, as many as there is room for."""
+        """Let the next stretches be read, as many as there is room for."""
         while self._planned < len(self._order) and len(self._stretches) < _STRETCHES:
             max_count = max(count, self._reach * self.count // max(1, self.dataset.total_bytes))
             ids = self._order[self._planned : self._planned + max_count]

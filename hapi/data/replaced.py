@@ -1,4 +1,4 @@
-"""Versions of a data set that another one has replaced: readable for a while, so that running jobs end with them.
+"""Versions of a dataset that another one has replaced: readable for a while, so that running jobs end with them.
 
     replaced/VERSION.json   the manifest that was replaced, and until when its shards are kept
 
@@ -40,12 +40,13 @@ class Replaced:
         return f"version {self.manifest.version} until {end:%Y-%m-%d %H:%M} UTC"
 
     def to_bytes(self) -> bytes:
+        """Return the record as JSON text."""
         document = {"until": self.until, "manifest": self.manifest.to_json()}
         return json.dumps(document, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str, where: str) -> Self:
-        """What a record of data set ``name`` says; :class:`DataError` naming ``where`` when it is not sound."""
+        """Parse a record of dataset ``name``; :class:`DataError` naming ``where`` when it is not sound."""
         try:
             d = strict_fields(
                 parse_document(data), dict.fromkeys(("until", "manifest"), True), "replaced version"
@@ -60,15 +61,16 @@ class Replaced:
 
 
 def replaced_prefix(name: str) -> str:
-    """The folder of the records of data set ``name``."""
+    """Return the key prefix of the records of dataset ``name``."""
     return f"{dataset_prefix(name)}/{_FOLDER}"
 
 
 def record(store: ObjectStore, new: Manifest, keep_seconds: float) -> None:
-    """Note, right before the manifest ``new`` is written, that what it replaces is kept for ``keep_seconds``.
+    """Record, right before the manifest ``new`` is written, that the replaced version is kept for
+    ``keep_seconds``.
 
-    Nothing is noted when there is nothing sound to keep, or when it is of the same version: readers then go on with
-    the new shards.
+    Nothing is recorded when there is no sound version to keep, or when it is the same version: readers then
+    go on with the new shards.
     """
     if keep_seconds <= 0:
         return
@@ -82,7 +84,7 @@ def record(store: ObjectStore, new: Manifest, keep_seconds: float) -> None:
 
 
 def list_replaced(store: ObjectStore, name: str) -> list[Replaced]:
-    """The records of data set ``name``; damaged ones are left out."""
+    """Return the records of dataset ``name``; damaged ones are left out."""
     keys = (info.key for info in store.list(replaced_prefix(name)))
     return [found for key in keys if (found := _load(store, name, key)) is not None]
 
@@ -90,13 +92,13 @@ def list_replaced(store: ObjectStore, name: str) -> list[Replaced]:
 def kept(
     store: ObjectStore, current: Manifest, keys: Iterable[str], keep_seconds: float = math.inf
 ) -> set[str]:
-    """Of the objects ``keys`` of a data set, those that belong to replaced versions whose time is not over.
+    """Return those of the objects ``keys`` that belong to replaced versions whose time is not over.
 
     Args:
-        store: Where the data set lies.
-        current: Its manifest; a record of the same version is of no use any more.
-        keys: All objects below the data set's prefix.
-        keep_seconds: As ``--keep-old`` says; 0 ends the time of all.
+        store: where the dataset lies.
+        current: its manifest; a record of the same version is not needed any more.
+        keys: all objects below the dataset's prefix.
+        keep_seconds: as ``--keep-old`` says; 0 ends the time of all.
     """
     if keep_seconds <= 0:
         return set()
@@ -113,9 +115,12 @@ def kept(
 
 
 def find_manifest(store: ObjectStore, name: str, version: str | None = None) -> Manifest:
-    """The manifest of data set ``name`` in ``version``, which may be a replaced one; None: as it is now.
+    """Return the manifest of dataset ``name`` in ``version``, which may be a replaced one; None: the current
+    one.
 
-    :class:`NotFoundError` when there is no such data set, :class:`ConflictError` when that version is kept no longer.
+    Raises:
+        NotFoundError: there is no such dataset.
+        ConflictError: that version is kept no longer.
     """
     manifest = load_manifest(store, name)
     if version is None or manifest.version == version:
@@ -125,7 +130,7 @@ def find_manifest(store: ObjectStore, name: str, version: str | None = None) -> 
     if known is not None and known.manifest.version == version:
         return known.manifest
     raise ConflictError(
-        f"data set {name!r} has version {manifest.version} now, and version {version} is not kept (any longer): "
+        f"dataset {name!r} has version {manifest.version} now, and version {version} is not kept (any longer): "
         "it was replaced; begin again with the version of now. 'hapi pack --replace --keep-old' says how long "
         "a replaced version stays readable"
     )

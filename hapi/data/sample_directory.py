@@ -1,17 +1,20 @@
-"""The sample directory: where every sample lies, 16 bytes a sample, found by its number.
+"""The sample directory: location of every sample, 16 bytes each, found by the sample's number.
 
-After DLFS (section III-B), whose directory is an AVL tree of 16-byte entries keyed by a 48-bit hash of the name:
-with 50 million samples such keys collide, and a tree is walked one sample at a time. Ours is an array whose
-index is the sample's id, so that places of a whole batch are one gather. An entry is two 64-bit words:
+After DLFS (section III-B), whose directory is an AVL tree of 16-byte entries keyed by a 48-bit hash of the
+name. With 50 million samples such keys collide, and a tree is walked one sample at a time. Here it is an
+array indexed by sample id, so that the locations of a whole batch are one gather. An entry is two 64-bit
+words:
 
     word 0   bits 0..47 offset in the shard, bits 48..63 flags
     word 1   bits 0..31 number of the shard, bits 32..63 length
 
-Where all samples have one length and lie side by side, as many in each shard (packed tensors, tokens, features), their
-places are computed: the entries, a cache miss for each sample of a shuffled batch, are not looked at.
+If all samples have one length and lie side by side, as many in each shard (packed tensors, tokens, features),
+their locations are computed. The entries, a cache miss for each sample of a shuffled batch, are not read
+then.
 
 Bounds: shards below 256 TiB, samples of 1 byte to 4 GiB - 1, 2**32 shards (a shard may hold a single sample).
-No flag has a meaning yet. All must be zero, so that a reader of today refuses what it would misunderstand.
+No flag has a meaning yet. All must be zero, so that today's reader refuses entries that it would
+misunderstand.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Located:
-    """Where n samples lie, in the order asked for."""
+    """Locations of n samples, in the order asked for."""
 
     ids: IntArray
     """int64 [n]."""
@@ -54,7 +57,7 @@ class Located:
         return len(self.shard)
 
     def part(self, low: int, high: int) -> Located:
-        """Of samples ``low..high`` (high excluded) among them, views."""
+        """Return samples ``low..high`` (high excluded) among them, views."""
         return Located(self.ids[low:high], self.shard[low:high], self.offset[low:high], self.length[low:high])
 
 
@@ -67,7 +70,7 @@ class Regular:
     length: int
 
     def locate(self, ids: IntArray) -> Located:
-        """As :meth:`SampleDirectory.locate`, by arithmetic."""
+        """Return locations as :meth:`SampleDirectory.locate` does, by arithmetic."""
         shard = ids // self.samples
         offset = ids - shard * self.samples
         offset *= self.length
@@ -77,14 +80,14 @@ class Regular:
 
     @classmethod
     def guess(cls, entries: npt.NDArray[np.void], firsts: IntArray) -> Regular | None:
-        """The only one there can be by the first sample and the shards' first ones; whether it holds is not said."""
+        """Return the only possible layout by the first sample and the shards' first ones, unchecked."""
         counts = np.diff(firsts)
         if (counts[:-1] != counts[0]).any() or counts[-1] > counts[0]:
             return None
         return cls(int(counts[0]), int(entries["offset"][0]), int(entries["length"][0]))
 
     def holds(self, low: int, entries: npt.NDArray[np.void]) -> bool:
-        """Whether ``entries``, those of samples from ``low`` on whose shards are right, lie in that way."""
+        """Return whether ``entries`` of samples from ``low`` on, whose shards are right, have this layout."""
         if (entries["length"] != self.length).any():
             return False
         expected = self.locate(np.arange(low, low + len(entries), dtype=np.int64))
@@ -110,7 +113,9 @@ class SampleDirectory:
 
     @classmethod
     def from_words(cls, words: npt.NDArray[np.uint64]) -> Self:
-        """The directory in ``words``, uint64 [count, 2], without a copy. Believed after :meth:`check`."""
+        """Return the directory in ``words``, uint64 [count, 2], without a copy; call :meth:`check` before
+        use.
+        """
         return cls(words.view(ENTRY).reshape(-1))
 
     def words(self) -> npt.NDArray[np.uint64]:
@@ -122,7 +127,9 @@ class SampleDirectory:
         return type(self)(self.entries[first:stop])
 
     def locate(self, ids: IntArray) -> Located:
-        """Shard, offset and length of these samples, which must be there (``Dataset.locate`` checks that)."""
+        """Return shard, offset and length of these samples, whose ids must be valid (``Dataset.locate``
+        checks that).
+        """
         if self.regular is not None:
             return self.regular.locate(ids)
         found = self.entries.take(ids)  # a third faster than an index
@@ -134,7 +141,9 @@ class SampleDirectory:
         )
 
     def in_order(self, first: int, stop: int) -> bool:
-        """Whether samples ``first..stop`` (stop excluded) of one shard lie one after the other, gaps allowed."""
+        """Return whether samples ``first..stop`` (stop excluded) of one shard follow one another, gaps
+        allowed.
+        """
         for low in range(first, stop, _CHUNK):
             entries = self.entries[low : min(low + _CHUNK + 1, stop)]
             offset, length = entries["offset"], entries["length"]
@@ -143,9 +152,16 @@ class SampleDirectory:
         return True
 
     def write(self, first: int, shard: npt.ArrayLike, offset: npt.ArrayLike, length: npt.ArrayLike) -> None:
-        """Set the places of samples ``first``, ``first + 1``, ...; ``shard`` may be one for all.
+        """Set the locations of samples ``first``, ``first + 1``, ...
 
-        :class:`UsageError` naming the first sample whose place an entry cannot hold.
+        Args:
+            first: number of the first sample.
+            shard: number of each one's shard, or one for all.
+            offset: first byte of each in its shard.
+            length: bytes of each.
+
+        Raises:
+            UsageError: an entry cannot hold a location; the first such sample is named.
         """
         offsets, lengths = np.asarray(offset), np.asarray(length)
         stop = first + len(lengths)
@@ -166,10 +182,18 @@ class SampleDirectory:
         entries["shard"], entries["offset"], entries["length"] = shards, offsets, lengths
 
     def check(self, shards: ShardTable, where: str, remedy: str) -> None:
-        """DataError naming ``where``, shard and sample unless every sample lies within its shard.
+        """Check that every sample lies within its shard.
 
-        Samples belong to the shards in order, as many to each as it says; within a shard they may lie in any
-        way, also over one another. ``remedy`` is what the user is told to do.
+        Samples belong to the shards in order, as many to each as it says. Within a shard they may lie in any
+        way, also over one another.
+
+        Args:
+            shards: the dataset's shards.
+            where: name of the index, for messages.
+            remedy: advice for the user.
+
+        Raises:
+            DataError: a sample does not; the message names shard and sample.
         """
         firsts, sizes = shards.firsts, shards.size
         if firsts[-1] != len(self) or (firsts[1:] <= firsts[:-1]).any():
@@ -199,14 +223,14 @@ class SampleDirectory:
 
 
 def _owners(firsts: IntArray, low: int, high: int) -> IntArray:
-    """For samples ``low..high``, which shard has them: shard k has samples ``firsts[k]..firsts[k + 1]``."""
+    """Shard of each of samples ``low..high``: shard k has samples ``firsts[k]..firsts[k + 1]``."""
     first, last = np.searchsorted(firsts, [low, high - 1], side="right") - 1
     edges = np.clip(firsts[first : last + 2], low, high)
     return np.repeat(np.arange(first, last + 1, dtype=np.int64), edges[1:] - edges[:-1])
 
 
 def _problem(entry: Any, shard: int, size: int) -> str:
-    """What is wrong with an entry that should be in ``shard`` of ``size`` bytes."""
+    """Reason why an entry cannot be in ``shard`` of ``size`` bytes."""
     offset, length = int(entry["offset"]), int(entry["length"])
     if entry["shard"] != shard:
         return f"has its place in shard number {entry['shard']} instead of {shard}"

@@ -1,7 +1,7 @@
-"""The shards of a data set as arrays: object, size, checksum and number of samples of each.
+"""The shards of a dataset as arrays: object, size, checksum and number of samples of each.
 
-A data set may have a million shards (single objects that are indexed in place), so their table lies in the index file
-beside the samples' arrays, and no Python object stands for a shard that nobody asks for.
+A dataset may have a million shards (single objects that are indexed in place). So their table lies in the
+index file beside the samples' arrays, and a Python object stands only for a shard that is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARD_FIELDS = tuple(_TYPES)
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A stored object of samples: its name below the data set's folder of shards, size in bytes, xxh3_64, samples."""
+    """A stored object of samples: its name below the dataset's folder of shards, size in bytes, xxh3_64, samples."""
 
     key: str
     size: int
@@ -48,7 +48,7 @@ class ShardTable:
         self._numbers = numbers
         """Size, checksum and count; [n, 3]."""
         self._ends = ends
-        """Where each name ends in ``names``, UTF-8; [n]."""
+        """End of each name in ``names``, UTF-8; [n]."""
         self._names = names
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class ShardTable:
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> Self:
-        """The table of these shards."""
+        """Return the table of these shards."""
         names = [shard.key.encode() for shard in shards]
         rows = [(shard.size, shard.checksum, shard.count) for shard in shards]
         return cls(
@@ -92,13 +92,14 @@ class ShardTable:
 
     @cached_property
     def firsts(self) -> IntArray:
-        """Shard k has the samples ``firsts[k]..firsts[k + 1]``; int64 [n + 1]."""
+        """First sample of each shard: shard k has samples ``firsts[k]..firsts[k + 1]``; int64 [n + 1]."""
         firsts = np.zeros(len(self) + 1, dtype=np.int64)
         np.cumsum(self._numbers[:, 2], out=firsts[1:])
         return firsts
 
     @property
     def total_bytes(self) -> int:
+        """Bytes of all shards together."""
         return int(self.size.sum())
 
     def key(self, number: int) -> str:
@@ -112,7 +113,16 @@ class ShardTable:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], what: str, remedy: str) -> Self:
-        """The table in these arrays, checked; :class:`DataError` naming ``what`` when it cannot be one."""
+        """Return the table in these arrays, checked.
+
+        Args:
+            arrays: arrays of the index file, by name.
+            what: name of the index, for messages.
+            remedy: advice for the user.
+
+        Raises:
+            DataError: the arrays are not a table of shards.
+        """
         numbers, ends, names = (arrays[name] for name in _TYPES)
         if any(arrays[name].dtype != d or arrays[name].ndim != n for name, (d, n) in _TYPES.items()):
             raise DataError(f"{what}: an array of the table of shards has the wrong type or form; {remedy}")

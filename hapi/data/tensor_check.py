@@ -1,4 +1,4 @@
-"""Whether the bytes of a stored tensor can be what its data set says."""
+"""Check of a stored tensor's bytes against the layout of its dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Check = Callable[[memoryview], str | None]
 
 
 def tensor_check(layout: SampleLayout) -> Check:
-    """Return the check of samples of ``layout``: of floats the length, and that every value is finite.
+    """Return the check of samples of ``layout``: the length, and for floats that every value is finite.
 
     Training with NaN or infinity ends with a model of them. Samples of bytes may be anything.
     """
@@ -24,8 +24,9 @@ def tensor_check(layout: SampleLayout) -> Check:
     size = math.prod(layout.sample_shape or ()) * dtype.itemsize
 
     def check(data: memoryview) -> str | None:
+        """Raise ValueError unless ``data`` fits the layout."""
         if data.nbytes != size:
-            return f"has {data.nbytes} bytes, a tensor of this data set has {size}"
+            return f"has {data.nbytes} bytes, a tensor of this dataset has {size}"
         if not np.isfinite(np.frombuffer(data, dtype=dtype)).all():
             return "holds a value that is not finite (NaN or infinity)"
         return None

@@ -1,6 +1,6 @@
-"""``hapi verify``: every byte of a data set is read and held against the checksums of shards and samples.
+"""``hapi verify``: every byte of a dataset is read and compared with the checksums of shards and samples.
 
-Those of runs are left out: a wrong one makes a reader look at its samples, and costs nothing but that.
+Checksums of runs are left out: a wrong one only makes a reader check the samples themselves.
 """
 
 from __future__ import annotations
@@ -32,14 +32,26 @@ def verify_dataset(
     on_start: Callable[[Manifest], None] = lambda manifest: None,
     on_progress: Progress = lambda samples, size: None,
 ) -> VerifyReport:
-    """Check manifest, index, every shard and every sample; damage is told as it is found, and collected.
+    """Check manifest, index, every shard and every sample.
 
-    ``on_start`` is called with the manifest before the samples are read. :class:`NotFoundError` when there
-    is no such data set, :class:`StoreError` when the store itself fails.
+    Args:
+        store: where the dataset lies.
+        name: its name there.
+        on_damage: told each finding.
+        on_start: told the manifest, before samples are read.
+        on_progress: told samples and bytes since its last call.
+
+    Returns:
+        A report with all findings.
+
+    Raises:
+        NotFoundError: there is no such dataset.
+        StoreError: the store itself fails.
     """
     report = VerifyReport(name, remedy=AGAIN)
 
     def found(damage: Damage) -> None:
+        """Report a finding and keep it."""
         report.damages.append(damage)
         on_damage(damage)
 

@@ -1,4 +1,4 @@
-"""What both tiers need to know about devices: their names, full memory, exact arithmetic, and waiting."""
+"""Facts about devices that both tiers need: names, lack of memory, exact arithmetic, and waiting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hapi.process.free_memory import host_free_bytes
 
 
 def resolve_device(name: str, what: str = "device") -> torch.device:
-    """The torch device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """Return the torch device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
-    ``what`` names the setting in the :class:`UsageError` that is raised when there is no such device.
+    Raises:
+        UsageError: there is no such device; the message names the setting ``what``.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,10 +34,12 @@ def resolve_device(name: str, what: str = "device") -> torch.device:
 
 
 def does_not_fit(device: torch.device, text: str) -> HapiError:
-    """The error for a server's work that found no memory on ``device``, although it was thought to fit.
+    """Return the error for a server's work that found no memory on ``device``, although it was expected to
+    fit.
 
-    A GPU is the server's own: the same work will not fit later either (:class:`DeviceMemoryError`). A CPU's memory is
-    shared with all else on the machine, and may be there in a second (:class:`HostMemoryError`).
+    A GPU is the server's own, so the same work will not fit later either (:class:`DeviceMemoryError`). A
+    CPU's memory is shared with all else on the machine and may be free in a second
+    (:class:`HostMemoryError`).
     """
     if device.type == "cpu":
         return HostMemoryError(text)
@@ -44,7 +47,7 @@ def does_not_fit(device: torch.device, text: str) -> HapiError:
 
 
 def give_back_unused(device: torch.device) -> None:
-    """What the allocator of ``device`` keeps and no tensor uses goes back to the system, for others to take."""
+    """Return memory that the allocator of ``device`` keeps and no tensor uses to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     else:
@@ -52,12 +55,13 @@ def give_back_unused(device: torch.device) -> None:
 
 
 def exact_arithmetic(device: torch.device) -> None:
-    """Float32 as IEEE float32 in this process, when ``device`` is a GPU; nothing on the CPU.
+    """Compute float32 as IEEE float32 in this process if ``device`` is a GPU; do nothing on the CPU.
 
-    torch lets cuDNN round the inputs of convolutions to TF32 (10 bits of mantissa). The result would then depend
-    on which of the tiers has such a GPU, and, where cuDNN picks another way for another batch size, on the COS
-    batch. The flags are the process's: a switch to and fro around the frozen layers would race with other threads.
-    Whoever wants TF32 for the trained layers may set it again afterwards, for the frozen ones on this side as well.
+    torch lets cuDNN round the inputs of convolutions to TF32 (10 bits of mantissa). The result would then
+    depend on which of the tiers has such a GPU, and, where cuDNN picks another algorithm for another batch
+    size, on the COS batch. The flags belong to the process: switching them around the frozen layers would
+    race with other threads. A caller that wants TF32 for the trained layers may set it again afterwards; it
+    then holds for the frozen layers on this side too.
     """
     if device.type != "cuda":
         return
@@ -85,7 +89,9 @@ def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that may still be allocated on ``device``, within a container's bound; None where nobody can tell."""
+    """Return the bytes that may still be allocated on ``device``, within a container's bound; None if
+    unknown.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host_free_bytes()

@@ -1,4 +1,4 @@
-"""A lock for each of any number of names, as long as somebody wants it."""
+"""A lock for each of any number of names, as long as it is in use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class _KeyLock:
 
 
 class KeyedLocks:
-    """Locks by key. Keys come from clients and must not fill the memory: one that nobody wants is forgotten.
+    """Locks by key. Keys come from clients and must not fill the memory, so unused locks are forgotten.
 
-    It must not be forgotten sooner: those who wait for it and those who come later would work side by side.
+    A lock must not be forgotten sooner: threads that wait for it and threads that come later would work side
+    by side.
     """
 
     def __init__(self) -> None:
@@ -31,10 +32,10 @@ class KeyedLocks:
 
     @contextmanager
     def holding(self, key: Hashable) -> Iterator[None]:
-        """Inside the block nobody else is inside with the same ``key``.
+        """Hold the lock of ``key`` inside the block.
 
         Raises:
-            StoreUnavailableError: This thread's work was given up before it was its turn.
+            StoreUnavailableError: this thread's work was given up before its turn.
         """
         with self._lock:
             entry = self._locks.setdefault(key, _KeyLock())

@@ -1,17 +1,19 @@
-"""The chunk cache: one bounded buffer, cut into slots of one size, that all data sets of a process share.
+"""The chunk cache: one bounded buffer, cut into slots of one size, that all datasets of a process share.
 
-DLFS's sample cache (section III-C). Everything is an array, so that a request for thousands of samples takes a few
-vectorised steps under the lock and no Python object per sample or chunk.
+DLFS's sample cache (section III-C). Everything is an array, so that a request for thousands of samples takes
+a few vectorised steps under the lock and no Python object per sample or chunk.
 
 A slot's life:
 
-    free --claim--> loading --publish(ok)--> ready --claim of another chunk, when nobody uses it--> loading
-                    loading --publish(failed)--> free (its chunk is forgotten; who waits for it reads for himself)
+    free --claim--> loading --publish(ok)--> ready --claim of another chunk, once unused--> loading
+                    loading --publish(failed)--> free (its chunk is forgotten; waiting threads read for themselves)
 
-What an epoch comes back to much later is kept (:meth:`ChunkCache.keep`), for as long as others can be taken.
+Chunks that an epoch needs again much later are kept (:meth:`ChunkCache.keep`), for as long as others can be
+taken.
 
-A claim holds its slots until it is released, so what is being copied from is never replaced. Who claims a chunk that
-another is loading waits for it: nobody waits before his own loads are published, so there is no circle of waiting.
+A claim holds its slots until it is released, so a slot is never replaced while it is copied from. A thread
+that claims a chunk which another thread is loading waits for it. It publishes its own loads before it waits,
+so there is no circle of waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _KEPT_PART = 3
 
 
 class Area:
-    """The chunks of one data set: which slot each is in. Made by :meth:`ChunkCache.area`."""
+    """The chunks of one dataset: which slot each is in. Made by :meth:`ChunkCache.area`."""
 
     def __init__(self, chunks: int) -> None:
         self.slot_of = np.full(chunks, ABSENT, dtype=np.int32)
@@ -58,7 +60,7 @@ class ChunkCache:
         self._users = np.zeros(self.slots, dtype=np.int32)
         self._used = np.zeros(self.slots, dtype=np.int64)
         self._until = np.zeros(self.slots, dtype=np.int64)
-        """Of ``_loads``: while there are fewer, other slots are taken first."""
+        """Value of ``_loads`` up to which other slots are taken first."""
         self._loads = 0
         self._chunk = np.zeros(self.slots, dtype=np.int64)
         self._area: list[Area | None] = [None] * self.slots
@@ -72,8 +74,13 @@ class ChunkCache:
     def reserve(self, area: Area, chunks: IntArray, wanted: Flags) -> SlotReservation:
         """Hold the slots of ``chunks`` (distinct), and take slots for the ``wanted`` ones that have none.
 
-        The least recently used slots that nobody holds are taken, those of :meth:`keep` last; without any, chunks stay
-        ``ABSENT``.
+        The least recently used free slots are taken, those of :meth:`keep` last. Without a free slot a chunk
+        stays ``ABSENT``.
+
+        Args:
+            area: the dataset's area.
+            chunks: numbers of chunks, int64 [n].
+            wanted: chunks worth loading, bool [n].
         """
         with self._changed:
             slots = area.slot_of[chunks].astype(np.int64)
@@ -91,7 +98,7 @@ class ChunkCache:
             return SlotReservation(slots, mine)
 
     def _idle(self, count: int) -> IntArray:
-        """At most ``count`` slots that nobody holds, the least recently used ones."""
+        """At most ``count`` free slots, the least recently used ones."""
         idle = np.flatnonzero(self._users == 0)
         if count < len(idle):
             used = np.where(self._until > self._loads, self._used + self._clock, self._used)[idle]
@@ -117,7 +124,7 @@ class ChunkCache:
         self._state[slot] = _FREE
 
     def forget(self, area: Area) -> None:
-        """Nobody asks for the chunks of ``area`` any more: the slots that nobody holds are free."""
+        """Free the slots of ``area``, whose chunks are not needed any more, but those that are held."""
         with self._changed:
             for slot in np.flatnonzero(self._users == 0).tolist():
                 if self._area[slot] is area:
@@ -125,9 +132,9 @@ class ChunkCache:
                     self._used[slot] = self._until[slot] = 0
 
     def keep(self, slots: IntArray, loads: int) -> None:
-        """These, which the caller holds, are wanted again before so many more chunks are loaded.
+        """Keep these slots, which the caller holds, until ``loads`` more chunks are loaded.
 
-        At most a third of the cache is kept for later; beyond that what was used least recently is not.
+        At most a third of the cache is kept; beyond that the least recently used slots are not.
         """
         with self._changed:
             self._until[slots] = self._loads + loads
@@ -137,7 +144,7 @@ class ChunkCache:
                 self._until[kept[np.argsort(self._used[kept], kind="stable")[:excess]]] = 0
 
     def publish(self, slots: IntArray, sound: Flags) -> None:
-        """The loads of these slots have ended, and whether each is good. They stay held until the release."""
+        """End the loads of these slots; ``sound`` says which are good. They stay held until the release."""
         with self._changed:
             self._state[slots[sound]] = _READY
             for slot in slots[~sound].tolist():
@@ -145,10 +152,10 @@ class ChunkCache:
             self._changed.notify_all()
 
     def wait(self, reservation: SlotReservation) -> IntArray:
-        """The claim's slots once all of them have been published; ``ABSENT`` for those that failed.
+        """Return the reservation's slots once all of them are published; ``ABSENT`` for failed loads.
 
         Raises:
-            StoreUnavailableError: The work was given up, as what another loads did not come.
+            StoreUnavailableError: the work was given up while another thread's load did not come.
         """
         held = np.flatnonzero(reservation.slots != ABSENT)
         slots = reservation.slots.copy()
@@ -160,6 +167,6 @@ class ChunkCache:
         return slots
 
     def release(self, reservation: SlotReservation) -> None:
-        """Nothing is read from the claim's slots any more."""
+        """End the use of the reservation's slots."""
         with self._changed:
             self._users[reservation.slots[reservation.slots != ABSENT]] -= 1

@@ -1,7 +1,8 @@
-"""How the samples of a data set are cut into chunks, and where each of them lies.
+"""Division of a dataset's samples into chunks, and the location of each.
 
-Chunks are cut where groups of a shuffle begin (every ``group`` ids), so that what opens together is read together, and
-where shards begin, as a chunk is one range of one object. A group that is larger than a chunk may be is several.
+Chunks are cut where groups of a shuffle begin (every ``group`` ids), so that a group is read together, and
+where shards begin, as a chunk is one range of one object. A group that is larger than the longest chunk is
+several chunks.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class ByteRange:
 
 
 class ShardLayout:
-    """Where the samples and the runs of a data set lie. Thread-safe."""
+    """Locations of the samples and the runs of a dataset. Thread-safe."""
 
     def __init__(self, shards: ShardTable, directory: SampleDirectory, run: IntArray) -> None:
-        """``run``: samples of a run, by shard."""
+        """Describe ``shards`` with the samples in ``directory``; ``run`` has the samples of a run, by shard."""
         self.directory = directory
         self.firsts, self.run = shards.firsts, run
         self.count = int(self.firsts[-1])
@@ -92,10 +93,10 @@ class ShardLayout:
 
 
 class Grid:
-    """One way to cut a data set: chunks 0..total-1, and what a reader knows of them."""
+    """One division of a dataset: chunks 0..total-1, and a reader's knowledge of them."""
 
     def __init__(self, layout: ShardLayout, group: int, parts: int = 1) -> None:
-        """Chunks of ``group`` samples, or at most ``parts`` to a group."""
+        """Cut chunks of ``group`` samples, or at most ``parts`` to a group."""
         self._layout, self._group = layout, group
         self.held = -(-group // parts)
         """Most samples of a chunk."""
@@ -110,9 +111,9 @@ class Grid:
         self._runs_kept = 0
         self.area = Area(0)
         self.begins = np.empty(0, dtype=np.int64)
-        """Of chunks that were read: their first byte's place in their shard."""
+        """First bytes of the chunks that were read, in their shards."""
         self.refused = np.empty(0, dtype=np.bool_)
-        """Those that are too long or damaged."""
+        """Chunks that are too long or damaged."""
         self.spent = np.empty(0, dtype=np.float32)
         """Samples read piecewise from each, until it is forgotten."""
         self.seen = np.empty(0, dtype=np.int64)
@@ -120,7 +121,7 @@ class Grid:
         self.misses = 0
 
     def prepare(self) -> None:
-        """Make room for what a reader will know."""
+        """Make room for a reader's knowledge."""
         self.area = Area(self.total)
         self.begins = np.zeros(self.total, dtype=np.int64)
         self.refused = np.zeros(self.total, dtype=np.bool_)
@@ -128,7 +129,7 @@ class Grid:
         self.seen = np.zeros(self.total, dtype=np.int64)
 
     def _cells(self, ids: IntArray) -> IntArray:
-        """By number, the parts of groups as if there were no shards; int64 [n]."""
+        """Parts of groups by number, as if there were no shards; int64 [n]."""
         if self._parts == 1:
             return ids // self._group
         return ids // self._group * self._parts + ids % self._group // self.held
@@ -142,7 +143,9 @@ class Grid:
         return found
 
     def distinct(self, chunks: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """What ``np.unique`` gives: the distinct chunks, each one's place among them, and how often each comes."""
+        """Return the results of ``np.unique``: the distinct chunks, each one's place among them, and their
+        counts.
+        """
         if self.total > _COUNTED:
             return np.unique(chunks, return_inverse=True, return_counts=True)
         counts = np.bincount(chunks, minlength=self.total)
@@ -152,7 +155,7 @@ class Grid:
         return found, index_of[chunks], counts[found]
 
     def byte_range(self, chunk: int) -> ByteRange:
-        """Where ``chunk`` lies."""
+        """Return the location of ``chunk``."""
         found = self._kept.get(chunk)
         if found is None:
             found = self._layout.byte_range(*self.samples(chunk))
@@ -164,7 +167,7 @@ class Grid:
         return found
 
     def samples(self, chunk: int) -> tuple[int, int, int]:
-        """Its shard, its first sample and the one after its last."""
+        """Return the shard of a chunk, its first sample and the one after its last."""
         shard = int(np.searchsorted(self._begins, chunk, side="right")) - 1
         cell, firsts = chunk - int(self._extra[shard]), self._layout.firsts
         first, end = int(self._first_of(cell)), int(self._first_of(cell + 1))

@@ -1,4 +1,4 @@
-"""What reading from a kind of store costs, measured, and how large its chunks are for that."""
+"""Measured costs of reading from each kind of store, and the chunk sizes that follow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hapi.store.base import ObjectStore
 
 @dataclass(frozen=True, kw_only=True)
 class ReadCost:
-    """What reading from a kind of store costs, and what follows from it."""
+    """Costs of reading from a kind of store, and the sizes that follow from them."""
 
     request_seconds: float
-    """Of one range read among many, without its bytes."""
+    """Seconds of one range read among many, without its bytes."""
     bytes_per_second: float
     chunk_bytes: int
     """Bytes of a chunk, in the mean."""
     small_bytes: int
-    """Up to this mean length a data set is read in chunks."""
+    """Up to this mean length a dataset is read in chunks."""
     piece_samples: int
     """Samples placed at a time: few enough that their chunks find slots, many enough for vectors to pay, and for the
     chunks that are missing to be worth asking for at once."""
@@ -35,11 +35,13 @@ class ReadCost:
         return self.chunk_bytes + self.chunk_bytes // 4
 
     def default_shuffle(self, length: float) -> Shuffle:
-        """The chunk windows for samples of ``length`` bytes in the mean."""
+        """Return the chunk windows for samples of ``length`` bytes in the mean."""
         return Shuffle(max(1, round(self.chunk_bytes / max(1.0, length))), self.window)
 
     def rent(self, length: float, chunk_bytes: float) -> float:
-        """Samples of ``length`` bytes whose direct reads cost as much as one chunk of so many bytes."""
+        """Return how many direct reads of samples of ``length`` bytes cost as much as one chunk of
+        ``chunk_bytes``.
+        """
         return (self.request_seconds + chunk_bytes / self.bytes_per_second) / (
             self.request_seconds + length / self.bytes_per_second
         )

@@ -4,9 +4,9 @@ After DLFS's opportunistic batching (section III-D). A *chunk* is a run of conse
 about 256 KB on a disk (``grid.py``). Small samples whose chunk is cached are copied out of it, thousands in a few
 numpy steps; others are read directly into the caller's buffer. Which chunks are worth reading:
 
-- all, when the whole data set fits into the cache, or when the caller knows that its order stays among few chunks;
+- all, when the whole dataset fits into the cache, or when the caller knows that its order stays among few chunks;
 - else a chunk on which piecewise reads have spent what the chunk would have cost (the rule for renting or buying: at
-  most twice the cost of who knows the future). A full permutation over a data set far larger than the cache comes
+  most twice the cost of who knows the future). A full permutation over a dataset far larger than the cache comes
   back to a chunk too rarely, and buys next to none.
 
 Checksums are per sample, and in chunks per run of samples (``runs.py``), checked whenever a chunk is read. Samples of
@@ -40,11 +40,11 @@ from hapi.store.base import ObjectStore, ReadPart
 from hapi.store.gather import ROWS_LIMIT, copy_ranges
 
 _FORGOTTEN_AFTER = 4
-"""What was spent on a chunk is forgotten after this many times the cache's slots were missed elsewhere."""
+"""Misses elsewhere, in cache sizes, after which the cost spent on a chunk is forgotten."""
 _GRIDS = 4
-"""Chunks of all other ways of cutting a data set that are remembered, over those of the usual one."""
+"""Chunks of all other ways of cutting a dataset that are remembered, over those of the usual one."""
 _FEW_CHUNKS = 1 << 20
-"""So many are remembered anyway; each takes 25 bytes."""
+"""Chunks that are remembered in any case; each takes 25 bytes."""
 _SCATTERED = 2, 4
 """A read that touches more than these times the open chunks, and those that its samples fill, is not of its windows."""
 _SMALLEST, _FULLEST = 16, 1.1
@@ -55,7 +55,7 @@ _TWICE_WORTH = 256
 
 @dataclass(frozen=True)
 class AccessHint:
-    """What :class:`Reader` is told of the reads to come: they use few chunks at a time, each often enough."""
+    """Hint to :class:`Reader` about the reads to come: they use few chunks at a time, each often enough."""
 
     group: int
     """Chunks of such groups are read whole at once."""
@@ -64,7 +64,7 @@ class AccessHint:
     sharers: int = 1
     """Such orders that load chunks meanwhile, this one included."""
     open_chunks: int = MOST
-    """Of these, as far as is known, a read uses no more beside those that its samples fill."""
+    """Most chunks that a read uses beside those that its samples fill, as far as is known."""
 
 
 Check = Callable[[IntArray, HashArray], None]
@@ -72,7 +72,7 @@ Check = Callable[[IntArray, HashArray], None]
 
 
 def chunk_cache(store: ObjectStore, budget: int | None = None) -> ChunkCache:
-    """A chunk cache of at most ``budget`` bytes for data sets of ``store``; 0 for none, None for what suits it."""
+    """Return a chunk cache for datasets of ``store``; ``budget`` bytes, 0 for none, None for a suitable size."""
     cost = read_cost(store)
     return ChunkCache(cost.cache_bytes if budget is None else budget, cost.slot_bytes)
 
@@ -102,11 +102,11 @@ class _Wanted:
     which: IntArray
     """Each sample's place in ``chunks``; [n]"""
     worth: Flags
-    """To be read whole if not cached; [chunks]"""
+    """Chunks to be read whole if not cached; [chunks]"""
 
 
 class Reader:
-    """Reads samples of one data set. Thread-safe; reads that want one chunk at a time load it once."""
+    """Reads samples of one dataset. Thread-safe; reads that want one chunk at a time load it once."""
 
     def __init__(
         self,
@@ -118,10 +118,17 @@ class Reader:
         sums: HashArray,
         cache: ChunkCache,
     ) -> None:
-        """``key_of(shard)``: the object of one of ``shards``, whose samples lie as ``directory`` says.
+        """Read the samples of one dataset.
 
-        ``check(ids, found)`` raises :class:`DataError` when one of the samples does not have the checksum that was
-        found. ``sums``: the checksums of the runs, or none.
+        Args:
+            store: where it lies.
+            key_of: returns the key of a shard by its number.
+            shards: table of the shards.
+            directory: location of each sample.
+            check: given ids and computed checksums; raises :class:`DataError` when one differs from the
+                recorded one.
+            sums: checksums of the runs, or none.
+            cache: keeps chunks of small samples.
         """
         self._store, self._check, self._cache = store, check, cache
         self._key_of = key_of
@@ -135,7 +142,9 @@ class Reader:
         self.chunked = (
             self._mean <= cost.small_bytes and cache.slots > 0 and 2 * self._grid.total <= layout.count
         )
-        """Whether samples are small enough for chunks to pay; a chunk in a shard of one sample is that sample."""
+        """True when samples are small enough for chunks to pay; a chunk in a shard of one sample is that
+        sample.
+        """
         if self.chunked:
             self._grid.prepare()
         self._chunks_kept = max(_FEW_CHUNKS, _GRIDS * self._grid.total)
@@ -146,10 +155,18 @@ class Reader:
     def read(
         self, ids: IntArray, located: Located, offsets: IntArray, out: Bytes, hint: AccessHint | None = None
     ) -> None:
-        """Sample ``ids[i]``, which lies at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
+        """Read sample ``ids[i]``, which lies at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``,
+        checked.
 
-        ``hint`` is what :meth:`hint` or :meth:`order_hint` say of the reads to come. Raises what the store raises, and
-        :class:`DataError` for a damaged sample.
+        Args:
+            ids: int64 [n].
+            located: their locations.
+            offsets: places in ``out``, int64 [n + 1].
+            out: uint8.
+            hint: from :meth:`access_hint` or :meth:`order_hint`.
+
+        Raises:
+            DataError: a sample is damaged. Other errors are the store's.
         """
         whole = _SampleSlice(ids, located.shard, located.offset, located.length, offsets[:-1])
         size = self.cost.piece_samples
@@ -167,12 +184,13 @@ class Reader:
             self._direct(self._from_chunks(grid, part, ahead.popleft(), hint, out), out)
 
     def access_hint(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
-        """For an epoch by ``shuffle``: whether chunks of its groups are to be read whole at once.
+        """Return the hint for an epoch by ``shuffle``: whether chunks of its groups are read whole at once.
 
-        That is when its windows find room in the cache twice over (what is open, and what opens while that is used),
-        of which ``sharers`` such orders at a time have a part each; several come by with one and a half times their
-        windows, as one needs little just when another needs much. In what is left of a part the chunks are kept
-        that are open over the end of the epoch, so that they are not read at its beginning and at its end.
+        They are if the cache has room for the windows twice over (the open chunks, and those that open while
+        these are used). ``sharers`` such orders at a time have a part of the cache each; several get by with
+        one and a half times their windows, as one needs little just when another needs much. The rest of a
+        part keeps the chunks that are open over the end of the epoch, so that they are not read both at its
+        beginning and at its end.
         """
         count = self._layout.count
         group = min(shuffle.group, count)
@@ -190,7 +208,9 @@ class Reader:
         return AccessHint(group, revisited, sharers, open_chunks)
 
     def order_hint(self, order: npt.NDArray[Any]) -> AccessHint | None:
-        """As :meth:`hint` for any order of ids: whether it uses a chunk, while the cache holds it, often enough."""
+        """Return the hint for any order of ids: whether it uses a chunk often enough while the cache holds
+        it.
+        """
         group, slots = self.default_shuffle.group, self._cache.slots
         if not self.chunked or len(order) == 0:
             return None
@@ -200,7 +220,7 @@ class Reader:
         return AccessHint(group) if len(chunks) <= slots and len(head) >= rent * len(chunks) else None
 
     def forgive(self) -> None:
-        """Take chunks that were damaged for sound again: the shards are others now, with what should be in them."""
+        """Count damaged chunks as sound again: the shards were replaced by sound ones."""
         with self._guard:
             for grid in (self._grid, *self._grids.values()):
                 grid.refused[:] = False
@@ -257,7 +277,7 @@ class Reader:
         return remaining
 
     def _worth(self, grid: Grid, chunks: IntArray, counts: IntArray, hint: AccessHint | None) -> Flags:
-        """Which of these chunks, asked for ``counts`` samples each, are to be read whole if they are not cached."""
+        """Chunks, asked for ``counts`` samples each, that are worth reading whole if they are not cached."""
         sound = ~grid.refused[chunks]
         if grid.total <= self._cache.slots or (hint is not None and _fits_hint(grid, hint, counts)):
             return sound
@@ -350,10 +370,10 @@ class Reader:
 
 
 def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
-    """Where in the cache's bytes the chunk of each slot begins; int64 [slots].
+    """First byte of the chunk of each slot in the cache; int64 [slots].
 
-    Small samples of one length, side by side, are rows of one array there, which are gathered faster than bytes
-    anywhere. A chunk finds room all the same: slots are larger by more than that than chunks of one length.
+    Small samples of one length, side by side, are rows of one array there, which are gathered faster than
+    unaligned bytes. A chunk finds room all the same, as slots are larger by more than that.
     """
     firsts = np.arange(cache.slots, dtype=np.int64) * cache.slot_bytes
     if regular is None or regular.length > ROWS_LIMIT:
@@ -362,7 +382,9 @@ def _heads(cache: ChunkCache, regular: Regular | None) -> IntArray:
 
 
 def _fits_hint(grid: Grid, hint: AccessHint, counts: IntArray) -> bool:
-    """Whether what is read uses as few chunks as was said: who says more than he does must not have them all read."""
+    """Return whether what is read uses as few chunks as was said: who says more than he does must not have
+    them all read.
+    """
     of_open, of_filled = _SCATTERED
     return len(counts) <= of_open * hint.open_chunks + of_filled * (1 + int(counts.sum()) // grid.held)
 

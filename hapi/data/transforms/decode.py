@@ -1,8 +1,9 @@
-"""From a file's bytes to pixels.
+"""Decoding of image files into pixels.
 
-Plain JPEGs go to torchvision's decoder: one call into libjpeg, 1.3 (photos) to 2.5 times (small images) as fast as
-Pillow's file object, plugin and picture around the same library, and the same pixels to the bit. Everything else, and
-every JPEG that it refuses, goes to Pillow, so what is accepted and what an error says is Pillow's.
+Plain JPEGs go to torchvision's decoder: one call into libjpeg, 1.3 (photos) to 2.5 times (small images) as
+fast as Pillow's file object, plugin and picture around the same library, and the same pixels to the bit.
+Everything else, and every JPEG that it refuses, goes to Pillow, so Pillow decides which files are accepted
+and how errors read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ MAX_PIXELS = 89_478_485
 """Largest image that is decoded, and largest result of a resize: Pillow's own limit, 256 MiB of RGB."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
-"""What is decoded. Pillow knows more, some of which start other programs (EPS)."""
+"""Formats that are decoded. Pillow knows more, some of which start other programs (EPS)."""
 
 _START = b"\xff\xd8\xff"
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 """Frame headers of JPEGs with Huffman codes: baseline, extended, progressive."""
 _SEGMENTS = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
-"""What else a plain header has: tables, the interval of restarts, comments, and what applications add."""
+"""Other segments of a plain header: tables, the interval of restarts, comments, and data of applications."""
 _SCAN = 0xDA
 
 F = vision("torchvision.transforms.v2.functional")
@@ -37,7 +38,7 @@ _io = vision("torchvision.io")
 
 
 def check_image(data: bytes | memoryview) -> None:
-    """:class:`DataError` when the bytes do not begin like an image; cheap, the pixels are not decoded."""
+    """Raise :class:`DataError` when the bytes do not begin like an image; cheap, as no pixel is decoded."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     # As in decode_image: Pillow raises nearly anything on a damaged file.
@@ -48,7 +49,7 @@ def check_image(data: bytes | memoryview) -> None:
 
 
 def check_size(width: int, height: int, coder: str = "") -> None:
-    """:class:`DataError` for an image of more than :data:`MAX_PIXELS`, whatever decodes it."""
+    """Raise :class:`DataError` for an image of more than :data:`MAX_PIXELS`; ``coder`` names its format."""
     if width * height > MAX_PIXELS:
         raise DataError(f"an image of {width} x {height} is too large (limit {MAX_PIXELS} pixels)")
 
@@ -59,7 +60,9 @@ made, and raises if they must not be; told again when another library tries."""
 
 
 def decode_image(data: bytes | npt.NDArray[np.uint8], sized: Sized = check_size) -> torch.Tensor:
-    """An encoded image as uint8 RGB [3, H, W]; :class:`DataError` when it is none, and what ``sized`` raises."""
+    """Decode an image to uint8 RGB [3, H, W]; :class:`DataError` when it is none, and the errors of
+    ``sized``.
+    """
     view = data.data if isinstance(data, np.ndarray) else memoryview(data)
     size = _plain_jpeg(view)
     if size is not None:

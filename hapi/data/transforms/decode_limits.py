@@ -1,4 +1,6 @@
-"""What decoding an image may take, checked when its header has told its size and nothing of that size is there yet."""
+"""Limits of decoding an image, checked when its header has told its size and before memory of that size is
+taken.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ two copies of 4 beside two of 3, and libwebp as much again."""
 
 
 class Room(Protocol):
-    """Memory for images that are decoded; thread-safe."""
+    """Memory for images during decoding; thread-safe."""
 
     def enter(self, nbytes: int, width: int, height: int) -> None:
-        """Wait until there are ``nbytes`` for an image of this size; raises when there never will be."""
+        """Wait until ``nbytes`` are free for an image of this size; raise an error if they never can be."""
 
     def leave(self, nbytes: int) -> None:
-        """Give them back."""
+        """Give ``nbytes`` back."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class DecodeLimits:
 
 
 NO_LIMITS = DecodeLimits()
-"""Nothing but the usual bound of pixels."""
+"""The usual bound of pixels only."""
 
 
 class Held:
@@ -49,7 +51,7 @@ class Held:
     __slots__ = ("_limits", "_transform", "nbytes")
 
     def __init__(self, limits: DecodeLimits, transform: TransformSpec | None) -> None:
-        """``transform``: what is made of the pixels, if anything."""
+        """Prepare for one image within ``limits``, whose pixels ``transform``, if any, uses."""
         self._limits = limits
         self._transform = transform
         self.nbytes = 0
@@ -71,7 +73,7 @@ class Held:
             self.nbytes = nbytes
 
     def leave(self) -> None:
-        """Give back what is held, if anything is."""
+        """Give held memory back."""
         if self.nbytes and self._limits.room is not None:
             self._limits.room.leave(self.nbytes)
             self.nbytes = 0

@@ -1,13 +1,14 @@
-"""From stored bytes to the model's input, the same on both tiers, sample by sample.
+"""The path from stored bytes to the model's input, the same on both tiers, sample by sample.
 
-Bit-identical to the pipeline that a user would write with torchvision's ``transforms.v2``:
-``Image.open().convert("RGB")``, ``PILToTensor``, ``Resize(antialias=True)``, ``CenterCrop``, ``float() / 255``,
-``Normalize``. Neither neighbours in the batch nor the number of threads have any influence on a sample.
-With a random transform the same holds for ``v2.RandomResizedCrop`` and the others once they have drawn what
-:mod:`hapi.data.transforms.random_params` draws; ``v2.ColorJitter`` differs by a level, see
-:mod:`hapi.data.transforms.color_jitter`. What differs from it by a rounding: ``v2.ToDtype(scale=True)`` (multiplies
-by 1/255), the resize of the older ``transforms``, and v2's own resize on a processor without AVX2, where
-torchvision resizes in float32.
+It is bit-identical to the pipeline that a user would write with torchvision's ``transforms.v2``:
+``Image.open().convert("RGB")``, ``PILToTensor``, ``Resize(antialias=True)``, ``CenterCrop``, ``float() /
+255``, ``Normalize``. Neither neighbours in the batch nor the number of threads influence a sample. With a
+random transform the same holds for ``v2.RandomResizedCrop`` and the others, given the draws of
+:mod:`hapi.data.transforms.random_params`; ``v2.ColorJitter`` differs by a level, see
+:mod:`hapi.data.transforms.color_jitter`.
+
+Three things differ from it by a rounding: ``v2.ToDtype(scale=True)`` (multiplies by 1/255), the resize of the
+older ``transforms``, and v2's own resize on a processor without AVX2, where torchvision resizes in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _pools_guard = threading.Lock()
 
 
 def input_shape(layout: SampleLayout, transform: TransformSpec | None) -> tuple[int, ...]:
-    """Shape of one sample of :func:`input_batch`; :class:`UnprocessableError` when it is not determined."""
+    """Return the shape of one sample of :func:`input_batch`; :class:`UnprocessableError` when it is not
+    determined.
+    """
     shape = layout.sample_shape or ()
     if transform is None:
         if layout.kind == "encoded":
@@ -76,15 +79,24 @@ def input_batch(
     out: _Floats | None = None,
     limits: DecodeLimits = NO_LIMITS,
 ) -> torch.Tensor:
-    """The samples as a model's input, float32 [n, C, H, W], in memory of its own or in ``out``.
+    """Return the samples as a model's input, float32 [n, C, H, W].
 
-    A random transform needs its ``draw``; what becomes of a sample then depends on that and the sample's id. Images
-    that are decoded stay within ``limits``.
-
-    Encoded images are decoded, made RGB and transformed. Tensors: floats are taken as they are, uint8 is
+    Encoded images are decoded, made RGB and transformed. Tensors of floats are taken as they are, uint8 is
     scaled to 0..1; with a transform they are resized and cropped where the size differs (grey becomes RGB)
-    and normalised. Raises :class:`DataError` naming the sample that cannot be decoded, and
-    :class:`UnprocessableError` for a transform that does not fit the layout.
+    and normalised.
+
+    Args:
+        samples: stored samples.
+        layout: form of each.
+        transform: None for tensors that need none. A random one needs its ``draw``, which with the sample's
+            id decides the outcome.
+        threads: that work side by side.
+        out: buffer for the result, float32; None for new memory.
+        limits: bounds of every image that is decoded.
+
+    Raises:
+        DataError: a sample cannot be decoded; the message names it.
+        UnprocessableError: the transform does not fit the layout.
     """
     if out is None:
         out = np.empty((len(samples), *input_shape(layout, transform)), dtype=np.float32)
@@ -93,6 +105,7 @@ def input_batch(
     drawn = _drawn(samples, transform)
 
     def work(piece: int) -> None:
+        """Transform one piece of the samples."""
         for position in range(bounds[piece], bounds[piece + 1]):
             numbers = None if drawn is None else drawn[position]
             _one(samples, position, layout, transform, numbers, out[position], limits)
@@ -211,13 +224,13 @@ def _normalised(image: torch.Tensor, transform: TransformSpec, out: _Floats) -> 
 
 
 def resize_and_crop(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
-    """``image`` [3, H, W] with its short side resized to ``transform.resize`` and its centre cut out."""
+    """Resize the short side of ``image`` [3, H, W] to ``transform.resize`` and cut its centre out."""
     cropped: torch.Tensor = F.center_crop(_resized(image, transform), [transform.crop, transform.crop])
     return cropped
 
 
 def check_resize(image: torch.Tensor, transform: TransformSpec) -> None:
-    """:class:`DataError` for an ``image`` [3, H, W] whose long side would be too long."""
+    """Raise :class:`DataError` for an ``image`` [3, H, W] whose long side would be too long."""
     height, width = int(image.shape[-2]), int(image.shape[-1])
     if transform.resize**2 * max(height, width) // min(height, width) > MAX_PIXELS:
         raise DataError(f"an image of {width} x {height} is too long to be resized to {transform.resize}")

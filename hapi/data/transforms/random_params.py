@@ -1,12 +1,12 @@
-"""What is random about a sample in an epoch: a pure function of (seed, epoch, sample id).
+"""Random parameters of a sample in an epoch: a pure function of (seed, epoch, sample id).
 
-Neither the order of samples, nor the batch one is in, nor any library's generator has a say in it. As for the
-sequence, no generator but a fixed integer mix is used, and only operations that IEEE 754 and ``decimal`` define to the
-last bit, so that all machines and versions draw the same. The distributions are those of torchvision's
-``RandomResizedCrop``, ``RandomCrop``, ``RandomHorizontalFlip`` and ``ColorJitter``.
+They do not depend on the order of samples, the batch or any library's generator. As for the epoch order, a
+fixed integer mix is used instead of a generator, and only operations that IEEE 754 and ``decimal`` define to
+the last bit, so that all machines and versions draw the same.
 
-A sample has :data:`SLOTS` numbers of its own, each for one purpose (``ATTEMPTS`` and what follows), whether it is
-used or not: what one transform draws does not depend on which others are on.
+The distributions are those of torchvision's ``RandomResizedCrop``, ``RandomCrop``, ``RandomHorizontalFlip``
+and ``ColorJitter``. A sample has :data:`SLOTS` numbers, each for one purpose (``ATTEMPTS`` and the rest),
+used or not: one transform's draws do not depend on which others are on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EXACT = Context(prec=20)
 
 
 class Box(NamedTuple):
-    """What is cut out of an image, in pixels."""
+    """Part that is cut out of an image, in pixels."""
 
     top: int
     left: int
@@ -64,10 +64,17 @@ def uniforms(seed: int, epoch: int, ids: IntArray) -> Floats:
 def resized_crop(
     numbers: Floats, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Box:
-    """The part of a ``height`` x ``width`` image that ``RandomResizedCrop(scale, ratio)`` would cut out.
+    """Return the part of an image that ``RandomResizedCrop(scale, ratio)`` would cut out.
 
-    Of a share of the area within ``scale``, and of a width by height within ``ratio`` whose logarithm is uniform; the
-    centre when :data:`ATTEMPTS` of these do not fit into the image.
+    The share of the area is uniform within ``scale``, the logarithm of width by height is uniform within
+    ``ratio``. The centre is cut out when :data:`ATTEMPTS` of these do not fit into the image.
+
+    Args:
+        numbers: the sample's random numbers, [SLOTS].
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        scale: smallest and largest share of the area.
+        ratio: smallest and largest width by height.
     """
     logs = _logarithms(ratio)
     for attempt in range(ATTEMPTS):
@@ -86,23 +93,29 @@ def resized_crop(
 
 
 def padded_crop(numbers: Floats, height: int, width: int, padding: int, side: int) -> Box:
-    """The ``side`` x ``side`` part that ``RandomCrop(side, padding)`` would cut out; it may begin at -``padding``.
+    """Return the part that ``RandomCrop(side, padding)`` would cut out; it may begin at -``padding``.
 
-    The image must have at least ``side`` pixels each way.
+    Args:
+        numbers: the sample's random numbers, [SLOTS].
+        height: of the image, at least ``side``.
+        width: of the image, at least ``side``.
+        padding: black pixels around the image.
+        side: of the square part, in pixels.
     """
     top = _below(numbers[TOP], height + 2 * padding - side + 1) - padding
     return Box(top, _below(numbers[LEFT], width + 2 * padding - side + 1) - padding, side, side)
 
 
 def flips(numbers: Floats, probability: float) -> bool:
-    """Whether ``RandomHorizontalFlip(probability)`` would mirror."""
+    """Return whether ``RandomHorizontalFlip(probability)`` would mirror."""
     return bool(numbers[FLIP] < probability)
 
 
 def jitter(numbers: Floats, amounts: tuple[float, float, float, float]) -> list[tuple[int, float]]:
-    """What ``ColorJitter(brightness, contrast, saturation, hue)`` would do: (place of the amount, factor), in order.
+    """Return the steps of ``ColorJitter(brightness, contrast, saturation, hue)``: (place of the amount,
+    factor), in order.
 
-    Factors are uniform within 1 - amount and 1 + amount, of hue within plus and minus the amount.
+    Factors are uniform within 1 - amount and 1 + amount, those of hue within plus and minus the amount.
     """
     order = np.argsort(numbers[ORDER : ORDER + 4], kind="stable").tolist()
     centres = (1.0, 1.0, 1.0, 0.0)

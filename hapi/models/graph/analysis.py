@@ -1,8 +1,8 @@
-"""What every node of a graph produces: shapes, batch dependence, aliasing, in-place writes, randomness.
+"""Analysis of every node of a graph: shapes, batch dependence, aliasing, in-place writes, randomness.
 
-The graph is run twice, with batches of 2 and 3, without memory or compute: on the meta device, which is
-fast, or on fake tensors, which also allow tensors that forward makes on a device of its own choice. Where an
-operator can do neither (its result depends on data), a small real run takes their place.
+The graph is run twice, with batches of 2 and 3, without memory or compute: on the meta device, which is fast,
+or on fake tensors, which also allow tensors that forward makes on a device of its own choice. If an operator
+can do neither (its result depends on data), a small real run takes their place.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class NodeFacts:
 
     @property
     def holds_tensor(self) -> bool:
+        """True when the value is a tensor or contains one."""
         return bool(self.storages)
 
     @property
@@ -127,9 +128,15 @@ Runs = tuple[dict[fx.Node, _Observed], dict[fx.Node, _Observed]]
 def analyse(
     module: nn.Module, traced: Traced, input_shape: tuple[int, ...]
 ) -> tuple[dict[fx.Node, NodeFacts], dict[fx.Node, NodeFacts]]:
-    """Facts about every node of the eval graph and of the train graph, for samples of ``input_shape``.
+    """Return the facts about every node of the eval graph and of the train graph.
 
-    Raises :class:`ModelChoiceError` when the model cannot run on such samples; the message has torch's reason.
+    Args:
+        module: the traced module.
+        traced: its graphs.
+        input_shape: shape of one sample (C, H, W).
+
+    Raises:
+        ModelChoiceError: the model cannot run on such samples; the message has torch's reason.
     """
     tensors = [*module.parameters(), *module.buffers(), *traced.constants.values()]
     means: list[Means] = ["meta", "fake"] if any(t.is_meta for t in tensors) else ["meta", "fake", "real"]
@@ -168,10 +175,10 @@ def _run(
     kind: Means,
     twin: Runs | None = None,
 ) -> Runs:
-    """What every node produced with each batch.
+    """Values of every node with each batch.
 
-    ``twin``: the runs of a graph with the very same operations. When this graph gives the same with the small
-    batch, then also with the large one; that halves the slowest part (BatchNorm in train mode).
+    ``twin`` has the runs of a graph with the very same operations. If this graph gives the same with the
+    small batch, it also does with the large one; that halves the slowest part (BatchNorm in train mode).
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else nullcontext()
     device = "meta" if kind == "meta" else "cpu"
@@ -288,7 +295,13 @@ def replay(
 ) -> None:
     """Run the eval graph for one sample on the meta device, node by node, each inside ``around(node)``.
 
-    As in a real run, what no later node reads is given up at once.
+    As in a real run, values that no later node reads are given up at once.
+
+    Args:
+        module: the traced module.
+        traced: its graphs.
+        input_shape: shape of one sample (C, H, W).
+        around: returns the context for a node.
     """
     root = _stand_in(module, traced, traced.eval_graph, "meta")
     root.train(False)
@@ -333,7 +346,7 @@ def _call(node: fx.Node, root: Tree, results: Mapping[fx.Node, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Derived:
-    """How to make a plain value that crosses a cut again on the far side, from the crossing tensor."""
+    """Recipe that makes a plain value again beyond a cut, from the crossing tensor."""
 
     pattern: Any
 
@@ -352,7 +365,7 @@ class Derived:
 
 
 def derive(facts: NodeFacts) -> Derived | None:
-    """How a plain (tensor-free) value can be made again beyond a cut; None when it cannot."""
+    """Return the recipe that makes a plain (tensor-free) value again beyond a cut; None when there is none."""
     if facts.holds_tensor:
         return None
     try:

@@ -1,4 +1,4 @@
-"""From cut points to the numbered list of layers, and the way out for what cannot be traced."""
+"""The numbered list of layers, made from cut points or, for models that cannot be traced, from blocks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,17 @@ def trace_or_chain(
     leaf_types: Sequence[type] = (),
     functions: Sequence[Any] = (),
 ) -> Traced:
-    """The module's graphs: traced, or put together from its children (``nn.Sequential``) or ``blocks``.
+    """Return the module's graphs: traced, or composed of its children (``nn.Sequential``) or ``blocks``.
 
-    Raises :class:`ModelError` that says what stood in the way and how to name the blocks.
+    Args:
+        module: the model.
+        input_shape: shape of one sample (C, H, W).
+        blocks: module paths that are run in sequence if tracing fails.
+        leaf_types: module classes that are never traced into.
+        functions: Python functions that the graph calls as they are.
+
+    Raises:
+        ModelError: neither works; the message says what failed, and how to name the blocks.
     """
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
         raise ModelError("the model holds TorchScript modules, which cannot be split; build it in Python")
@@ -100,7 +108,14 @@ def _check_composition(module: nn.Module, paths: Sequence[str], input_shape: tup
 def select_layers(
     module: nn.Module, cuts: Sequence[Cut], architecture: str | None, blocks: Sequence[str]
 ) -> list[tuple[str, Cut]]:
-    """The layers' names and cuts: those of ``blocks``, of the paper's list, or every cut point."""
+    """Return the layers' names and cuts: those of ``blocks``, of the paper's list, or every cut point.
+
+    Args:
+        module: the model.
+        cuts: all its cut points, in order.
+        architecture: its torchvision name; None for another model.
+        blocks: names at which layers end, instead.
+    """
     if blocks:
         wanted = [Block(name, name) for name in blocks]
     else:

@@ -34,7 +34,9 @@ class Cut:
 
 
 class Crossings:
-    """A graph with what may cross a cut beside the one tensor: values that the far side makes again."""
+    """A graph with the values that may cross a cut beside the one tensor, since the far side can make them
+    again.
+    """
 
     def __init__(self, graph: fx.Graph, facts: Facts) -> None:
         self.nodes: list[fx.Node] = [n for n in graph.nodes if n.op != "output"]

@@ -1,7 +1,7 @@
-"""Identity of a front: what its layers compute and with which numbers, as one digest per split.
+"""Identity of a prefix: the operations and numbers of its layers, as one digest per split.
 
-DStore identifies models by their structure; sharing resident weights between tenants needs their content
-as well, so both go in. Nothing of the layers past the split does: a front is the same for every head.
+DStore identifies models by their structure. Resident weights that tenants share need their content as well,
+so both go in. Layers past the split do not: a prefix is the same for every head.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DIGEST_DIGITS = 32
 
 
 def content_digest(data: memoryview | bytes) -> str:
-    """The first 128 bits of the SHA-256 of ``data``, in hex.
+    """Return the first 128 bits of the SHA-256 of ``data``, in hex.
 
-    A strong one, as it decides which tensors tenants share: whoever could make other weights of a known digest would
-    have them used in the place of the known ones. With xxh3 that takes no search at all.
+    It is a strong digest, as it decides which tensors tenants share: anyone who could make other weights of a
+    known digest would have them used in the place of the known ones. With xxh3 that takes no search at all.
     """
     digest = ContentDigest()
     digest.update(data)
@@ -39,7 +39,7 @@ def content_digest(data: memoryview | bytes) -> str:
 
 
 class ContentDigest:
-    """:func:`content_digest` of what comes piece by piece."""
+    """:func:`content_digest` of data that comes piece by piece."""
 
     def __init__(self) -> None:
         self._state = hashlib.sha256()
@@ -49,7 +49,7 @@ class ContentDigest:
         self._state.update(data)
 
     def hexdigest(self) -> str:
-        """The digest of all of it."""
+        """Return the digest of all data so far."""
         return self._state.hexdigest()[:DIGEST_DIGITS]
 
 
@@ -89,9 +89,11 @@ class TensorDigests:
 
 
 def plain_tensors(module: nn.Module, path: str) -> list[str]:
-    """Names of the tensors that ``module``, at ``path``, and those in it keep as plain attributes.
+    """Return the names of the tensors that ``module``, at ``path``, and its submodules keep as plain
+    attributes.
 
-    What is computed from parameters is left out, as they say it all; so are containers, see :func:`_settings`.
+    Those computed from parameters are left out, as the parameters determine them; so are containers, see
+    :func:`_settings`.
     """
     return sorted(
         f"{inner}.{key}"

@@ -70,7 +70,9 @@ class LayeredModel:
         return len(self.layers)
 
     def resolve(self, which: int | str) -> int:
-        """Index of a layer given by index (0 to L) or by name; :class:`ModelError` names near misses."""
+        """Return the index of a layer given by index (0 to L) or by name; :class:`ModelError` names near
+        misses.
+        """
         if isinstance(which, str) and _INDEX.fullmatch(which.strip()):
             which = int(which)
         if isinstance(which, int):
@@ -102,10 +104,11 @@ class LayeredModel:
         return [element_count(self.input_shape) * 4, *(layer.output_bytes for layer in self.layers)]
 
     def candidate_splits(self, freeze: int) -> range:
-        """Splits at which the server computes only what never changes in training.
+        """Return the splits at which the server computes only layers that never change in training.
 
-        0 to ``freeze``, and past it over layers without parameters, buffers and randomness (pooling, ReLU,
-        flatten) that take each sample for itself: they need no gradient when nothing trainable lies before them.
+        These are 0 to ``freeze``, and splits past it over layers without parameters, buffers and randomness
+        (pooling, ReLU, flatten) that treat each sample alone: they need no gradient when nothing trainable
+        lies before them.
         """
         return range(self.last_split(freeze) + 1)
 
@@ -140,10 +143,13 @@ class LayeredModel:
     # -- slices ----------------------------------------------------------------------------------------
 
     def segment(self, start: int, stop: int, frozen: bool = False, *, own_input: bool = False) -> Segment:
-        """Layers ``start + 1`` to ``stop`` as a module that shares this model's parameters.
+        """Return layers ``start + 1`` to ``stop`` as a module that shares this model's parameters.
 
-        ``frozen``: eval mode and no gradient, for good. Otherwise an ordinary module in train mode.
-        ``own_input``: the caller's tensor may be changed by in-place operations, which saves a copy.
+        Args:
+            start: number of layers before the first one.
+            stop: the last layer.
+            frozen: eval mode and no gradient, always. Otherwise an ordinary module in train mode.
+            own_input: in-place operations may change the caller's tensor, which saves a copy.
         """
         self._check_span(start, stop)
         runs = []
@@ -162,14 +168,16 @@ class LayeredModel:
         return Segment(tree, (runs[0], runs[1]), (start, stop), shape, frozen, self.traced.always_eval)
 
     def layer_nodes(self) -> list[list[fx.Node]]:
-        """For each layer the nodes that it runs in the eval graph of :attr:`traced`.
+        """For each layer, the nodes that it runs in the eval graph of :attr:`traced`.
 
-        What is computed from parameters alone appears in every layer that reads it.
+        Values computed from parameters alone appear in every layer that reads them.
         """
         return [self._numbering.nodes(layer.index)[0] for layer in self.layers]
 
     def check_freeze(self, freeze: int) -> None:
-        """:class:`ModelError` when layers 1..freeze mix samples or use a parameter of the trained ones."""
+        """Raise :class:`ModelError` when layers 1..freeze mix samples or use a parameter of the trained
+        layers.
+        """
         mixing = next((layer for layer in self.layers[: self.resolve(freeze)] if layer.mixes), None)
         if mixing is not None:
             raise ModelError(
@@ -204,10 +212,11 @@ class LayeredModel:
     # -- content ---------------------------------------------------------------------------------------
 
     def prefix_digest(self, split: int) -> str:
-        """Digest (32 hex digits) of structure and tensor content of layers 1..``split``.
+        """Return the digest (32 hex digits) of structure and tensor content of layers 1..``split``.
 
-        The same whatever follows the split (head, number of classes) and on whatever device; another for
-        another input shape, layer list or weight. Digests of tensors are kept, so all splits cost one pass.
+        It does not depend on the layers after the split (head, number of classes) or the device. It differs
+        for another input shape, layer list or weight. Digests of tensors are kept, so all splits cost one
+        pass.
         """
         return self.prefix_digests(self.resolve(split))[-1]
 
@@ -245,7 +254,13 @@ class LayeredModel:
     def assign(self, name: str, tensor: torch.Tensor, digest: str | None = None) -> None:
         """Put ``tensor`` in the place of parameter or buffer ``name``.
 
-        ``digest``: its content digest when that is known. :class:`ModelError` on another shape or dtype.
+        Args:
+            name: any of its names.
+            tensor: the new content.
+            digest: its content digest, when that is known.
+
+        Raises:
+            ModelError: ``tensor`` has another shape or dtype.
         """
         placed = self.tensors.assign(name, tensor)
         if digest is not None:
@@ -256,7 +271,7 @@ class LayeredModel:
         self.tensors.release(self.tensor_names(start, stop))
 
     def unregistered(self) -> list[torch.Tensor]:
-        """Tensors that are neither parameters nor buffers, so in no file: the model's code must make them."""
+        """Tensors that are neither parameters nor buffers, so in no file: the model's code makes them."""
         plain = [self._plain_tensors(layer.index).values() for layer in self.layers]
         return [*self.traced.constants.values(), *(tensor for found in plain for tensor in found)]
 
@@ -266,9 +281,9 @@ class LayeredModel:
         return constants + self.tensors.resident_bytes()
 
     def to(self, device: torch.device | str, start: int = 0, stop: int | None = None) -> Self:
-        """Move what layers ``start + 1`` to ``stop`` (default: all) read, and is in memory, to ``device``.
+        """Move the loaded tensors that layers ``start + 1`` to ``stop`` (default: all) read to ``device``.
 
-        Segments made before must not be used any more, unless all that they read was there already.
+        Segments made before must not be used any more, unless all their tensors were there already.
         """
         names = self.tensors.names() if stop is None else self.tensor_names(start, stop)
         self.tensors.to(torch.device(device), names)
@@ -334,11 +349,20 @@ def layered(
     leaf_types: Sequence[type] = (),
     functions: Sequence[Any] = (),
 ) -> LayeredModel:
-    """``module`` as a list of layers, for samples of ``input_shape`` (C, H, W).
+    """Return ``module`` as a list of layers.
 
-    ``architecture`` is its torchvision name when it is one: the paper's seven families get the paper's
-    numbering. ``blocks`` names the layers' ends (module paths or cut names) instead; for a module that cannot
-    be traced they are run in sequence. Raises :class:`ModelError`.
+    Args:
+        module: the model.
+        input_shape: shape of one sample (C, H, W).
+        architecture: its torchvision name, if it has one; the paper's seven families get the paper's
+            numbering.
+        blocks: names at which layers end (module paths or cut names), instead of all cut points. For a module
+            that cannot be traced they are run in sequence.
+        leaf_types: module classes that are never traced into.
+        functions: Python functions that the graph calls as they are.
+
+    Raises:
+        ModelError: the model cannot be traced or cut.
     """
     shape = tuple(input_shape)
     traced = trace_or_chain(module, shape, blocks, leaf_types, functions)

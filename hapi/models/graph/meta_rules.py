@@ -1,8 +1,8 @@
-"""What common operations give on the meta device: shape, dtype and strides, without torch's own rules.
+"""Results of common operations on the meta device: shape, dtype and strides, without torch's own rules.
 
-Torch's rules for these are written in Python. They take 0.3 to 5 ms a call, most of the time of analysing a model,
-and the first of them imports torch's compiler, which takes more than a second. What is not covered here, or not in
-this plain form, is left to torch.
+Torch's rules for these are written in Python. They take 0.3 to 5 ms a call, most of the time of analysing a
+model, and the first of them imports torch's compiler, which takes more than a second. Operations that are not
+covered here, or not in this plain form, are left to torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def meta_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
 
 
 def _plain(args: Sequence[Any]) -> bool:
-    """Nothing but ordinary meta tensors of one floating-point type: no promotion, no second device."""
+    """Ordinary meta tensors of one floating-point type only: no promotion, no second device."""
     tensors = list(_tensors(args))
     return bool(tensors) and all(
         t.is_meta
@@ -89,7 +89,7 @@ def _filled(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor | N
 
 
 def _changed(x: torch.Tensor, *others: Any) -> torch.Tensor | None:
-    """In place: ``x`` itself, unless something larger is to be put into it."""
+    """``x`` itself, which an in-place operation changes, unless the result is larger."""
     fits = all(t.dim() == 0 or t.shape == x.shape for t in others if isinstance(t, torch.Tensor))
     return x if fits else None
 
@@ -119,7 +119,7 @@ def _memory_order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
     tells two dimensions apart (0 is a side that was broadcast)."""
 
     def inner_first(one: int, two: int) -> int:
-        """Which of two dimensions lies further inside in memory: negative for ``one``, positive for ``two``."""
+        """Compare how far inside in memory two dimensions lie: negative for ``one``, positive for ``two``."""
         for stride in strides:
             if stride[one] == 0 or stride[two] == 0:
                 continue

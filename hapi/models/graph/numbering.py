@@ -1,4 +1,4 @@
-"""Layers 1 to L as the stretches between chosen cuts: what each runs, reads and draws."""
+"""Layers 1 to L as the stretches between chosen cuts: operations, tensors and randomness of each."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 class Numbering:
-    """Which cuts end the layers 1 to L, in the graphs of both modes."""
+    """The cuts that end layers 1 to L, in the graphs of both modes."""
 
     def __init__(self, in_eval: Crossings, in_train: Crossings, chosen: Sequence[tuple[str, Cut]]) -> None:
-        """``chosen``: name and end of each layer."""
+        """Number the layers ``chosen``: name and end of each."""
         self._eval, self._train = in_eval, in_train
         self.names = [name for name, _ in chosen]
         self._ends = [cut for _, cut in chosen]
 
     def cut_points(self) -> list[CutPoint | None]:
-        """Where the layers begin in the eval graph, and where the last one ends; [L + 1]."""
+        """Begins of the layers in the eval graph, and the end of the last one; [L + 1]."""
         return [None, *(cut.eval_point for cut in self._ends)]
 
     def graph_slices(self, start: int, stop: int) -> tuple[GraphSlice, GraphSlice]:
@@ -81,19 +81,19 @@ class Numbering:
         )
 
     def nodes(self, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
-        """What layer ``index`` (from 1) runs in eval and in train mode."""
+        """Return the nodes that layer ``index`` (from 1) runs in eval and in train mode."""
         in_eval, in_train = self.graph_slices(index - 1, index)
         return slice_nodes(*in_eval), slice_nodes(*in_train)
 
     def read(
         self, index: int, tensors: TensorTable, constants: Collection[str]
     ) -> tuple[list[str], list[str]]:
-        """Which of ``tensors`` and ``constants`` layer ``index`` (from 1) reads, in order of use."""
+        """Return those of ``tensors`` and ``constants`` that layer ``index`` (from 1) reads, in order of use."""
         in_eval, in_train = self.nodes(index)
         return _read([*in_eval, *in_train], tensors, constants)
 
     def layers(self, tensors: TensorTable, constants: Collection[str]) -> tuple[Layer, ...]:
-        """What is to be known of each layer."""
+        """Return the description of each layer."""
         layers: list[Layer] = []
         seen: set[str] = set()
         for index, (name, end) in enumerate(zip(self.names, self._ends, strict=True), start=1):

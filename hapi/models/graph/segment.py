@@ -56,7 +56,9 @@ class Segment(nn.Module):
         self.train(not frozen)
 
     def train(self, mode: bool = True) -> Self:
-        """As ``nn.Module.train``, except that a frozen segment stays in eval mode, and so does what the model keeps."""
+        """Set train or eval mode as ``nn.Module.train`` does, but keep a frozen segment, and modules that the
+        model keeps, in eval mode.
+        """
         super().train(mode and not self.frozen)
         for path, module in self.named_modules():
             if path in self.__dict__["_always_eval"]:
@@ -64,9 +66,8 @@ class Segment(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Layers ``start + 1`` to ``stop`` on ``x`` [n, *input_shape].
-
-        Raises :class:`ModelError` on another shape.
+        """Run layers ``start + 1`` to ``stop`` on ``x`` [n, *input_shape]; :class:`ModelError` on another
+        shape.
         """
         if x.shape[1:] != self.input_shape or x.dim() == 0:
             raise ModelError(
@@ -85,6 +86,7 @@ class Segment(nn.Module):
             return frozen_result
 
     def extra_repr(self) -> str:
+        """Return the layers' range and the mode, for ``repr``."""
         return f"layers {self.start + 1}..{self.stop}{', frozen' if self.frozen else ''}"
 
 
@@ -115,10 +117,15 @@ def compile_slice(
     *,
     own_input: bool = False,
 ) -> Callable[..., torch.Tensor]:
-    """A function ``f(tree, x)`` that runs the nodes of ``module`` between two cuts (``before`` None: from the input).
+    """Return a function ``f(tree, x)`` that runs the nodes of ``module`` between two cuts.
 
-    ``constants`` are names of tensors that are the same in every call. ``own_input``: in-place operations may
-    change ``x``.
+    Args:
+        module: the traced module.
+        constants: names of tensors that are the same in every call.
+        crossings: the graph, with the values that may cross a cut.
+        before: the cut before the first node; None: the input.
+        after: the cut after the last node.
+        own_input: in-place operations may change ``x``.
     """
     nodes = slice_nodes(crossings, before, after)
     source = crossings.nodes[0] if before is None else before.node
@@ -131,6 +138,7 @@ def compile_slice(
     copies: dict[str, fx.Node] = {}
 
     def argument(node: fx.Node) -> Any:
+        """Return the argument for ``node`` in the new graph."""
         if node not in made:
             # A plain value from before the cut (a batch size, a device), made again from the tensor here.
             made[node] = crossings.derived[node].build(graph, value)

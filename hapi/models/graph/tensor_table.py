@@ -1,4 +1,4 @@
-"""A module's parameters and buffers by name, as one thing each however many names it has."""
+"""A module's parameters and buffers by name; a shared tensor is one entry with several names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TensorTable:
         return name in self._first
 
     def assign(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Put ``tensor`` in ``name``'s place, under all its names; returns what stands there now.
+        """Put ``tensor`` in ``name``'s place, under all its names; return the tensor that is there now.
 
         A parameter stays a parameter. Raises :class:`ModelError` on another shape or dtype.
         """

@@ -1,8 +1,8 @@
-"""From a module to its graphs: one as it runs in eval mode, one as it runs in train mode.
+"""The graphs of a module: one as it runs in eval mode, one as it runs in train mode.
 
 ``torch.fx`` bakes ``self.training`` into a graph (functional dropout, stochastic depth), so one graph cannot
 serve both modes. A submodule that cannot be traced becomes a leaf of the graph, which merely leaves no cut
-point inside it; only a module whose own top ``forward`` cannot be traced needs its blocks named.
+point inside it. Blocks need names only for a module whose own top ``forward`` cannot be traced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hapi.errors import ModelError
 from hapi.lazy_torchvision import vision
 
 _MAX_ATTEMPTS = 64
-"""How many submodules may be turned into leaves before tracing gives up."""
+"""Most submodules that are turned into leaves before tracing gives up."""
 
 TRACE_LOCK = threading.RLock()
 """``torch.fx`` patches ``nn.Module`` while it traces: one trace at a time in a process."""
@@ -52,7 +52,7 @@ class Traced:
 
 
 class TraceFailure(Exception):
-    """A module's own forward cannot be traced; the message says what stood in the way."""
+    """A module's own forward cannot be traced; the message has the reason."""
 
 
 class _Tracer(fx.Tracer):
@@ -71,7 +71,7 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
     ) -> tuple[Any, list[Any]]:
-        """As fx does it, but an optional argument, which nobody passes, is its default value and no input."""
+        """Do the same as fx, but give an optional argument, which is never passed, its default value."""
         function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
         parameters = inspect.signature(inspect.unwrap(root_fn)).parameters
         first = 2 if is_module else 1  # behind the module and its input
@@ -91,7 +91,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """As fx does it, in the tracing thread only."""
+        """Do the same as fx, but in the tracing thread only."""
         # fx patches nn.Module.__call__ for the whole process; what other threads compute is not ours.
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
@@ -233,7 +233,9 @@ def _check_form(graph: fx.Graph, mode: str) -> None:
 
 
 def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
-    """The graphs of running the submodules ``blocks`` one after the other, for what cannot be traced."""
+    """Return the graphs of running the submodules ``blocks`` one after the other, for a module that cannot be
+    traced.
+    """
     graphs = []
     for _ in range(2):
         graph = fx.Graph()
@@ -248,7 +250,7 @@ def chain(module: nn.Module, blocks: Sequence[str]) -> Traced:
 
 @contextmanager
 def training_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Every submodule in train or eval mode, and each back in its own afterwards."""
+    """Set every submodule to train or eval mode, and restore each one's own mode afterwards."""
     before = [(m, m.training) for m in module.modules()]
     module.train(training)
     try:
@@ -267,7 +269,7 @@ def _is_library_leaf(module: nn.Module) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """One line: the error, and the innermost line of code outside torch that led to it."""
+    """Describe an error in one line, with the innermost line of code outside torch that led to it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_internal(f.filename)]
     where = (
         f" at {frames[-1].filename}:{frames[-1].lineno} ({(frames[-1].line or '').strip()})" if frames else ""

@@ -14,16 +14,20 @@ from torch import nn
 Substitute = Callable[[torch.Tensor], torch.Tensor]
 
 _SHARED = {*vars(nn.Module()), "_flat_weights"}
-"""What torch itself keeps in containers: changes on one side are to be seen by the other."""
+"""Attributes that torch itself keeps in containers: changes on one side must be seen by the other."""
 
 
 def shadow(module: nn.Module, memo: dict[int, nn.Module], substitute: Substitute | None = None) -> nn.Module:
-    """``module`` again in eval mode, sharing the dictionaries that hold its parameters and buffers.
+    """Return a copy of ``module`` in eval mode that shares the dictionaries of its parameters and buffers.
 
-    Because the dictionaries themselves are shared, moving or loading one side is seen by the other. Containers that
-    the module's class made are not shared: what forward keeps in them (a cache) stays with the side that ran.
-    With ``substitute`` every tensor is replaced by another (nothing is shared then). ``memo`` (by ``id``)
-    keeps a module that appears twice one object.
+    Because the dictionaries themselves are shared, moving or loading one side is seen by the other.
+    Containers made by the module's class are not shared: values that forward keeps in them (a cache) stay
+    with the side that ran.
+
+    Args:
+        module: the module.
+        memo: copies by ``id``, so that a module that appears twice stays one object.
+        substitute: makes another tensor for each one; nothing is shared then.
     """
     if id(module) in memo:
         return memo[id(module)]

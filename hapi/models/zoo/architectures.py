@@ -1,4 +1,4 @@
-"""From an architecture's name to an ``nn.Module``: torchvision, timm, or a user's own factory."""
+"""Architectures by name, as ``nn.Module``: torchvision, timm, or a user's own factory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLASSES_WITHOUT_DEFAULT = 1000
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to make the module of one architecture at one input shape."""
+    """Recipe for the module of one architecture at one input shape."""
 
     name: str
     """Canonical name: aliases are resolved."""
@@ -46,17 +46,24 @@ class Architecture:
 
     @property
     def family_name(self) -> str | None:
-        """Its torchvision name, for the paper's numbering; None for what is not torchvision's."""
+        """Its torchvision name, for the paper's numbering; None for an architecture of another library."""
         return None if ":" in self.name else self.name
 
 
 def find_architecture(
     name: str, input_shape: Sequence[int], *, pretrained: bool = False, allow_import: ImportRule = False
 ) -> Architecture:
-    """The architecture called ``name``, for samples of ``input_shape`` (C, H, W).
+    """Return the architecture called ``name``.
 
-    ``pretrained``: with the settings that go with the library's own weights (googlenet and inception
-    normalise their input again). Raises :class:`ModelError` that names near misses.
+    Args:
+        name: a torchvision name, ``timm:NAME`` or ``package.module:factory``.
+        input_shape: shape of one sample (C, H, W).
+        pretrained: with the settings of the library's own weights (googlenet and inception normalise their
+            input again).
+        allow_import: whether a factory may be imported: yes, no, or which.
+
+    Raises:
+        ModelError: there is none; the message names near misses.
     """
     name = ALIASES.get(name, name)
     if ARCHITECTURE_PATTERN.fullmatch(name) is None:
@@ -76,9 +83,9 @@ def build_module(architecture: Architecture, seed: int) -> nn.Module:
 
 
 def build_structure(architecture: Architecture) -> nn.Module:
-    """The module without its weights: what it creates empty lies on the meta device and takes no memory.
+    """Return the module without its weights: tensors that it creates empty lie on the meta device.
 
-    What the constructor computes (index tables, masks) is real.
+    Tensors that the constructor computes (index tables, masks) are real.
     """
     with TRACE_LOCK, torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
@@ -127,7 +134,7 @@ _INITIALISERS = frozenset(
 
 
 class _EmptyIsMeta(TorchFunctionMode):
-    """Inside it ``torch.empty`` allocates nothing. Other ways to make a tensor stay as they are."""
+    """A context in which ``torch.empty`` allocates nothing. Other ways to make a tensor are unchanged."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -140,7 +147,7 @@ class _EmptyIsMeta(TorchFunctionMode):
 
 
 def torchvision_names() -> list[str]:
-    """Names of torchvision's classification models."""
+    """Return the names of torchvision's classification models."""
     models = vision("torchvision.models")
     return [str(name) for name in models.list_models(module=models)]
 
@@ -257,7 +264,7 @@ def _required_classes(name: str, factory: Callable[..., Any]) -> dict[str, int]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers from ``seed`` inside, the global generator as it was afterwards (CPU)."""
+    """Draw random numbers from ``seed`` in the block, and restore the global generator afterwards (CPU)."""
     with TRACE_LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

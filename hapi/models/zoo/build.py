@@ -1,4 +1,4 @@
-"""Models by name: what to build, with which weights, for how many classes."""
+"""Models by name, with given weights and number of classes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelSpec:
     input_shape: tuple[int, ...] = (3, 224, 224)
     """Shape of one sample (C, H, W)."""
     blocks: tuple[str, ...] = ()
-    """Where layers end, by module path or cut name; empty for the automatic or the paper's list."""
+    """Names at which layers end (module path or cut name); empty for the automatic or the paper's list."""
     head_seed: int = 0
     """Seed of a head made for another number of classes."""
 
@@ -59,6 +59,7 @@ class ModelSpec:
         return random_seed(self.weights) is None and not is_file(self.weights)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
         return {**asdict(self), "blocks": list(self.blocks), "input_shape": list(self.input_shape)}
 
     @classmethod
@@ -84,11 +85,18 @@ class ModelSpec:
 
 
 def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: bool = True) -> LayeredModel:
-    """The model of ``spec`` with its weights, on the CPU.
+    """Build the model of ``spec`` with its weights, on the CPU.
 
-    The front does not depend on ``num_classes``: the model is made at its architecture's own number and
-    only then gets another head. ``allow_import``: may a ``package.module:factory`` be imported, yes, no or
-    which. ``allow_files``: may weights be a local path. Raises :class:`ModelError`.
+    The prefix does not depend on ``num_classes``: the model is made with its architecture's own number and
+    only then gets another head.
+
+    Args:
+        spec: the model.
+        allow_import: whether a ``package.module:factory`` may be imported: yes, no, or which.
+        allow_files: whether weights may be a local path.
+
+    Raises:
+        ModelError: the model or its weights cannot be made.
     """
     if not allow_files and is_file(spec.weights):
         raise ModelError(
@@ -105,9 +113,9 @@ def build(spec: ModelSpec, *, allow_import: ImportRule = False, allow_files: boo
 
 
 def structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredModel:
-    """The model of ``spec`` without weights: most tensors are on the meta device.
+    """Return the model of ``spec`` without weights: most tensors are on the meta device.
 
-    Load what is needed with :meth:`LayeredModel.assign`. The head has the architecture's own size.
+    Load the needed ones with :meth:`LayeredModel.assign`. The head has the architecture's own size.
     """
     architecture = architecture_of(spec, allow_import)
     model = layers_of(architecture, spec, build_structure(architecture))
@@ -117,7 +125,7 @@ def structure(spec: ModelSpec, *, allow_import: ImportRule = False) -> LayeredMo
 
 
 def skeleton(spec: ModelSpec, allow_import: ImportRule = False) -> LayeredModel:
-    """As :func:`structure`, from a small cache: tracing is done once for all requests that name a model.
+    """Return :func:`structure` from a small cache: a model is traced once for all requests that name it.
 
     Each call returns a module of its own.
     """

@@ -1,4 +1,4 @@
-"""Where a model is frozen."""
+"""Choice of the freeze."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from hapi.models.graph.layers import LayeredModel
 
 
 def choose_freeze(model: LayeredModel, asked: int | str | None) -> int:
-    """The freeze index: as asked, else the paper's for its families, else all but the last layer with weights.
+    """Return the freeze index: as asked, else the paper's for its families, else all but the last layer with
+    weights.
 
-    :class:`UsageError` for an unknown layer and when nothing would be trained.
+    Raises:
+        UsageError: the layer is unknown, or nothing would be trained.
     """
     if asked is not None:
         freeze = _resolve(model, asked)

@@ -48,10 +48,16 @@ def outputs(module: nn.Module) -> int | None:
 def resize_head(
     module: nn.Module, path: str, classes: int, seed: int, device: torch.device | None = None
 ) -> None:
-    """Give the head at ``path`` other outputs, freshly initialised from ``seed`` as torch initialises it.
+    """Give the head at ``path`` other outputs, freshly initialised from ``seed`` as torch initialises them.
 
-    It is to be trained, also where the old one was not. ``device``: where it is made (None: where the old one is); on
-    the meta device it takes no memory.
+    The new head is trainable, also if the old one was not.
+
+    Args:
+        module: the model.
+        path: module path of a Linear or Conv2d.
+        classes: its new outputs.
+        seed: of the initialisation.
+        device: the new head's device; None: that of the old one. On the meta device it takes no memory.
     """
     old = module.get_submodule(path)
     new = copy.deepcopy(old)
@@ -81,9 +87,15 @@ def resize_head(
 
 
 def retarget(model: LayeredModel, classes: int | None, seed: int, relayer: Relayer) -> LayeredModel:
-    """``model`` with a fresh head for ``classes`` (None or the same count: as it is).
+    """Return ``model`` with a fresh head.
 
-    ``relayer`` makes the layers of the changed module. The head is real even when the rest is not loaded.
+    The head is real even when the rest is not loaded.
+
+    Args:
+        model: the model.
+        classes: outputs of the head; None or the same number leaves the model as it is.
+        seed: of the head's initialisation.
+        relayer: makes the layers of the changed module.
     """
     if classes is None or (classes == model.output_shapes()[-1][0] and len(model.output_shapes()[-1]) == 1):
         return model

@@ -1,4 +1,4 @@
-"""Where weights come from: a seed, a library's named weights, or a local checkpoint."""
+"""Sources of weights: a seed, a library's named weights, or a local checkpoint."""
 
 from __future__ import annotations
 
@@ -68,11 +68,17 @@ def is_file(weights: str) -> bool:
 
 
 def library_state(architecture: Architecture, weights: str, module: nn.Module) -> Mapping[str, torch.Tensor]:
-    """State dict of a library's weights named ``weights`` (``DEFAULT``, ``IMAGENET1K_V1``).
+    """Return the state dict of a library's weights, from its cache or downloaded.
 
-    From the library's cache, or downloaded. Raises :class:`WeightsAbsentError` when there are none to be had,
-    :class:`ModelChoiceError` for a name that none have, and another :class:`ModelError` when those that there are
-    cannot be used.
+    Args:
+        architecture: the library's architecture.
+        weights: name of the weights (``DEFAULT``, ``IMAGENET1K_V1``).
+        module: the module that they are for.
+
+    Raises:
+        WeightsAbsentError: the weights are not available.
+        ModelChoiceError: the library has no weights of this name.
+        ModelError: the weights cannot be used.
     """
     if architecture.name.startswith("timm:"):
         return _timm_state(architecture, weights)
@@ -110,12 +116,12 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
 
 
 def _unknown(weights: str) -> type[ModelError]:
-    """Of a library without these weights: "DEFAULT" is the name of those that there are, if there are any."""
+    """The error for weights that a library does not have; it names "DEFAULT" if there are any."""
     return WeightsAbsentError if weights == "DEFAULT" else ModelChoiceError
 
 
 def _reason(error: Exception) -> str:
-    """Why a download failed, without paths of this machine: a client of the server may be told."""
+    """Reason of a failed download without paths of this machine, as a client of the server may read it."""
     cause = getattr(error, "reason", None)
     if isinstance(cause, OSError):  # of a URLError
         error = cause
@@ -156,9 +162,9 @@ def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.
 
 
 def file_state(path: str) -> dict[str, torch.Tensor]:
-    """State dict of a local ``.safetensors`` or ``.pth`` file (tensors only, no code is run).
+    """Return the state dict of a local ``.safetensors`` or ``.pth`` file (tensors only, no code is run).
 
-    Also ``{"state_dict": ...}`` and ``{"model": ...}``, and names with ``module.`` before them.
+    It may be nested in ``{"state_dict": ...}`` or ``{"model": ...}``, with names that begin with ``module.``.
     """
     file = user_path(path, "weights file")
     try:
