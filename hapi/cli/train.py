@@ -21,6 +21,7 @@ from hapi.factories import is_factory, search_here
 from hapi.paths import check_outputs
 from hapi.process import output as standard
 from hapi.trace import Tracer
+from hapi.train.callbacks import TrainingCallback
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
                 )
 
 
-class ProgressPrinter:
+class ProgressPrinter(TrainingCallback):
     """A live bar on a terminal, and one line per epoch and per change of split everywhere."""
 
     def __init__(self, live: bool, planning: SplitController | None) -> None:

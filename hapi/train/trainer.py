@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from hapi.models.graph.tracing import TRACE_LOCK
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.profile import Profile
 from hapi.train import checkpoint
+from hapi.train.callbacks import TrainingCallback
 from hapi.train.checkpoint import Progress, identity_of
 from hapi.train.divergence import Finite
 from hapi.train.interrupts import Interrupts
@@ -32,32 +33,6 @@ from hapi.train.report import Measured, Totals, epoch_entry
 from hapi.train.settings import TrainingSettings
 
 log = logging.getLogger("hapi.client")
-
-
-class TrainingCallback(Protocol):
-    """Callbacks of a training; the command line draws a progress bar with them."""
-
-    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
-        """Called before ``epoch`` of ``batches`` steps, ``done`` of which were done before a resume."""
-
-    def step_done(self, report: PassReport) -> None:
-        """Called after each step."""
-
-    def epoch_done(self, entry: Mapping[str, Any]) -> None:
-        """Called after an epoch with its element of the report."""
-
-
-class _NoCallback:
-    """Follows nothing."""
-
-    def epoch_started(self, epoch: int, batches: int, done: int) -> None:
-        """Show nothing."""
-
-    def step_done(self, report: PassReport) -> None:
-        """Show nothing."""
-
-    def epoch_done(self, entry: Mapping[str, Any]) -> None:
-        """Show nothing."""
 
 
 def step_seed(seed: int, epoch: int, batch: int) -> int:
@@ -104,7 +79,7 @@ class Trainer:
         self.settings = settings = checked(settings or TrainingSettings())
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
-        self.watcher = watcher or _NoCallback()
+        self.watcher = watcher or TrainingCallback()
         self.trained = session.trained
         self.optimizer = make_optimizer(settings, self.trained)
         self.progress = Progress()

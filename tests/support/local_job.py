@@ -25,8 +25,9 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
+from hapi.train.callbacks import TrainingCallback
 from hapi.train.settings import TrainSettings
-from hapi.train.trainer import Trainer, TrainingCallback
+from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
 
 COUNT = 46
@@ -109,7 +110,7 @@ def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
     return kept.over(copy.deepcopy(kept.module))
 
 
-class Silent:
+class Silent(TrainingCallback):
     """A watcher that only remembers; ``on_step`` is called after each step."""
 
     def __init__(self) -> None:
