@@ -81,7 +81,10 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], arguments: list[str], mat
         ),
         (["--checkpoint", "out", "--report", "out"], "--checkpoint out: it is the same file as --report"),
         (["--trace", "out", "--save-profile", "link"], "--save-profile link: it is the same file as --trace"),
-        (["job.yaml", "--report", "job.yaml"], "--report job.yaml: is the experiment file too"),
+        (
+            ["job.yaml", "--report", "job.yaml"],
+            "--report job.yaml: it is the same file as the experiment file",
+        ),
         (
             ["--weights", "w.pth", "--checkpoint", "w.pth"],
             "--checkpoint w.pth: it is the same file as --weights",
