@@ -6,6 +6,7 @@ number of seconds. A bare number is in that base unit. Ambiguous text is refused
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -118,6 +119,25 @@ def parse_count(text: str | int, what: str = "count") -> int:
     if multiplier is None:
         raise UsageError(f"{what}: unknown unit in {_shown(text)}; use k, M or G")
     return _whole(number * multiplier, text, what)
+
+
+def environment_number(
+    environment: Mapping[str, str], name: str, default: float, low: float, high: float
+) -> float:
+    """Read the variable ``name``, a number from ``low`` to ``high``; ``default`` when it is not set or empty.
+
+    :class:`UsageError` for anything else.
+    """
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise UsageError(f"{name}={text[:80]}: expected a number from {low:g} to {high:g}")
+    return value
 
 
 def format_bytes(size: float) -> str:

@@ -18,8 +18,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -35,6 +33,7 @@ from hapi.cache.segments import (
     seed_of,
     segment_bytes,
 )
+from hapi.closing import Closing
 from hapi.errors import ConflictError
 from hapi.process.read_ahead import announced
 from hapi.store.gather import copy_ranges
@@ -54,7 +53,7 @@ _FULL_SECONDS = 10.0
 """Seconds between two looks for new room."""
 
 
-class SampleCache:
+class SampleCache(Closing):
     """Cached samples of one dataset version. Thread-safe; close it after the last read."""
 
     def __init__(self, folder: CacheFolder, reference: DatasetReference, count: int) -> None:
@@ -211,14 +210,6 @@ class SampleCache:
         with contextlib.suppress(OSError):
             os.utime(self._users)
         os.close(self._users)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _append(self, samples: Samples) -> None:
         lengths = np.diff(samples.offsets)

@@ -38,6 +38,7 @@ from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
+from hapi.closing import Closing
 from hapi.config.settings import checked
 from hapi.config.token import read_token
 from hapi.data.epoch_order import batches
@@ -50,7 +51,7 @@ from hapi.trace import Tracer
 log = logging.getLogger("hapi.client")
 
 
-class Session:
+class Session(Closing):
     """Delivers every sample of an epoch exactly once, in the sequence's order, as features at the freeze point.
 
     Use :meth:`open`, then :meth:`epoch`; close it, or use it as a context manager. Not thread-safe. A whole training::
@@ -152,12 +153,6 @@ class Session:
             prepared.servers.close()
             prepared.close()
             raise
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""

@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,7 @@ import numpy.typing as npt
 from hapi.arrays import IntArray
 from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.cache.samples import SampleCache
+from hapi.closing import Closing
 from hapi.data.dataset import Dataset, find_dataset
 from hapi.data.epoch_order import FULL, Shuffle
 from hapi.data.reading.reader import AccessHint, chunk_cache
@@ -54,7 +53,7 @@ _LARGE_STRETCHES = 3
 """Stretches when a batch is larger than one should be: one handed out, two being read."""
 
 
-class OpenSample:
+class OpenSample(Closing):
     """One sample, open for reading from its start. Not thread-safe."""
 
     def __init__(self, reader: DatasetReader, sample: int) -> None:
@@ -82,14 +81,6 @@ class OpenSample:
         """Release the sample's bytes; closing twice does nothing."""
         self._reader = self._data = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass
 class _Stretch:
@@ -101,7 +92,7 @@ class _Stretch:
     buffer: npt.NDArray[np.uint8]
 
 
-class DatasetReader:
+class DatasetReader(Closing):
     """Reads one version of a dataset, in shuffled batches or sample by sample. One sequence at a time; one thread.
 
     :func:`open_dataset` makes it.
@@ -326,14 +317,6 @@ class DatasetReader:
         self._threads.shutdown()
         if self.sample_cache is not None:
             self.sample_cache.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _part(samples: Samples, low: int, high: int) -> Samples:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
+from hapi.profiler.change import Change
 from hapi.profiler.cost import Estimate, Memory, Stages
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.reading import load_document, read_strictly
@@ -41,17 +42,6 @@ class Epoch:
     accuracy: float | None
     validation_loss: float | None
     validation_accuracy: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A change of the split."""
-
-    epoch: int
-    batch: int
-    before: int
-    after: int
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)

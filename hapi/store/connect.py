@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from obstore.store import MemoryStore, from_url
 
 from hapi.errors import UsageError
 from hapi.store.s3 import profile_credentials, s3_settings
+from hapi.units import environment_number
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -49,14 +49,16 @@ class StoreTimeouts:
         """Read ``HAPI_STORE_CONNECT_TIMEOUT``, ``_READ_TIMEOUT``, ``_REQUEST_TIMEOUT``, ``_RETRIES``,
         ``_RETRY_SECONDS``.
         """
-        retries = _number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
+        retries = environment_number(environment, "HAPI_STORE_RETRIES", cls.retries, 0, 100)
         return cls(
-            connect=_number(environment, "HAPI_STORE_CONNECT_TIMEOUT", cls.connect, 0.01, 3600),
-            read=_number(environment, "HAPI_STORE_READ_TIMEOUT", cls.read, 0.01, 3600),
-            request=_number(environment, "HAPI_STORE_REQUEST_TIMEOUT", cls.request, 0.01, 86400),
+            connect=environment_number(environment, "HAPI_STORE_CONNECT_TIMEOUT", cls.connect, 0.01, 3600),
+            read=environment_number(environment, "HAPI_STORE_READ_TIMEOUT", cls.read, 0.01, 3600),
+            request=environment_number(environment, "HAPI_STORE_REQUEST_TIMEOUT", cls.request, 0.01, 86400),
             retries=int(retries),
             # Requests are signed once, and a signature holds five minutes.
-            retry_within=_number(environment, "HAPI_STORE_RETRY_SECONDS", cls.retry_within, 0, 290),
+            retry_within=environment_number(
+                environment, "HAPI_STORE_RETRY_SECONDS", cls.retry_within, 0, 290
+            ),
         )
 
     def client(self) -> ClientConfig:
@@ -120,16 +122,3 @@ def connect(url: str) -> Connection:
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         text = " ".join(str(error).split())[:300]
         raise UsageError(f"store {url[:200]!r} cannot be opened: {text}") from error
-
-
-def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:
-    text = environment.get(name)
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise UsageError(f"{name}={text[:80]}: expected a number from {low:g} to {high:g}")
-    return value

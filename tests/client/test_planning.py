@@ -22,8 +22,8 @@ from support.planning_tools import (
 )
 
 from hapi.client.planning.controller import ORACLE_BATCHES
-from hapi.client.planning.plan_records import Change
 from hapi.errors import ConfigError
+from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
 from hapi.profiler.strategies import plan
 

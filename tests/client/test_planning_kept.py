@@ -17,8 +17,8 @@ from support.planning_tools import (
     truth,
 )
 
-from hapi.client.planning.plan_records import Change
 from hapi.errors import ConfigError
+from hapi.profiler.change import Change
 from hapi.profiler.profile import Profile
 from hapi.profiler.strategies import PLANNERS
 

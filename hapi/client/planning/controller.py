@@ -28,9 +28,10 @@ from typing import Any
 from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
-from hapi.client.planning.plan_records import Change, OtherDeviceError, fitted, kept_splits
+from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits
 from hapi.client.planning.profile_phase import Profiling
 from hapi.client.planning.split_range import SplitRange, first_that_fits, last_up_to_freeze, received_ahead
+from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 from hapi.errors import ConfigError
 from hapi.profiler.fit import Sizes
@@ -12,36 +12,6 @@ from hapi.profiler.profile import Profile
 
 class OtherDeviceError(ConfigError):
     """A profile whose seconds are those of another kind of device."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """The split changed."""
-
-    epoch: int
-    batch: int
-    """The first batch that is extracted at the new split."""
-    before: int
-    after: int
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        """For the report."""
-        return {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "from": self.before,
-            "to": self.after,
-            "why": self.why,
-        }
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """What :meth:`to_json` made; ValueError, KeyError or TypeError for anything else."""
-        epoch, batch, before, after = (document[name] for name in ("epoch", "batch", "from", "to"))
-        if not all(type(v) is int and v >= 0 for v in (epoch, batch, before, after)):
-            raise ValueError("a change of split is not made of whole numbers")
-        return cls(epoch=epoch, batch=batch, before=before, after=after, why=str(document["why"]))
 
 
 def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol, Self
 
-from hapi.errors import ConflictError, UsageError
+from hapi.errors import ConflictError
 from hapi.living import ProcessIdentity
+from hapi.units import environment_number
 from hapi.wire.documents import parse_document
 
 FORCE = "pass --force-lock"
@@ -50,18 +51,7 @@ def beat_key(lock: str, owner: str) -> str:
 
 def lease_seconds(environment: Mapping[str, str] = os.environ) -> float:
     """Return the lease of this process's locks in seconds: ``HAPI_STORE_LEASE``, 1 to 3600, 60 by default."""
-    text = environment.get(LEASE_VARIABLE)
-    if not text:
-        return LEASE_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_LEASE <= seconds <= _LONGEST_LEASE:
-        raise UsageError(
-            f"{LEASE_VARIABLE}={text[:80]}: expected seconds from {_LEAST_LEASE:g} to {_LONGEST_LEASE:g}"
-        )
-    return seconds
+    return environment_number(environment, LEASE_VARIABLE, LEASE_SECONDS, _LEAST_LEASE, _LONGEST_LEASE)
 
 
 @dataclass(frozen=True)
