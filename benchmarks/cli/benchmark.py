@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from benchmarks.cli.options import JSON, Option, known_models
 
 if TYPE_CHECKING:
+    from benchmarks.testbed.bed import Bed
     from benchmarks.testbed.cells import Results
-    from benchmarks.testbed.loose import Bed
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.overload_figures import Phase, lines_of, percentile, returns_of, shares, verdicts
+from benchmarks.testbed.bed import Cores
 from benchmarks.testbed.conditions import conditions
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.photos import make_store
-from benchmarks.testbed.testbed import Cores
 from benchmarks.testbed.tiers import START_SECONDS, environment, last_line, start_server_process
 from hapi.data.dataset import find_dataset
 from hapi.errors import TransportError, UsageError

@@ -27,9 +27,9 @@ import numpy as np
 from benchmarks.load.siege_attacks import Attackers, Target, descriptors
 from benchmarks.load.siege_figures import Siege
 from benchmarks.load.siege_jobs import Job, Replacer, Rounds, Trainers
+from benchmarks.testbed.bed import Cores
 from benchmarks.testbed.conditions import conditions
 from benchmarks.testbed.loose import LooseBed
-from benchmarks.testbed.testbed import Cores
 from benchmarks.testbed.tiers import START_SECONDS, environment, last_line, process_bytes, read_line
 from hapi.data.dataset import find_dataset
 from hapi.errors import TransportError, UsageError

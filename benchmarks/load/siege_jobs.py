@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.testbed.loose import Bed
+from benchmarks.testbed.background import Background
+from benchmarks.testbed.bed import Bed
 from benchmarks.testbed.tiers import environment, last_line
 
 ROOM_BYTES = 128 << 20
@@ -128,37 +130,24 @@ def _wait_for_room(folder: Path) -> None:
         time.sleep(0.2)
 
 
-class Replacer:
-    """Packs data sets again and again, for the length of a ``with`` block."""
+class Replacer(Background):
+    """Packs data sets again and again."""
 
     def __init__(self, bed: Bed, packings: Sequence[Sequence[str]], every: float) -> None:
         """``packings``: ``pack`` and its arguments, one after the other."""
-        self._bed, self._packings, self._every = bed, packings, every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replace", daemon=True)
+        super().__init__(every)
+        self._bed, self._packings = bed, itertools.cycle(packings)
         self.seen: Counter[str] = Counter()
         """Packings that ended well, and what the others said."""
 
-    def __enter__(self) -> Replacer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        number = 0
-        while not self._over.wait(self._every):
-            packing = self._packings[number % len(self._packings)]
-            number += 1
-            process = self._bed.start(
-                "client",
-                [sys.executable, "-m", "hapi.cli.main", *packing, "--replace"],
-                env=environment(""),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-            with contextlib.suppress(ValueError):
-                _, errors = process.communicate()
-                self.seen[f"failed: {last_line(errors or '')}" if process.returncode else "packed"] += 1
+    def turn(self) -> None:
+        process = self._bed.start(
+            "client",
+            [sys.executable, "-m", "hapi.cli.main", *next(self._packings), "--replace"],
+            env=environment(""),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        with contextlib.suppress(ValueError):
+            _, errors = process.communicate()
+            self.seen[f"failed: {last_line(errors or '')}" if process.returncode else "packed"] += 1

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.whole_jobs import WholeJob, run_whole_jobs
+from benchmarks.testbed.bed import Bed, stop_all
 from benchmarks.testbed.cells import PAPER_MODELS, Results
-from benchmarks.testbed.loose import Bed
 from benchmarks.testbed.photos import make_store, push_twins
-from benchmarks.testbed.testbed import stop_all
 from benchmarks.testbed.tiers import START_SECONDS, BenchClient, environment, start_server_process
 from hapi.errors import HapiError, TransportError
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.testbed.background import Background
 from benchmarks.testbed.tiers import BenchClient
 from hapi.errors import HapiError
 from hapi.units import format_bytes
@@ -121,22 +122,13 @@ def run_whole_jobs(
     }
 
 
-class _Sampled:
-    """Memory of all running jobs, for the length of a ``with`` block."""
+class _Sampled(Background):
+    """Memory of all running jobs."""
 
     def __init__(self, jobs: Sequence[WholeJob]) -> None:
-        self._jobs, self._over = jobs, threading.Event()
+        super().__init__(EVERY_SECONDS)
+        self._jobs = jobs
         self.seen: list[tuple[float, int]] = []
-        self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> _Sampled:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(EVERY_SECONDS):
-            self.seen.append((time.monotonic(), sum(job.used_bytes for job in self._jobs)))
+    def turn(self) -> None:
+        self.seen.append((time.monotonic(), sum(job.used_bytes for job in self._jobs)))

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.testbed.bed import Bed
 from benchmarks.testbed.cells import PAPER_MODELS, Results
-from benchmarks.testbed.loose import Bed, LooseBed
+from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.tiers import BenchClient, start_server
 from hapi.units import format_bandwidth, format_bytes

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import torch
-from aiohttp import web
 
 from benchmarks.serving.wire import by_hapi
-from benchmarks.serving.wire_server import COS_BATCH, FEATURE_BYTES, FEATURE_SHAPE, ResidentFeatures
+from benchmarks.serving.wire_server import (
+    COS_BATCH,
+    FEATURE_BYTES,
+    FEATURE_SHAPE,
+    ResidentFeatures,
+    serve_all,
+)
 from benchmarks.testbed.conditions import Spread
-from benchmarks.testbed.testbed import stop_all
+from benchmarks.testbed.processes import sending_process
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.transport.http import HttpTransport
-from hapi.errors import TransportError
 from hapi.server.context import RequestContext
 from hapi.server.frame_stream import Frames
 from hapi.server.http.app import Application
@@ -60,7 +60,7 @@ def measure_features(device: str, seconds: float, rounds: int, samples: int = SA
     pool = BufferPool(pinned=device != "cpu")
     buffer = byte_view(pool.tensor((samples * FEATURE_BYTES,), torch.uint8).numpy())
     rates: dict[str, list[float]] = {FROM_DEVICE: [], FROM_HOST: []}
-    with _server(samples, device) as ports, contextlib.ExitStack() as stack:
+    with sending_process(__name__, str(samples), device) as ports, contextlib.ExitStack() as stack:
         ways = {name: HttpTransport(f"http://127.0.0.1:{port}") for name, port in ports.items()}
         for transport in ways.values():
             stack.callback(transport.close)
@@ -74,36 +74,9 @@ def measure_features(device: str, seconds: float, rounds: int, samples: int = SA
     return {name: Spread.of(found) for name, found in rates.items()}
 
 
-@contextlib.contextmanager
-def _server(samples: int, device: str) -> Iterator[dict[str, int]]:
-    """The sending process; yields its ports by where the features are."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serving.gpu_wire", str(samples), device],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        line = process.stdout.readline() if process.stdout is not None else ""
-        if not line:
-            raise TransportError("the benchmark's server did not start; its error stands above")
-        yield json.loads(line)
-    finally:
-        stop_all([process])
-
-
 async def _serve(samples: int, device: str) -> None:
-    ports = {}
     services = {FROM_DEVICE: DeviceFeatures(samples, device), FROM_HOST: ResidentFeatures(samples)}
-    for name, service in services.items():
-        runner = web.AppRunner(Application(service).web, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports[name] = runner.addresses[0][1]
-    print(json.dumps(ports), flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    os._exit(0)  # nothing is to be saved
+    await serve_all({name: Application(service).web for name, service in services.items()}, {})
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.split import paper
+from benchmarks.testbed.bed import Bed
 from benchmarks.testbed.cells import PAPER_MODELS, Results
-from benchmarks.testbed.loose import Bed
 from benchmarks.testbed.photos import make_store, push_model
 from benchmarks.testbed.tiers import BenchClient, start_server
 from hapi.units import format_bandwidth

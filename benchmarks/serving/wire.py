@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +18,9 @@ from typing import Any
 import aiohttp
 
 from benchmarks.serving.wire_server import FEATURE_BYTES
-from benchmarks.testbed.conditions import Spread, conditions
-from benchmarks.testbed.testbed import Cores, stop_all
+from benchmarks.testbed.bed import Cores
+from benchmarks.testbed.conditions import Spread, conditions, rotated
+from benchmarks.testbed.processes import sending_process
 from hapi.client.transport.http import HttpTransport
 from hapi.errors import TransportError
 from hapi.wire.frame_reader import FrameReader
@@ -78,15 +76,17 @@ def measure_wire(body_bytes: int = 64 << 20, rounds: int = 15, cores: Cores | No
     samples = max(1, round(body_bytes / FEATURE_BYTES))
     size = samples * FEATURE_BYTES
     found = conditions()
-    with _server(samples, cores) as ports, _pinned(cores.client), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        with _pinned(cores.server):  # a child inherits the cores
+            ports = stack.enter_context(sending_process("benchmarks.serving.wire_server", str(samples)))
+        stack.enter_context(_pinned(cores.client))
         ways = _ways(ports, memoryview(bytearray(size)), stack)
         for transfer in ways.values():
             transfer()  # warms caches, connections and buffers
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(rounds):
-            names = list(ways)
             # Each way takes each place in the turn, so that none profits from what ran before it.
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for name in rotated(list(ways), turn):
                 start = time.perf_counter()
                 ways[name]()
                 seconds[name].append(time.perf_counter() - start)
@@ -163,26 +163,6 @@ def by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
 def _check_size(received: int, expected: int) -> None:
     if received != expected:
         raise TransportError(f"{received} bytes arrived, expected {expected}: the figure would be wrong")
-
-
-@contextlib.contextmanager
-def _server(samples: int, cores: Cores) -> Iterator[dict[str, int]]:
-    """The sending process on its cores; yields its ports by way."""
-    with _pinned(cores.server):  # a child inherits the cores
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.serving.wire_server", str(samples)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        line = process.stdout.readline() if process.stdout is not None else ""
-        if not line:
-            raise TransportError("the benchmark's server did not start; its error stands above")
-        yield json.loads(line)
-    finally:
-        stop_all([process])
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 from aiohttp import web
@@ -113,14 +114,19 @@ async def _serve(samples: int) -> None:
     payload = byte_view(service.features)
     listening = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=serve_socket, args=(listening, payload), daemon=True).start()
-    ports = {"socket": listening.getsockname()[1]}
-    application = Application(service)
-    for name, served in (("aiohttp", plain_application(payload)), ("hapi", application.web)):
-        runner = web.AppRunner(served, access_log=None)
+    applications = {"aiohttp": plain_application(payload), "hapi": Application(service).web}
+    await serve_all(applications, {"socket": listening.getsockname()[1]})
+
+
+async def serve_all(applications: Mapping[str, web.Application], ports: Mapping[str, int]) -> None:
+    """Serve each application on a port of its own, print these and ``ports`` by name, and end with standard input."""
+    found = dict(ports)
+    for name, application in applications.items():
+        runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports[name] = runner.addresses[0][1]
-    print(json.dumps(ports), flush=True)
+        found[name] = runner.addresses[0][1]
+    print(json.dumps(found), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     # Nothing is to be saved, and the socket's thread waits for connections for ever.
     os._exit(0)

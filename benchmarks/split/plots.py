@@ -90,10 +90,13 @@ def _competitors(axes: Axes, cells: Sequence[Measured]) -> None:
         places = [i + (number - len(others) / 2 + 0.5) * width for i in range(len(ordered))]
         axes.bar(places, heights, width=width, color=PALETTE[name], label=name)
     axes.axhline(1.0, color=PALETTE["auto"], linewidth=1.2, label="auto")
-    _name_cells(axes, ordered)
-    axes.set_ylabel("epoch over auto's")
-    axes.set_title("auto's speed-up (Figures 7 to 10); broken-off splits at their bound")
-    axes.legend(ncols=7, loc="upper right")
+    _by_cell(
+        axes,
+        ordered,
+        "epoch over auto's",
+        "auto's speed-up (Figures 7 to 10); broken-off splits at their bound",
+        columns=7,
+    )
 
 
 def _splits(axes: Axes, cells: Sequence[Measured]) -> None:
@@ -112,11 +115,14 @@ def _splits(axes: Axes, cells: Sequence[Measured]) -> None:
             [p[0] for p in points], [p[1] for p in points], mark, color=colour, markersize=size, label=name
         )
     axes.axhline(1.0, color=PALETTE["freeze"], linewidth=0.8)
-    _name_cells(axes, ordered)
     _logarithmic(axes, "y")
-    axes.set_ylabel("epoch over the freeze split's")
-    axes.set_title("All static splits (Figure 3); lines end at least there")
-    axes.legend(ncols=3, loc="upper right")
+    _by_cell(
+        axes,
+        ordered,
+        "epoch over the freeze split's",
+        "All static splits (Figure 3); lines end at least there",
+        columns=3,
+    )
 
 
 def _bandwidth(axes: Axes, cells: Sequence[Measured]) -> None:
@@ -141,11 +147,10 @@ def _traffic(axes: Axes, cells: Sequence[Measured]) -> None:
         ]
         places = [i + (number - len(ORDER) / 2 + 0.5) * width for i in range(len(ordered))]
         axes.bar(places, heights, width=width, color=PALETTE[name], label=name)
-    _name_cells(axes, ordered)
     _logarithmic(axes, "y")
-    axes.set_ylabel("MiB of an epoch")
-    axes.set_title("Bytes over the wire (earlier text, Figures 10b and 12)")
-    axes.legend(ncols=7, loc="upper right")
+    _by_cell(
+        axes, ordered, "MiB of an epoch", "Bytes over the wire (earlier text, Figures 10b and 12)", columns=7
+    )
 
 
 def _cpu_client(axes: Axes, cells: Sequence[Measured]) -> None:
@@ -160,10 +165,13 @@ def _cpu_client(axes: Axes, cells: Sequence[Measured]) -> None:
         places = [i + (number - 1) * 0.27 for i in range(len(ordered))]
         axes.bar(places, heights, width=0.27, color=colour, label=f"stored as {form}")
     axes.axhline(1.0, color=PALETTE["auto"], linewidth=1.2)
-    _name_cells(axes, ordered)
-    axes.set_ylabel("NoSplit's epoch over auto's")
-    axes.set_title("Speed-up on a client without a GPU (earlier text, Figure 9b)")
-    axes.legend(ncols=3, loc="upper right")
+    _by_cell(
+        axes,
+        ordered,
+        "NoSplit's epoch over auto's",
+        "Speed-up on a client without a GPU (earlier text, Figure 9b)",
+        columns=3,
+    )
 
 
 def _freeze_seconds(one: Measured) -> float:
@@ -187,11 +195,15 @@ def _ordered(cells: Sequence[Measured]) -> list[Measured]:
     return sorted(cells, key=lambda one: (one.cell.model, one.cell.bs, one.cell.bandwidth))
 
 
-def _name_cells(axes: Axes, ordered: Sequence[Measured]) -> None:
+def _by_cell(axes: Axes, ordered: Sequence[Measured], label: str, title: str, *, columns: int) -> None:
+    """A panel over all cells: their names below, the ``label`` beside, the ``title`` and a legend."""
     names = [f"{one.cell.model} {one.cell.bs}\n{format_bandwidth(one.cell.bandwidth)}" for one in ordered]
     axes.set_xticks(range(len(ordered)), names, rotation=90, fontsize=6.5)
     axes.set_xlim(-0.6, len(ordered) - 0.4)
     axes.margins(y=0.15)
+    axes.set_ylabel(label)
+    axes.set_title(title)
+    axes.legend(ncols=columns, loc="upper right")
 
 
 PANELS: Mapping[str, Panel] = {

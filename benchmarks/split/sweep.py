@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.split.epochs import DECIDING, Epochs
+from benchmarks.testbed.bed import Bed
 from benchmarks.testbed.cells import Cell, Form, Grid, Results, done_record, last_begun
-from benchmarks.testbed.loose import Bed
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.tiers import BenchClient, start_server
 from hapi.server.batching.policies import FIXED_BATCH

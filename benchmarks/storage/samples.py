@@ -10,14 +10,14 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.storage.samples_data import make_data
 from benchmarks.storage.samples_peers import LIBRARIES, missing
-from benchmarks.testbed.conditions import conditions
+from benchmarks.testbed.conditions import conditions, rotated
 from benchmarks.testbed.processes import process_figure
 from hapi.data.reading.read_cost import LOCAL_COST
 from hapi.errors import UsageError
@@ -183,12 +183,6 @@ def size_name(size: int) -> str:
     if size == 0:
         return "mix"
     return f"{size} B" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
-
-
-def rotated(readers: Sequence[str], turn: int) -> tuple[str, ...]:
-    """``readers``, another one first in each turn."""
-    first = turn % len(readers)
-    return (*readers[first:], *readers[:first])
 
 
 def batch_of(wanted: int, mean: float) -> int:

@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.storage.samples import SamplesSettings, batch_of, rotated, size_name, verdict
+from benchmarks.storage.samples import SamplesSettings, batch_of, size_name, verdict
 from benchmarks.storage.samples_data import LARGE, NAME, pack_data
 from benchmarks.storage.samples_fetch import SEED
 from benchmarks.storage.samples_read import order_score
 from benchmarks.storage.samples_served import LoopbackSwift, Served, served_over_http, served_over_swift
-from benchmarks.testbed.conditions import conditions
+from benchmarks.testbed.conditions import conditions, rotated
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.tiers import environment, last_line
 from hapi.data.dataset import find_dataset

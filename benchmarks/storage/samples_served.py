@@ -19,9 +19,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from benchmarks.testbed.bed import stop_all
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.signals import no_interrupts
-from benchmarks.testbed.testbed import stop_all
 from benchmarks.testbed.tiers import environment, last_line, read_line, start_server_process
 from hapi.errors import HapiError, UsageError
 

@@ -41,6 +41,12 @@ class Spread:
         return {"median": self.median, "min": self.low, "max": self.high, "count": self.count}
 
 
+def rotated(ways: Sequence[str], turn: int) -> tuple[str, ...]:
+    """``ways``, another one first in each turn."""
+    first = turn % len(ways)
+    return (*ways[first:], *ways[:first])
+
+
 def conditions() -> dict[str, Any]:
     """Date, processor, cores, load, kernel and versions, by name."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -14,21 +14,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Any, Literal, Self
 
-from benchmarks.testbed.signals import ended_in_order, no_interrupts
+from benchmarks.testbed.bed import SIDES, Bed, Cores, Side
 from hapi.errors import UsageError
 
-Side = Literal["server", "client"]
-SIDES: tuple[Side, Side] = ("server", "client")
 ADDRESS: Mapping[Side, str] = {"server": "10.200.0.1", "client": "10.200.0.2"}
 """Addresses of the two ends; the namespaces see nothing else, so they cannot collide with real networks."""
 
 _NAME = re.compile(r"hapi-bed-(\d+)-(?:server|client)")
 _COMMAND_SECONDS = 20.0
-_STOP_SECONDS = 5.0
 _BURST_SECONDS = 0.002
 """Traffic that may pass at line speed before the bucket is empty."""
 _PIECE_BYTES, _SMALLEST_BURST = 16 << 10, 20 << 10
@@ -37,25 +31,6 @@ headers of all its packets; one that holds less cuts it into packets of 1500 byt
 microseconds of the sender's core in a virtual machine. Of larger pieces the link would come in gusts."""
 _QUEUE_SECONDS = 0.05
 """Longest wait in the bucket's queue; the buffer of an ordinary switch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cores:
-    """The processor cores that each tier may use."""
-
-    server: tuple[int, ...] = (0,)
-    client: tuple[int, ...] = (1,)
-
-    @classmethod
-    def split_machine(cls) -> Self:
-        """The first and the second half of the cores that this process may use; one each on two cores."""
-        usable = sorted(os.sched_getaffinity(0))
-        if len(usable) < 2:
-            raise UsageError(
-                "the test bed needs two processor cores, one for each tier; this machine lends one"
-            )
-        half = len(usable) // 2
-        return cls(server=tuple(usable[:half]), client=tuple(usable[half : 2 * half]))
 
 
 def why_not() -> str | None:
@@ -72,43 +47,15 @@ def why_not() -> str | None:
     return None
 
 
-class TestBed:
-    """The two namespaces and their link, for the length of a ``with`` block.
-
-    On the way out, however that happens (also Ctrl-C, SIGTERM and SIGHUP), the processes started in it are stopped
-    and the namespaces removed. One bed per process at a time.
-    """
+class TestBed(Bed):
+    """The two namespaces and their link. One bed per process at a time."""
 
     __test__ = False  # not a test class, whatever its name makes pytest think
 
     def __init__(self, bandwidth: float | None = None, cores: Cores | None = None) -> None:
         """``bandwidth`` in bits per second each way, None for as fast as the machine can."""
-        self.bandwidth = bandwidth
-        self.cores = cores
+        super().__init__(bandwidth, cores)
         self._namespaces: dict[Side, str] = {side: f"hapi-bed-{os.getpid()}-{side}" for side in SIDES}
-        self._processes: list[subprocess.Popen[Any]] = []
-        self._signals = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        """Make the bed; :class:`UsageError` when this machine cannot."""
-        reason = why_not()
-        if reason is not None:
-            raise UsageError(f"no test bed on this machine: {reason}")
-        if self.cores is None:
-            self.cores = Cores.split_machine()
-        self._signals.enter_context(ended_in_order())
-        try:
-            remove_stale_beds()
-            self._build()
-        except BaseException:
-            self._tear_down()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tear_down()
 
     @property
     def address(self) -> str:
@@ -118,77 +65,40 @@ class TestBed:
     def set_bandwidth(self, bandwidth: float | None) -> None:
         """Change the bandwidth (bits per second, each way) at once, also under running transfers."""
         for side in SIDES:
-            device = ["dev", _device(side)]
+            change = ("ip", "netns", "exec", self._namespaces[side], "tc", "qdisc")
+            root = ("dev", _device(side), "root")
             if bandwidth is None:
                 # A device that has no bucket answers with an error that means just that.
-                _tool(
-                    "ip",
-                    "netns",
-                    "exec",
-                    self._namespaces[side],
-                    "tc",
-                    "qdisc",
-                    "del",
-                    *device,
-                    "root",
-                    check=False,
-                )
+                _tool(*change, "del", *root, check=False)
                 continue
             burst = max(_SMALLEST_BURST, int(bandwidth / 8 * _BURST_SECONDS))
             limit = burst + int(bandwidth / 8 * _QUEUE_SECONDS)
-            bucket = ["tbf", "rate", f"{int(bandwidth)}bit", "burst", str(burst), "limit", str(limit)]
-            _tool(
-                "ip",
-                "netns",
-                "exec",
-                self._namespaces[side],
-                "tc",
-                "qdisc",
-                "replace",
-                *device,
-                "root",
-                *bucket,
-            )
+            bucket = ("tbf", "rate", f"{int(bandwidth)}bit", "burst", str(burst), "limit", str(limit))
+            _tool(*change, "replace", *root, *bucket)
         self.bandwidth = bandwidth
 
-    def start(
-        self,
-        side: Side,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        stdin: int | None = subprocess.DEVNULL,
-        stdout: int | IO[Any] | None = None,
-        stderr: int | IO[Any] | None = None,
-    ) -> subprocess.Popen[str]:
-        """Start ``command`` in the namespace and on the cores of ``side``; it is stopped with the bed."""
+    def _placed(self, side: Side, command: Sequence[str]) -> list[str]:
         if self.cores is None:
             raise UsageError("the test bed is not made yet; use it in a with block")
         cores = ",".join(str(core) for core in getattr(self.cores, side))
         # taskset and ip both exec, so the process that is returned is the command itself.
-        wrapped = ["taskset", "-c", cores, "ip", "netns", "exec", self._namespaces[side], *command]
-        process = subprocess.Popen(
-            wrapped,
-            env=None if env is None else dict(env),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
-        )
-        self._processes.append(process)
-        return process
+        return ["taskset", "-c", cores, "ip", "netns", "exec", self._namespaces[side], *command]
+
+    def _started(self, side: Side, pid: int) -> None:
+        """It is pinned already."""
 
     def describe(self) -> str:
         """The bed in one line, for the conditions of a measurement; the bandwidth may change and is not in it."""
-        cores = (
-            ""
-            if self.cores is None
-            else f"; server on cores {self.cores.server}, client on {self.cores.client}"
-        )
+        cores = "" if self.cores is None else f"; {self.cores}"
         return f"two network namespaces, veth with tc tbf on both ends{cores}"
 
     def _build(self) -> None:
+        reason = why_not()
+        if reason is not None:
+            raise UsageError(f"no test bed on this machine: {reason}")
+        if self.cores is None:
+            self.cores = Cores.split_machine()
+        remove_stale_beds()
         for side in SIDES:
             _tool("ip", "netns", "add", self._namespaces[side])
         ends = []
@@ -204,31 +114,9 @@ class TestBed:
         if self.bandwidth is not None:
             self.set_bandwidth(self.bandwidth)
 
-    def _tear_down(self) -> None:
-        with no_interrupts():
-            stop_all(self._processes)
-            self._processes.clear()
-            for name in self._namespaces.values():
-                _remove(name)
-        self._signals.close()
-
-
-def stop_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Ask these processes to stop (SIGTERM), and after a few seconds make them; pipes are closed."""
-    running = [p for p in processes if p.poll() is None]
-    for process in running:
-        process.terminate()
-    for process in running:
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for process in processes:
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+    def _remove(self) -> None:
+        for name in self._namespaces.values():
+            _remove(name)
 
 
 def beds() -> list[str]:

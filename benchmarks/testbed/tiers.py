@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.testbed.loose import Bed, LooseBed
-from benchmarks.testbed.testbed import Side, stop_all
+from benchmarks.testbed.bed import Bed, Side, stop_all
+from benchmarks.testbed.loose import LooseBed
 from hapi.errors import TransportError
 
 START_SECONDS = 120.0

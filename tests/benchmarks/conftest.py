@@ -13,5 +13,5 @@ from support.forked import popen
 def forked_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that a loose bed starts are forked; one of the small runs starts real interpreters."""
     monkeypatch.setattr(
-        "benchmarks.testbed.loose.subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=popen)
+        "benchmarks.testbed.bed.subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=popen)
     )

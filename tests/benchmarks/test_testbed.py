@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.testbed import testbed
+from benchmarks.testbed.bed import Cores
 from benchmarks.testbed.signals import ended_in_order, no_interrupts
-from benchmarks.testbed.testbed import ADDRESS, Cores, TestBed, why_not
+from benchmarks.testbed.testbed import ADDRESS, TestBed, why_not
 from hapi.errors import UsageError
 
 needs_bed = pytest.mark.skipif(why_not() is not None, reason=f"no test bed here: {why_not()}")
