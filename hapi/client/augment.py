@@ -30,7 +30,16 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 def augmented(
     transform: TransformSpec | None, layout: SampleLayout, augment: Sequence[str]
 ) -> TransformSpec | None:
-    """``transform`` with what ``augment`` says made random; :class:`UsageError` for what cannot be."""
+    """Return ``transform`` with the random parts that ``augment`` names.
+
+    Args:
+        transform: the dataset's transform; None for stored tensors.
+        layout: form of the stored samples.
+        augment: names with options, or presets.
+
+    Raises:
+        UsageError: a name or option is unknown, or does not fit the samples.
+    """
     if not augment:
         return transform
     if transform is None:
@@ -47,7 +56,7 @@ def augmented(
 
 
 def parsed(texts: Sequence[str]) -> Augmentation:
-    """What is random, from names with options; :class:`UsageError` names the one that is wrong."""
+    """Return the random parts from names with options; :class:`UsageError` names the one that is wrong."""
     document: dict[str, Any] = {}
     names: list[str] = []
     for text in (part for given in texts for part in PRESETS.get(given, (given,))):

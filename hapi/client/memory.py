@@ -18,23 +18,26 @@ from hapi.models.graph.layers import LayeredModel
 from hapi.process.memory_errors import is_out_of_memory
 
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
-"""Of the memory that is free when a job begins, what it plans with: others take some, allocators lose some. The host's
-is kept when it is freed, and what lies between two pieces that are in use need not fit the next one."""
+"""Share of the memory that is free when a job begins, that it plans with: others take some, allocators lose
+some. Freed host memory stays with the process, and gaps between two pieces in use need not fit the next one.
+"""
 _PROC = Path("/proc/self")
 
 
 @dataclass
 class MicroBatch:
-    """Samples at a time through the frozen layers, shared by all splits: halved when they do not fit, and so kept."""
+    """Samples at a time through the frozen layers, shared by all splits; halved for good when they do not
+    fit.
+    """
 
     size: int
 
 
 class MemoryBudget:
-    """What the client may use: bytes of device memory on a GPU, of this process's growth on a CPU.
+    """The client's memory: bytes of device memory on a GPU, of this process's growth on a CPU.
 
-    Without a limit of the user's, what is free now counts for planning and nothing is enforced. With one, a GPU's
-    allocator refuses more, and on a CPU the peak is looked at after each piece of work (Linux).
+    Without a user's limit, the free memory counts for planning and nothing is enforced. With one, a GPU's
+    allocator refuses more, and on a CPU the peak is checked after each piece of work (Linux).
     """
 
     def __init__(self, limit: int | None, device: torch.device) -> None:
@@ -56,7 +59,7 @@ class MemoryBudget:
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
 
     def begin(self) -> None:
-        """What was used before does not count as a peak from now on."""
+        """Forget earlier use: the peak counts from now on."""
         if self.enforced and self._device.type == "cpu":
             self._highest = max(self._highest, self.peak())
             self._forget_peak()
@@ -67,7 +70,7 @@ class MemoryBudget:
             (_PROC / "clear_refs").write_text("5")
 
     def exceeded(self) -> bool:
-        """Whether a CPU's budget was exceeded since :meth:`begin`."""
+        """Return whether a CPU's budget was exceeded since :meth:`begin`."""
         if not self.enforced or self.bytes is None or self._device.type != "cpu":
             return False
         return self.peak() > self.bytes
@@ -93,7 +96,9 @@ class MemoryBudget:
 
 
 def warm_up_libraries() -> None:
-    """Have a CPU's libraries take now what they take in any training: imports, threads, code that they generate."""
+    """Let a CPU's libraries take the memory now that they take in any training: imports, threads, generated
+    code.
+    """
     with torch.random.fork_rng(devices=[]):
         layers = nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
@@ -105,7 +110,7 @@ def warm_up_libraries() -> None:
 
 
 def status_bytes(name: str) -> int:
-    """A size from Linux's process status; 0 where there is none."""
+    """Return a size from Linux's process status; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (_PROC / "status").read_text(encoding="ascii").splitlines():
             if line.startswith(name + ":"):
@@ -128,7 +133,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def move_weights(model: LayeredModel, device: torch.device, start: int, stop: int) -> None:
-    """Have what layers start+1..stop read on ``device``; :class:`DeviceMemoryError` if it does not fit."""
+    """Load the weights that layers start+1..stop read on ``device``; :class:`DeviceMemoryError` if they do
+    not fit.
+    """
     try:
         model.to(device, start, stop)
         return

@@ -1,4 +1,6 @@
-"""The client's model: built here, or pushed into the store and fetched from its server, only the layers needed."""
+"""The client's model: built here, or pushed into the store and fetched from its server, only the needed
+layers.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ STORE_PREFIX = "store:"
 PUSH_SECONDS = 120.0
 """Longest wait for another job that pushes the same weights."""
 _LOOK_SECONDS = 0.2
-"""Between two looks whether it is done."""
+"""Seconds between two looks whether it is done."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientModel:
-    """A model's layers, how to name its front to a server, and how to get the weights from a layer on."""
+    """A model's layers, the reference to its prefix for a server, and a source of the weights from a layer
+    on.
+    """
 
     layered: LayeredModel
     reference: Callable[[int], ModelReference]
@@ -45,7 +49,7 @@ class ClientModel:
     load_from: Callable[[int], None]
     """Make sure that the weights of the layers after this one are in memory."""
     weights: str
-    """Where the weights came from in the end: ``random:SEED``, a library's name, or ``pushed:NAME``."""
+    """Final source of the weights: ``random:SEED``, a library's name, or ``pushed:NAME``."""
 
 
 def open_client_model(
@@ -57,12 +61,21 @@ def open_client_model(
     classes: int,
     shape: tuple[int, ...],
 ) -> ClientModel:
-    """The model of the settings, with a fresh head for ``classes``, for samples of ``shape``.
-
-    ``seed`` is the head's, and that of random weights.
+    """Return the model of the settings with a fresh head.
 
     Weights from a local file are pushed into ``store`` first, under a name made of their content, since the
-    server must read them too; without a store to write to, :class:`UsageError` says how to push them.
+    server must read them too.
+
+    Args:
+        settings: the model.
+        servers: that have pushed models.
+        store: where weights from a file are pushed; None for nowhere.
+        seed: of the head, and of random weights.
+        classes: outputs of the head.
+        shape: shape of one sample (C, H, W).
+
+    Raises:
+        UsageError: weights from a file and no store; the message says how to push them.
     """
     if settings.model.startswith(STORE_PREFIX):
         name = given_name(settings.model.removeprefix(STORE_PREFIX), "--model")

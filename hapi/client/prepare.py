@@ -1,4 +1,4 @@
-"""From settings to something that can run: servers, data set, model, freeze and split, checked against each other."""
+"""From settings to a runnable job: servers, dataset, model, freeze and split, checked against each other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class JobContext:
     description: DatasetDescription
     model: LayeredModel
     weights: str
-    """Where the model's weights came from; see :class:`hapi.client.models.ClientModel`."""
+    """Source of the model's weights; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
     prefix_digest: str
     """Over the frozen layers' structure and weights."""
@@ -65,14 +65,14 @@ class JobContext:
     training_ids: IntArray
     validation_ids: IntArray
     order: EpochOrder
-    """In which the training samples are used, and which of them this trainer uses."""
+    """Order of the training samples, and this trainer's share of them."""
     client_model: ClientModel
     held_out: DatasetDescription
-    """Of the validation samples."""
+    """Ids of the validation samples."""
     transforms: tuple[TransformSpec | None, TransformSpec | None]
-    """Of the training samples, perhaps random, and of the validation samples, never random."""
+    """Transforms of the training samples, perhaps random, and of the validation samples, never random."""
     sample_cache: CacheFolder | None
-    """Where stored samples are kept on this machine."""
+    """Cache of stored samples on this machine."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
     @property
@@ -81,11 +81,11 @@ class JobContext:
         return self.candidate_splits[-1]
 
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
-        """What is asked of the servers at ``split``. Thread-safe: the jobs are made before training begins."""
+        """Return the job of requests at ``split``. Thread-safe: the jobs are made before training begins."""
         return self._jobs[split, validation]
 
     def make_jobs(self) -> None:
-        """The jobs of every split that can come up; they name the fronts by digest, so the weights must be here."""
+        """Make the jobs of every possible split; they name prefixes by digest, so the weights must be loaded."""
         splits, run = self.candidate_splits if self.strategy else (self.split,), uuid.uuid4().hex
         both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
         for validation, (description, transform) in enumerate(both):
@@ -107,10 +107,18 @@ def resolve_job(
     token: str | None = None,
     transports: Sequence[Transport] | None = None,
 ) -> JobContext:
-    """Connect and decide. ``transports`` replaces the servers of the settings (tests, the loopback).
+    """Connect, and decide everything that a session needs.
 
-    Raises :class:`HapiError` with one line that says what does not fit; starts an embedded server when the
-    settings name none, and ends it again when anything fails.
+    It starts an embedded server when the settings name none, and ends it again when anything fails.
+
+    Args:
+        settings: the session's settings.
+        device: of this side.
+        token: the servers' bearer token; None for the settings' own.
+        transports: replace the servers of the settings (tests, the loopback).
+
+    Raises:
+        HapiError: the settings do not fit each other, the store or the servers; one line with the reason.
     """
     folder = settings.sample_cache
     cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
@@ -141,7 +149,7 @@ def resolve_job(
 
 
 def pace_of(settings: NetworkSettings) -> AnswerLimits:
-    """What the settings demand of a server's answers."""
+    """Return the settings' demands on a server's answers."""
     return AnswerLimits(
         silence=settings.timeout,
         rate=settings.slow_server_rate,
@@ -216,7 +224,7 @@ def _embed(settings: ModelSettings, store: str) -> tuple[EmbeddedServer, str]:
         raise UsageError(f"--store {store}: cannot be read: {error.strerror}") from None
     if empty:
         raise UsageError(
-            f"no data set in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
+            f"no dataset in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
             "name another store (--store), or a running server (--server URL)"
         )
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
@@ -230,37 +238,37 @@ def _embed(settings: ModelSettings, store: str) -> tuple[EmbeddedServer, str]:
 
 
 def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
-    """Data set ``name``, given as ``flag``, or the only one there; :class:`UsageError` names the choices."""
+    """Return dataset ``name``, given as ``flag``, or the only one there; :class:`UsageError` names the
+    choices.
+    """
     if name is None:
         names = _names(servers.call("GET", messages.DATASETS_PATH))
         if not names:
-            raise UsageError("the store has no data set; make one with 'hapi pack SOURCE STORE/NAME'")
+            raise UsageError("the store has no dataset; make one with 'hapi pack SOURCE STORE/NAME'")
         if len(names) > 1:
-            raise UsageError(
-                f"the store has several data sets, choose one with --dataset: {', '.join(names)}"
-            )
+            raise UsageError(f"the store has several datasets, choose one with --dataset: {', '.join(names)}")
         name = names[0]
     given_name(name, flag)
     document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
     description = DatasetDescription.from_json(document)
     if description.count == 0:
-        raise UsageError(f"data set {name!r} has no samples")
+        raise UsageError(f"dataset {name!r} has no samples")
     check_count(description)
     return description
 
 
 def _names(listed: Any) -> list[str]:
-    """The data sets that a server lists; what answers there may be anything."""
+    """The datasets that a server lists; what answers there may be anything."""
     try:
         return sorted(check_name(d["name"], "datasets[].name") for d in listed["datasets"])
     except (TypeError, KeyError):
         raise BadRequestError(
-            "the server's list of data sets has another form than agreed; is this a hapi-server?"
+            "the server's list of datasets has another form than agreed; is this a hapi-server?"
         ) from None
 
 
 def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
-    """The data set's own transform, or the settings' image size with the data set's own normalisation."""
+    """Return the dataset's own transform, or the settings' image size with the dataset's own normalisation."""
     if settings.image_size is None:
         return description.transform
     spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
@@ -268,7 +276,9 @@ def transform_of(settings: DataSettings, description: DatasetDescription) -> Tra
 
 
 def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOrder:
-    """The order that the settings name; with groups and windows that suit the server's store when none are named."""
+    """Return the order that the settings name, with groups and windows that suit the server's store by
+    default.
+    """
     default_shuffle = Shuffle(description.group, description.window)
     return EpochOrder(
         seed=settings.seed,
@@ -279,9 +289,15 @@ def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOr
 
 
 def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:
-    """(strategy, the split to begin with) for a strategy's name, (None, split) for a fixed one.
+    """Return (strategy, the first split) for a strategy's name, or (None, split) for a fixed split.
 
-    :class:`UsageError` past the last split.
+    Args:
+        model: the model.
+        asked: strategy's name or a split.
+        freeze: last frozen layer.
+
+    Raises:
+        UsageError: the split is past the last split.
     """
     if isinstance(asked, str) and asked in STRATEGIES:
         return None, choose_split(asked, model.output_bytes(), freeze)
@@ -309,7 +325,7 @@ def _job(
     layout = SampleLayout.from_json(description.layout)
     if input_shape(layout, transform) != layered.input_shape:
         raise UsageError(
-            f"data set {description.reference.name!r} gives inputs of {input_shape(layout, transform)}, the model "
+            f"dataset {description.reference.name!r} gives inputs of {input_shape(layout, transform)}, the model "
             f"takes {layered.input_shape}; give --image-size"
         )
     return ExtractionJob(
@@ -329,7 +345,7 @@ def _job(
 def _divide(
     settings: DataSettings, servers: ServerPool, description: DatasetDescription
 ) -> tuple[IntArray, IntArray, DatasetDescription | None]:
-    """(training ids, validation ids, description of the validation data set when it is another one)."""
+    """(training ids, validation ids, description of the validation dataset when it is another one)."""
     everything = np.arange(description.count, dtype=np.int64)
     none = everything[:0]
     wish = settings.validation

@@ -1,13 +1,15 @@
-"""``--recheck N``: some samples of each pass are computed here too, and a server whose answers are false is left.
+"""``--recheck N``: some samples of each pass are computed here too, and a server with false answers is
+dropped.
 
-Which samples is drawn by the system's own randomness, so that a server cannot know where to be honest: N of them, and
-each other one with a chance that stays the same however many were compared. Only once a batch has come are their stored
-samples asked for, from another server where there is one. What the frozen layers make of them here must be what was
-sent: the same bits, or those of another order of summation (another COS batch, another device).
+The system's own randomness draws the samples, so that a server cannot know where to be honest: N of them, and
+each other one with a chance that stays the same however many were compared. Their stored samples are
+requested only after a batch has come, from another server where there is one. The frozen layers' result here
+must be the features that were sent: the same bits, or those of another order of summation (another COS batch,
+another device).
 
-Who is wrong is told by the servers' own words. One whose features are not those of its own stored samples is. Two that
-have different stored samples or labels need a third; without one the run stops. A single server that lies in the same
-way about samples, labels and features is not found out.
+The servers' own words tell which one is wrong. A server is, if its features are not those of its own stored
+samples. Two servers with different stored samples or labels need a third; without one the run stops. A single
+server that lies in the same way about samples, labels and features is not found out.
 """
 
 from __future__ import annotations
@@ -40,20 +42,22 @@ log = logging.getLogger("hapi.client")
 TOLERANCE = 1e-4
 """Largest difference, over the largest feature, that is rounding: ten times what COS batches differ by on a CPU."""
 ROUGH_TOLERANCE = 2e-2
-"""As much for features of 16 bits."""
+"""The same tolerance for features of 16 bits."""
 MICRO_BATCH = 64
 Rows = npt.NDArray[np.int64]
 
 
 class ServerLeftError(Exception):
-    """A server is asked no more; what is under way is to be asked for again."""
+    """A server is not asked any more; its requests under way must be repeated."""
 
 
 class Recheck:
-    """Compares what servers sent with what this side makes of the stored samples. Not thread-safe."""
+    """Compares features from servers with those computed here from stored samples. Not thread-safe."""
 
     def __init__(self, prepared: JobContext, samples: int, budget: MemoryBudget) -> None:
-        """``samples`` of each pass at least; the weights of all frozen layers are here, within ``budget``."""
+        """Recheck at least ``samples`` of each pass; the weights of all frozen layers are here, within
+        ``budget``.
+        """
         self._prepared, self._samples, self._budget = prepared, samples, budget
         self._random = np.random.default_rng(secrets.randbits(128))
         self._drawn: dict[int, Rows] = {}
@@ -67,7 +71,7 @@ class Recheck:
         """Servers that were left."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the report of a run."""
+        """Return the figures for a run's report."""
         return {
             "samples": self.compared,
             "largest_difference": self.largest,
@@ -76,7 +80,7 @@ class Recheck:
         }
 
     def begin(self, batches: Sequence[IntArray]) -> None:
-        """A pass over ``batches`` begins: draw its samples."""
+        """Draw the samples of a pass over ``batches``."""
         ends = np.cumsum([len(batch) for batch in batches])
         total = int(ends[-1]) if len(ends) else 0
         least = min(self._samples, total)
@@ -88,11 +92,11 @@ class Recheck:
         }
 
     def check(self, number: int, batch: Batch) -> None:
-        """Compare what was drawn of batch ``number``, before anything of it is used.
+        """Compare the drawn samples of batch ``number``, before the batch is used.
 
         Raises:
-            ServerLeftError: A server gave false answers and others remain.
-            DataError: No other server remains, or it cannot be told who is wrong.
+            ServerLeftError: a server gave false answers and others remain.
+            DataError: no other server remains, or it is unknown which one is wrong.
         """
         rows = self._drawn.get(number)
         if rows is None:
@@ -114,7 +118,7 @@ class Recheck:
         self._leave(self._who(batch.job, batch.ids[rows], stored, server, witness), told)
 
     def _difference(self, batch: Batch, rows: Rows, stored: Samples) -> str | None:
-        """What differs from the stored samples, and by how much; None for nothing beyond rounding."""
+        """Difference from the stored samples, and its size; None for nothing beyond rounding."""
         labels = batch.labels.numpy()[rows]
         if wrong := np.flatnonzero(labels != stored.labels).tolist():
             row = wrong[0]
@@ -172,7 +176,7 @@ class Recheck:
         return self._prepared.servers.run(attempt, only=server, once=once)
 
     def _who(self, job: ExtractionJob, ids: IntArray, stored: Samples, server: str, witness: str) -> str:
-        """Which of the two is wrong; :class:`DataError` when that cannot be told."""
+        """The wrong one of the two servers; :class:`DataError` when that cannot be told."""
         if witness == server:
             return server
         own, _ = self._stored(job, ids, server)

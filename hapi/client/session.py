@@ -98,7 +98,7 @@ class Session(Closing):
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         self._learned = Learned()
         self.caches = open_caches(prepared)
-        """Of stored samples, by data set; none without ``--sample-cache``."""
+        """Caches of stored samples, by dataset; none without ``--sample-cache``."""
         self._used_caches = self.caches
         """None once a server was left whose samples may be in them."""
         self.recheck = Recheck(prepared, settings.recheck, self.budget) if settings.recheck else None
@@ -128,7 +128,7 @@ class Session(Closing):
         optimizer_bytes: float = 2.0,
         transports: Sequence[Transport] | None = None,
     ) -> Session:
-        """Check the settings, connect, choose data set and model, and check that they fit.
+        """Check the settings, connect, choose dataset and model, and check that they fit.
 
         Args:
             settings: where the data is, the model and its split, and how they are used.
@@ -167,15 +167,18 @@ class Session(Closing):
 
     @property
     def reusable(self) -> bool:
-        """Whether a training sample has the same features in every epoch, so that a loop of one's own may keep them.
+        """True when a training sample has the same features in every epoch, so that your own loop may keep
+        them.
 
-        With a random transform (``--augment``) it has not: each epoch draws anew.
+        A random transform (``--augment``) draws anew in each epoch.
         """
         transform = self.prepared.transforms[0]
         return transform is None or not transform.random
 
     def batch_ids(self, epoch: int) -> list[IntArray]:
-        """The sample ids of every training batch of ``epoch``, in order: a pure function of order and epoch."""
+        """Return the sample ids of every training batch of ``epoch``, in order: a pure function of order and
+        epoch.
+        """
         prepared, settings = self.prepared, self.settings
         return prepared.order.batches(
             epoch,
@@ -187,23 +190,29 @@ class Session(Closing):
 
     @property
     def split(self) -> int:
-        """Where batches are split that open now (a profiling batch aside)."""
+        """Split of batches that open now (a profiling batch aside)."""
         return self.prepared.split if self.planning is None else self.planning.split
 
     def epoch(
         self, epoch: int, start_batch: int = 0, split_of: Callable[[int], int] | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(features [B, ...], labels int64 [B]) of each training batch of ``epoch``, on the session's device.
+        """Yield (features [B, ...], labels int64 [B]) of each training batch of ``epoch``, on the session's
+        device.
 
-        ``start_batch`` batches are left out, to go on in the middle of an epoch. ``split_of`` names the split of
-        batch n of the epoch instead of the session's own choice; it needs a session with a strategy, which has every
-        layer at hand. A whole pass that would not have delivered each of its samples exactly once raises
-        :class:`HapiError`.
+        Args:
+            epoch: number from 0.
+            start_batch: batches to leave out, to resume in the middle of an epoch.
+            split_of: returns the split of batch n of the epoch, instead of the session's own choice; it needs
+                a session with a strategy, which has every layer at hand.
+
+        Raises:
+            HapiError: a whole pass did not deliver each of its samples exactly once, or a server or the store
+                failed.
         """
         planned = self.batch_ids(epoch)
         if not planned:
             raise UsageError(
-                "--drop-last leaves no batch: the data set has fewer samples than --bs (times --trainers)"
+                "--drop-last leaves no batch: the dataset has fewer samples than --bs (times --trainers)"
             )
         if not 0 <= start_batch <= len(planned):
             raise UsageError(f"epoch {epoch} has {len(planned)} batches, cannot start at {start_batch}")
@@ -219,7 +228,7 @@ class Session(Closing):
         return self._deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(features, labels) of the validation samples, in ascending order of id."""
+        """Yield (features, labels) of the validation samples, in ascending order of id."""
         planned = list(batches(self.prepared.validation_ids, self.settings.bs))
         return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned, 0)
 
@@ -325,7 +334,7 @@ class Session(Closing):
             finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
 
     def _expected(self) -> Expected | None:
-        """What a plan may expect of the training samples' cache."""
+        """Expected use of the training samples' cache, for a plan."""
         prepared, description = self.prepared, self.prepared.description
         cache = self.caches.get(description.reference)
         if cache is None:

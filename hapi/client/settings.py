@@ -65,11 +65,9 @@ class ModelSettings:
 class DataSettings:
     """The samples, and in which order and batches they are used."""
 
-    dataset: str | None = setting(
-        "data set in the server's store (default: the only one there)", default=None
-    )
+    dataset: str | None = setting("dataset in the server's store (default: the only one there)", default=None)
     image_size: int | None = setting(
-        "side of the square input, in pixels, instead of the data set's own",
+        "side of the square input, in pixels, instead of the dataset's own",
         default=None,
         low=1,
         high=4096,
@@ -81,7 +79,7 @@ class DataSettings:
         default=(),
     )
     validation: float | str | None = setting(
-        "share of the samples held out (0.1), or the name of another data set, measured after each epoch",
+        "share of the samples held out (0.1), or the name of another dataset, measured after each epoch",
         default=None,
     )
     bs: int = setting("training batch size", default=128, low=1, high=1 << 20, flags=("--batch-size",))
@@ -169,7 +167,7 @@ class NetworkSettings:
         default=None,
     )
     sample_cache_size: int = setting(
-        "most bytes of that folder, of all data sets and trainers in it",
+        "most bytes of that folder, of all datasets and trainers in it",
         default=SAMPLE_CACHE_BYTES,
         low=1 << 20,
         high=1 << 48,
@@ -229,6 +227,6 @@ class SessionSettings(NetworkSettings, PlanningSettings, DataSettings, ModelSett
 
 
 def default_store() -> str:
-    """The per-user store folder that is used when none is named."""
+    """Return the per-user store folder that is used when none is named."""
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return str(Path(base) / "hapi" / "store")

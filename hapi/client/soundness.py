@@ -1,4 +1,4 @@
-"""Whether what servers tell and send can be: descriptions that fit this machine, features that are numbers."""
+"""Plausibility of servers' answers: descriptions that fit this machine, features that are numbers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hapi.wire.messages import DatasetDescription
 from hapi.wire.references import TransformSpec
 
 ORDER_BYTES = 48
-"""Of this side's memory for each sample of a data set while an epoch's order is made."""
+"""Bytes of this side's memory for each sample of a dataset while an epoch's order is made."""
 HEAD_COPIES = 3
-"""Of a head in memory while it is trained: weights, gradients, momentum."""
+"""Copies of a head in memory while it is trained: weights, gradients, momentum."""
 FEW_CLASSES = 10_000
 """Classes whose head fits any machine."""
 NAMED = 5
@@ -31,11 +31,11 @@ _CPU = torch.device("cpu")
 
 
 def check_count(description: DatasetDescription) -> None:
-    """:class:`UsageError` unless this machine has the memory to order the data set's samples."""
+    """Raise :class:`UsageError` unless this machine has the memory to order the dataset's samples."""
     count, free = description.count, free_bytes(_CPU)
     if free is not None and count * ORDER_BYTES > free:
         raise UsageError(
-            f"data set {description.reference.name!r} has {count} samples by its server's description: their order "
+            f"dataset {description.reference.name!r} has {count} samples by its server's description: their order "
             f"would take {format_bytes(count * ORDER_BYTES)} here, where {format_bytes(free)} are free"
         )
 
@@ -46,14 +46,16 @@ def check_inputs(description: DatasetDescription, transform: TransformSpec | Non
     nbytes, free = math.prod(shape) * torch.float32.itemsize, free_bytes(_CPU)
     if free is not None and HEAD_COPIES * nbytes > free:
         raise UsageError(
-            f"data set {description.reference.name!r} has samples of shape {shape} by its server's description: one "
+            f"dataset {description.reference.name!r} has samples of shape {shape} by its server's description: one "
             f"takes {format_bytes(nbytes)}, and {format_bytes(free)} are free here; give --image-size"
         )
     return shape
 
 
 def check_head(spec: ModelSpec, classes: int, allow_import: ImportRule) -> None:
-    """:class:`UsageError` unless this machine has the memory to train a head of ``classes`` on that model."""
+    """Raise :class:`UsageError` unless this machine has the memory to train a head of ``classes`` on that
+    model.
+    """
     free = free_bytes(_CPU)
     if classes <= FEW_CLASSES or free is None:
         return
@@ -66,20 +68,24 @@ def check_head(spec: ModelSpec, classes: int, allow_import: ImportRule) -> None:
     nbytes = HEAD_COPIES * classes * weight[:1].numel() * weight.itemsize
     if nbytes > free:
         raise UsageError(
-            f"the data set has {classes} classes by its server's description: to train the head of "
+            f"the dataset has {classes} classes by its server's description: to train the head of "
             f"{spec.architecture} for them takes {format_bytes(nbytes)}, and {format_bytes(free)} are free here"
         )
 
 
 def check_finite(values: torch.Tensor, ids: IntArray | Sequence[int], what: str) -> None:
-    """Raise :class:`WireError` when a row of ``values`` holds anything infinite or no number.
+    """Check that every row of ``values`` is finite.
 
-    One pass over memory that has just been written: their sum is finite unless one of them is not, or they are huge.
+    One pass over memory that has just been written: the sum is finite unless a value is not, or they are
+    huge.
 
     Args:
         values: [n, ...] of any type; integers pass.
-        ids: Of the n samples, for the message.
-        what: What they are and where they come from, for the message.
+        ids: ids of the n samples, for the message.
+        what: the values and their origin, for the message.
+
+    Raises:
+        WireError: a row holds a value that is infinite or no number.
     """
     if not values.is_floating_point():
         return

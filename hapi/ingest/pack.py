@@ -33,9 +33,10 @@ from hapi.wire.references import TransformSpec
 from hapi.wire.samples import Samples, offsets_of
 
 Progress = Callable[[int, int], None]
-"""Called with the samples and bytes that were done since the last call."""
+"""Called with the samples and bytes since the last call."""
 Start = Callable[[int, int, int], None]
-"""Called before the first sample: how many there are, and samples and bytes that an earlier run completed."""
+"""Called before the first sample: number of all samples, and samples and bytes that an earlier run completed.
+"""
 
 
 _REMEDY = "repair or remove it and begin anew (--restart), or pass --skip-bad to leave out what is bad"
@@ -51,7 +52,7 @@ class _Gathered:
     sizes: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     skipped: Skipped = field(default_factory=Skipped)
-    """Those left out since the last shard."""
+    """Samples left out since the last shard."""
 
     def add(self, number: int, data: bytes | memoryview) -> None:
         self.data += data
@@ -76,11 +77,23 @@ def pack(
 ) -> Manifest:
     """Pack ``source`` into ``STORE/datasets/name``, going on with an unfinished packing of the same.
 
-    ``replace`` allows a data set of this name to be there already: readers see the old one until the new one is
-    whole, and jobs that name its version for ``keep_old`` seconds longer. ``restart`` throws an unfinished packing
-    away. Raises :class:`ConflictError` when the name is taken, being packed by another process, or half packed from
-    something else, and :class:`DataError` for the first bad sample, unless ``options.skip_bad``: then ``on_skipped`` is
-    told at the end of those that were left out.
+    Args:
+        source: the samples.
+        store: where they are written.
+        name: the dataset's name.
+        options: what is packed and how.
+        replace: replace the dataset of this name; readers see the old one until the new one is whole.
+        restart: throw an unfinished packing away.
+        force_lock: take the lock of another writer that is known to be dead.
+        keep_old: seconds for which a replaced version stays readable for jobs that name it.
+        on_start: told all samples, and samples and bytes that an earlier run completed.
+        on_progress: told samples and bytes since its last call.
+        on_skipped: told at the end the samples that were left out, with ``options.skip_bad``.
+
+    Raises:
+        ConflictError: the name is taken, is being packed by another process, or is half packed from something
+            else.
+        DataError: a bad sample, unless ``options.skip_bad``.
     """
     options = (options or PackOptions()).checked()
     packer = _Packer(source, options, select(source.count, options))
@@ -125,7 +138,9 @@ class _Packer:
             raise UsageError(f"{source.description} cannot be packed: {error}") from None
 
     def fingerprint(self) -> str:
-        """Of all that decides what is stored: an unfinished packing with another one is begun anew."""
+        """Digest of everything that decides the stored bytes; an unfinished packing with another one is begun
+        anew.
+        """
         options = {k: v for k, v in asdict(self.options).items() if k not in ("workers", "skip_bad")}
         options["transform"] = None if self.options.transform is None else self.options.transform.to_json()
         transform = None if self.transform is None else self.transform.to_json()

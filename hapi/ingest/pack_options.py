@@ -1,4 +1,4 @@
-"""How to pack: the options of ``hapi pack``, and which samples of the source they choose."""
+"""Options of ``hapi pack``, and the samples of the source that they choose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Part = Literal["all", "train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How to pack. All of it is part of a packing's fingerprint, but ``workers`` and ``skip_bad``.
+    """Options of a packing. All but ``workers`` and ``skip_bad`` are part of its fingerprint.
 
     >>> import hapi, numpy
     >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 8, 8), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
@@ -38,25 +38,25 @@ class PackOptions:
     """Store tensors made by the transform instead of encoded images, as in the papers' evaluation:
     "uint8" after resize and crop, "float32" after normalisation too."""
     limit: int | None = None
-    """Pack only so many samples, spread evenly over the source."""
+    """Pack at most this many samples, spread evenly over the source."""
     part: Part = "all"
     validation_fraction: float = 0.2
     """Share of the samples that are in the part "validation": chosen by a fixed hash of their number."""
     workers: int = 4
     """Threads that read (and pre-process) the source."""
     decode: bool = False
-    """Decode every image that is stored as it is; else only its beginning is looked at."""
+    """Decode every image that is stored as it is; otherwise only its beginning is checked."""
     skip_bad: bool = False
-    """Leave bad samples out and count them; else the first one is an error."""
+    """Leave bad samples out and count them; otherwise the first one is an error."""
 
     def checked(self) -> PackOptions:
-        """These options; :class:`UsageError` naming the first that is out of range."""
+        """Return these options; :class:`UsageError` naming the first that is out of range."""
         if not MIN_SHARD_BYTES <= self.shard_bytes <= MAX_SHARD_BYTES:
             raise UsageError(
                 f"shard size {self.shard_bytes}: expected {MIN_SHARD_BYTES} to {MAX_SHARD_BYTES} bytes"
             )
         if self.transform is not None and self.transform.random:
-            raise UsageError("a data set's own transform is not random; give --augment to hapi-train")
+            raise UsageError("a dataset's own transform is not random; give --augment to hapi-train")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit {self.limit}: expected at least 1 sample")
         if not 0 < self.validation_fraction < 1:
@@ -69,7 +69,7 @@ class PackOptions:
 
 
 def select(count: int, options: PackOptions) -> IntArray:
-    """Numbers of the source's samples to be packed, ascending; :class:`UsageError` when there are none."""
+    """Return the numbers of the source's samples to pack, ascending; :class:`UsageError` when there are none."""
     chosen = np.arange(count, dtype=np.int64)
     if options.part != "all":
         share = sample_hash(0, 0, count).astype(np.float64) / 2.0**64

@@ -1,4 +1,4 @@
-"""Training data and other data that lie together: a model trained on both looks like a success."""
+"""Detection of training data mixed with other data: a model trained on both looks like a success."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ _HELD_OUT = frozenset(("val", "valid", "validation", "test", "testing", "eval"))
 
 
 def training_and_other(named: Iterable[tuple[Iterable[str], str]]) -> tuple[str, str] | None:
-    """A name of training data and one of other data, by the words of each name; None unless there are both.
+    """Return a name of training data and one of other data, by the words of each name; None unless there are
+    both.
 
-    ``named``: the words and the name, of everything. What has words of both, such as ``train-val-0.tar``, is neither.
+    ``named`` has words and name of everything. A name with words of both, such as ``train-val-0.tar``, is
+    neither.
     """
     training = held_out = None
     for words, name in named:

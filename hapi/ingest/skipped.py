@@ -1,4 +1,4 @@
-"""Bad samples that were left out of a data set because the user chose so."""
+"""Bad samples that were left out of a dataset because the user chose so."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LISTED_BAD = 20
 
 @dataclass
 class Skipped:
-    """How many, and a line for each of the first."""
+    """Number of bad samples, and a line for each of the first."""
 
     count: int = 0
     lines: list[str] = field(default_factory=list)
 
     def add(self, other: Skipped) -> None:
-        """Count those of ``other`` too."""
+        """Add the samples of ``other``."""
         self.count += other.count
         self.lines = (self.lines + other.lines)[:LISTED_BAD]
 
@@ -28,12 +28,12 @@ class Skipped:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """What :meth:`to_json` gave; ValueError for anything else."""
+        """Parse the output of :meth:`to_json`; ValueError for anything else."""
         count, lines = value if isinstance(value, list) and len(value) == 2 else (None, None)
         if isinstance(count, bool) or not isinstance(count, int) or count < 0 or not isinstance(lines, list):
             raise ValueError("no count of samples that were left out")
         return cls(count, [str(line) for line in lines[:LISTED_BAD]])
 
     def to_json(self) -> list[object]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return [self.count, self.lines]

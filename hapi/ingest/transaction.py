@@ -4,11 +4,11 @@
     packing    -- shard --> shard-N.bin, then shard-N.part.safetensors: the shard counts from the second on
     indexing   -- run of foreign shards --> run-DIGEST.part.safetensors
     packing    -- all shards --> index.safetensors, a record of what is replaced (``replaced.py``), then manifest.json
-                  (the data set is there from here on)
+                  (the dataset is there from here on)
     finished   -- clean --> parts, earlier packs that are kept no longer and, last of all, packing.json are removed
 
 Packing and indexing in place take the same steps (:func:`write_dataset`). A kill between
-any two of these steps leaves one of these states, never a data set that only looks whole.
+any two of these steps leaves one of these states, never a dataset that only looks whole.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ from hapi.wire.documents import parse_document, strict_fields
 from hapi.wire.references import TransformSpec, check_digest, check_name
 
 PART_BYTES = 8 << 30
-"""Largest part of an index: of a shard of 250 million samples."""
+"""Largest part of an index: that of a shard of 250 million samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """What ``packing.json`` says: the id of the packing, and what is being packed, how."""
+    """Contents of ``packing.json``: the id of the packing, its source and its options."""
 
     pack: str
     fingerprint: str
-    """Digest of what decides the parts: equal means that those that are there are as they would be made again."""
+    """Digest of everything that decides the parts: if equal, existing parts are as they would be made again.
+    """
     whole: str
-    """Digest of all that decides the data set: equal means that a finished one is that which is asked for."""
+    """Digest of everything that decides the dataset: if equal, a finished one is the one asked for."""
     source: str
     created: str
 
     @classmethod
     def new(cls, source: str, fingerprint: str, whole: str) -> Self:
-        """One that begins now."""
+        """Begin a packing."""
         now = datetime.now(UTC)
         return cls(
             pack=f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}",
@@ -73,11 +74,12 @@ class Packing:
         )
 
     def to_bytes(self) -> bytes:
+        """Return the document as JSON text."""
         return json.dumps(self.__dict__, indent=1).encode()
 
     @classmethod
     def load(cls, store: ObjectStore, name: str) -> Self | None:
-        """The unfinished packing of ``name``; None when there is none, :class:`DataError` on damage."""
+        """Return the unfinished packing of ``name``; None when there is none, :class:`DataError` on damage."""
         key = f"{dataset_prefix(name)}/{PACKING_NAME}"
         try:
             data = store.get(key)
@@ -106,7 +108,14 @@ class PackFolder:
     """The objects of one packing in the store."""
 
     def __init__(self, store: ObjectStore, name: str, pack: str, lease: Lease) -> None:
-        """``lease`` guards the data set's name; once it is lost nothing more is written or removed."""
+        """Use the objects of one packing.
+
+        Args:
+            store: where they lie.
+            name: the dataset's name.
+            pack: id of the packing.
+            lease: guards the dataset's name; once it is lost nothing more is written or removed.
+        """
         self.store = store
         self.lease = lease
         self._parts: dict[str, int] = {}
@@ -120,14 +129,16 @@ class PackFolder:
     def write_shard(
         self, number: int, data: memoryview, index: SampleIndex, metadata: Mapping[str, str]
     ) -> None:
-        """The shard, and then its part of the index, which makes it count."""
+        """Write the shard, and then its part of the index, which makes it count."""
         self.lease.raise_if_lost()
         self.store.put(f"{self.prefix}/{shard_name(number)}", data)
         self.lease.raise_if_lost()
         self.write_part(f"shard-{number:05d}", index, metadata)
 
     def read_shard(self, number: int) -> tuple[SampleIndex, dict[str, str]] | None:
-        """What :meth:`write_shard` wrote beside a shard; None when either is not there or not whole."""
+        """Return the part that :meth:`write_shard` wrote beside a shard; None when either is absent or
+        incomplete.
+        """
         part = self.read_part(f"shard-{number:05d}")
         if part is None or len(part[0].shards) != 1 or part[0].shards.key(0) != shard_name(number):
             return None
@@ -140,11 +151,11 @@ class PackFolder:
         return part if whole else None
 
     def write_part(self, part: str, index: SampleIndex, metadata: Mapping[str, str]) -> None:
-        """A piece of the index to come, with what is to be known about it; its shards count from 0."""
+        """Write a piece of the later index with facts about it; its shards count from 0."""
         self.store.put(self._part_key(part), index.to_bytes({**metadata, "seal": _seal(index, metadata)}))
 
     def read_part(self, part: str) -> tuple[SampleIndex, dict[str, str]] | None:
-        """What :meth:`write_part` wrote; None when it is not there or not whole."""
+        """Return the piece that :meth:`write_part` wrote; None when it is absent or incomplete."""
         key = self._part_key(part)
         try:
             index, metadata = SampleIndex.from_buffer(
@@ -167,7 +178,7 @@ class PackFolder:
         in_place: InPlace | None = None,
         skipped: int = 0,
     ) -> Manifest:
-        """Write the index of the whole data set; the manifest that belongs to it is returned, not written."""
+        """Write the index of the whole dataset; return the manifest that belongs to it, unwritten."""
         encoded = index.to_bytes()
         manifest = Manifest(
             name=self.name,
@@ -199,8 +210,10 @@ class PackFolder:
         commit(self.store, key, data, mark=mark, lease=self.lease, parts=self._parts)
 
     def withdraw(self) -> None:
-        """Remove what this process wrote, after its lock was lost before the manifest: its successor has cleaned up
-        already. Objects that the successor goes on with stay.
+        """Remove this process's objects after its lock was lost before the manifest: its successor has
+        cleaned up.
+
+        Objects that the successor goes on with stay.
         """
         with suppress(HapiError):
             packing = Packing.load(self.store, self.name)
@@ -214,7 +227,7 @@ class PackFolder:
                     self.store.delete(info.key)
 
     def is_empty(self) -> bool:
-        """Whether nothing was written yet."""
+        """Return whether nothing was written yet."""
         return not self.store.list(self.prefix)
 
     def clean(self, manifest: Manifest, keep_old: float) -> None:
@@ -258,7 +271,7 @@ def write_dataset(
     force_lock: bool,
     keep_old: float = KEEP_OLD_SECONDS,
 ) -> Manifest:
-    """Begin a data set or go on with it, ``make`` shards and index, write the manifest, remove what is left over.
+    """Begin a dataset or go on with it, ``make`` shards and index, write the manifest, remove what is left over.
 
     ``source``, ``fingerprint`` and ``whole`` say what it is made from (:class:`Packing`). Raises
     :class:`ConflictError` when the name is taken, being written by another process, or half made from something
@@ -315,7 +328,7 @@ def _begin(
             f"({packing.source}, begun {packing.created}); run that command again, or pass --restart to begin anew"
         )
     if store.exists(manifest_key(name)) and not replace and finished is None:
-        raise ConflictError(f"there is a data set {where} already; choose another name, or pass --replace")
+        raise ConflictError(f"there is a dataset {where} already; choose another name, or pass --replace")
     if packing is not None:
         store.clean_temporary(dataset_prefix(name))
     if packing is None or packing.whole != asked.whole:
@@ -326,4 +339,5 @@ def _begin(
 
 
 def shard_name(number: int) -> str:
+    """Return the name of the shard of this number."""
     return f"shard-{number:05d}.bin"

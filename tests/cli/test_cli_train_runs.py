@@ -71,7 +71,7 @@ def test_several_data_sets_are_named(
     capsys.readouterr()
     monkeypatch.setenv("HAPI_STORE", str(tmp_path))
     code, line = refused(capsys, *FAST)
-    assert code == 2 and "several data sets, choose one with --dataset: one, two" in line
+    assert code == 2 and "several datasets, choose one with --dataset: one, two" in line
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def pool_of(*answers: Any) -> ServerPool:
 @pytest.mark.parametrize(
     ("changes", "kind", "match"),
     [
-        ({"dataset": None}, UsageError, "several data sets, choose one with --dataset: blobs, small"),
+        ({"dataset": None}, UsageError, "several datasets, choose one with --dataset: blobs, small"),
         ({"dataset": "blob"}, NotFoundError, "no data set 'blob'.*blobs"),
         ({"dataset": "../blobs"}, UsageError, "--dataset: '../blobs' is not a name"),
         ({"dataset": ""}, UsageError, "--dataset"),
@@ -162,7 +162,7 @@ def test_names_from_the_server_are_checked() -> None:
 
 
 def test_a_store_without_data_sets() -> None:
-    with pytest.raises(UsageError, match="no data set; make one with 'hapi pack"):
+    with pytest.raises(UsageError, match="no dataset; make one with 'hapi pack"):
         choose_dataset(pool_of({"datasets": []}), None)
 
 

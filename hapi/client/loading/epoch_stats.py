@@ -1,4 +1,4 @@
-"""What is counted of one pass over some samples: a training epoch or a validation."""
+"""Counters of one pass over some samples: a training epoch or a validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hapi.clocks import BusyClock
 
 
 class Timeline:
-    """The way of one batch, from the middle of its pass, through the three stages."""
+    """The path of one batch, from the middle of its pass, through the three stages."""
 
     def __init__(self) -> None:
         self.batch: int | None = None
@@ -23,14 +23,14 @@ class Timeline:
         self._spans: list[SampleSlice] = []
 
     def begin(self, number: int, batches: int, batch: Batch) -> None:
-        """Batch ``number`` of ``batches`` is handed out; the one in the middle is recorded."""
+        """Note that batch ``number`` of ``batches`` is handed out; the one in the middle is recorded."""
         self._recording = number == batches // 2
         if self._recording:
             self.batch, self._spans = number, list(batch.spans)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Work of this side on the batch."""
+        """Record work of this side on the batch."""
         started = time.monotonic()
         try:
             yield
@@ -39,7 +39,7 @@ class Timeline:
                 self._spans.append(SampleSlice("client", name, started, time.monotonic()))
 
     def to_json(self) -> dict[str, Any] | None:
-        """Its spans in seconds since its first request; None when no batch was recorded."""
+        """Return its spans in seconds since its first request; None when no batch was recorded."""
         if self.batch is None or not self._spans:
             return None
         zero = min(span.start for span in self._spans)
@@ -77,5 +77,5 @@ class PassReport:
 
     @classmethod
     def over(cls, traffic: Traffic) -> Self:
-        """Of a pass whose traffic is ``traffic``."""
+        """Return the counters of a pass whose traffic is ``traffic``."""
         return cls(traffic=traffic, client=traffic.decode)

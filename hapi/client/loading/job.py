@@ -1,4 +1,6 @@
-"""What is asked of the servers: one data set, one model, one split. Immutable; a new split is a new job."""
+"""The fixed part of requests to the servers: one dataset, one model, one split. Immutable; a new split is a
+new job.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class ExtractionJob:
     mean_stored_bytes: float
     """Mean bytes of a stored sample, for budgets at split 0."""
     stored_bytes: int = 1 << 62
-    """Bytes of all samples of the data set; no part of them has more."""
+    """Bytes of all samples of the dataset; no part of them has more."""
     transform: TransformSpec | None
     split: int
     split_name: str
@@ -36,19 +38,19 @@ class ExtractionJob:
     """Shape of one sample as the window delivers it: layer ``split``'s output, or the model's input."""
     dtype: torch.dtype
     id: str = ""
-    """Of the training run, by which a server tells its work from that of others."""
+    """Id of the training run, by which a server tells its work from that of others."""
     windows: ChunkWindows | None = None
-    """Where the sample ids come from, if that is chunk windows."""
+    """Chunk windows that the sample ids come from; None for other orders."""
     time_layers: bool = False
-    """Whether the server times each layer for one request of every batch."""
+    """True when the server times each layer for one request of every batch."""
 
     @property
     def path(self) -> str:
-        """Where its requests are posted."""
+        """Path to which its requests are posted."""
         return messages.EXTRACT_PATH if self.split else messages.SAMPLES_PATH
 
     def at(self, seed: int, epoch: int) -> ExtractionJob:
-        """The job as it is in one epoch: chunk windows and a random transform differ from epoch to epoch."""
+        """Return the job in one epoch: chunk windows and a random transform differ from epoch to epoch."""
         windows, transform = self.windows, self.transform
         return replace(
             self,
@@ -57,7 +59,7 @@ class ExtractionJob:
         )
 
     def request(self, ids: IntArray, *, first: bool = False) -> dict[str, Any]:
-        """The document that asks for ``ids``; ``first``: it is the first of its batch."""
+        """Return the document that asks for ``ids``; ``first`` marks the first request of its batch."""
         if self.model is None:
             return messages.SamplesRequest(
                 dataset=self.dataset, ids=ids, job=self.id, windows=self.windows
@@ -79,6 +81,6 @@ class ExtractionJob:
         return max(1, math.prod(self.shape) * self.dtype.itemsize)
 
     def expected_tensors(self, count: int) -> tuple[TensorSpec, ...]:
-        """The tensors that a frame of ``count`` samples must carry (splits from 1)."""
+        """Return the forms of the tensors that a frame of ``count`` samples must carry (splits from 1)."""
         features = TensorSpec(messages.FEATURES, str(self.dtype).removeprefix("torch."), (count, *self.shape))
         return features, TensorSpec(messages.LABELS, "int64", (count,))

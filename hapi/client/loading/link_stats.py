@@ -1,7 +1,8 @@
-"""What a pass measures at the border to the servers: bytes, the link's rate, and each side's seconds per split.
+"""Measurements of a pass at the border to the servers: bytes, the link's rate, and each side's seconds per
+split.
 
-A stage's wall seconds say how long it took, also because others were in its way; its CPU seconds say what it costs.
-Reports show the first, plans are made from the second (HAPI, section 4.3, Table 1).
+A stage's wall seconds include delays by others; its CPU seconds are its own cost. Reports show the first,
+plans are made from the second (HAPI, section 4.3, Table 1).
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ RATE_SECONDS = 0.1
 RATES_KEPT = 4096
 ANSWERS_KEPT = 4096
 FOLLOWED_BYTES = 32 << 10
-"""What must have followed the first of a stretch to tell its rate."""
+"""Bytes that must have followed the first ones of a stretch to tell its rate."""
 RECENT = 8
 """Measurements that tell the rate just now."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """What the forward passes of one request cost."""
+    """Cost of the forward passes of one request."""
 
     split: int
     samples: int
     seconds: float
-    """By the wall clock."""
+    """Wall seconds."""
     cpu_seconds: float
     pages: float
     """Memory pages that they touched for the first time."""
@@ -46,7 +47,7 @@ class Forward:
 
 @dataclass
 class SplitTraffic:
-    """What the requests of one split cost; sums."""
+    """Sums of the costs of one split's requests."""
 
     requests: int = 0
     samples: int = 0
@@ -67,11 +68,11 @@ class SplitTraffic:
     """Seconds of work that each server had accounted to all tenants' requests when the first of these began, and when
     the last one ended. Over all of them: work counts when it is done, also what was begun before a request came."""
     server_process: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """As much of CPU seconds of the whole server process."""
+    """CPU seconds of the whole server process, likewise."""
     server_others_seconds: float = 0.0
     """The part of the work that was for others; a sum."""
     server_clock_seconds: float = 0.0
-    """How long these requests ran, by the servers' clocks; a sum."""
+    """Duration of these requests by the servers' clocks; a sum."""
     request_seconds: float | None = None
     """The least time that a request and the head of its answer were on their way; None before an answer has come.
 
@@ -79,10 +80,16 @@ class SplitTraffic:
     """
     cos_batch: int = 0
     tier: ServerTier | None = None
-    """What the last server that answered runs on."""
+    """Resources of the last server that answered."""
 
     def add(self, samples: int, report: RequestReport, began: float) -> None:
-        """Take in one answered request of ``samples``; ``began``: seconds until its answer did."""
+        """Add one answered request.
+
+        Args:
+            samples: samples that it asked for.
+            report: the server's report.
+            began: seconds until its answer began.
+        """
         trip = max(0.0, began - report.first)
         self.request_seconds = trip if self.request_seconds is None else min(self.request_seconds, trip)
         self.requests += 1
@@ -103,15 +110,15 @@ class SplitTraffic:
 
 
 class LinkMeter:
-    """The link's rate, measured on what arrives anyway. Thread-safe.
+    """The link's rate, measured on normal traffic. Thread-safe.
 
-    From the beginning of a payload to its end the link is at work. What arrives meanwhile is asked of the kernel
-    (``arrived``: bytes received so far on all connections), since a payload that waits in its buffers for a busy
-    reader would look faster than the link, and another connection's bytes share the link with it. Where the kernel
-    does not tell, the bytes that were read count.
+    From the beginning of a payload to its end the link is at work. The kernel tells the bytes that arrive
+    meanwhile (``arrived``: bytes received so far on all connections). A payload that waits in the kernel's
+    buffers for a busy reader would otherwise look faster than the link, and another connection's bytes share
+    the link with it. Where the kernel does not tell, the bytes that were read count.
 
-    What comes first after a pause may come faster than the link goes on: a token bucket has filled up meanwhile, or a
-    buffer. So the rate of a stretch is that of what followed, once enough has.
+    The first bytes after a pause may come faster than the link goes on, since a token bucket or a buffer has
+    filled up meanwhile. So the rate of a stretch is that of the bytes that followed, once they are enough.
     """
 
     def __init__(self, arrived: Callable[[], int | None]) -> None:
@@ -122,9 +129,9 @@ class LinkMeter:
         self._since = 0.0
         self._before: tuple[int | None, int] = (None, 0)
         self._paused = False
-        """Whether nothing was arriving before this stretch."""
+        """True when nothing was arriving before this stretch."""
         self._flowing: tuple[float, int] | None = None
-        """When the first of it had arrived, and the kernel's count then."""
+        """Time at which the first bytes had arrived, and the kernel's count then."""
         self._rates: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._longest: deque[tuple[float, int, float]] = deque(maxlen=RATES_KEPT)
         self._ended: float | None = None
@@ -132,7 +139,7 @@ class LinkMeter:
         """Seconds between payloads, in which none was arriving."""
 
     def begin(self) -> None:
-        """A payload begins to arrive."""
+        """Note that a payload begins to arrive."""
         with self._lock:
             self._active += 1
             if self._active == 1:
@@ -142,14 +149,14 @@ class LinkMeter:
                     self.idle += self._since - self._ended
 
     def flowing(self) -> None:
-        """The first of a payload has arrived, and more of it is to come."""
+        """Note that the first bytes of a payload have arrived, and more are to come."""
         with self._lock:
             kernel = self._arrived()
             if self._active and self._paused and self._flowing is None and kernel is not None:
                 self._flowing = (time.monotonic(), kernel)
 
     def end(self, nbytes: int) -> None:
-        """It has arrived, or never will; ``nbytes`` of it were read."""
+        """Note that a payload has arrived, or never will; ``nbytes`` of it were read."""
         with self._lock:
             self._active -= 1
             self._read += nbytes
@@ -163,7 +170,7 @@ class LinkMeter:
                     self._open()
 
     def rates(self, since: float = 0.0) -> list[tuple[int, float]]:
-        """(bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
+        """Return (bytes, seconds) of each stretch that ended after ``since`` (``time.monotonic``)."""
         with self._lock:
             return [(nbytes, seconds) for at, nbytes, seconds in self._rates if at > since]
 
@@ -175,14 +182,14 @@ class LinkMeter:
         return sum(n for _, n, _ in newest) / seconds if seconds else None
 
     def crossed(self, nbytes: int, seconds: float) -> None:
-        """``nbytes`` crossed in at most ``seconds``: they did not exist before and are there now."""
+        """Note that ``nbytes``, which did not exist before, have crossed in at most ``seconds``."""
         with self._lock:
             self._longest.append((time.monotonic(), nbytes, seconds))
 
     def bounds(self, since: float = 0.0) -> list[tuple[int, float]]:
-        """(bytes, most seconds that they took) of what :meth:`crossed` after ``since``.
+        """Return (bytes, upper bound of their seconds) of each :meth:`crossed` after ``since``.
 
-        A link that is faster than its readers shows in these only: what it brings is there before they look.
+        A link that is faster than its readers shows in these only: its bytes are there before they look.
         """
         with self._lock:
             return [(nbytes, seconds) for at, nbytes, seconds in self._longest if at > since]
@@ -214,16 +221,16 @@ class Arrival:
         self._split = split
         self._cpu = 0.0
         self.started: float | None = None
-        """When its payload began to arrive, in ``time.monotonic`` seconds."""
+        """Time at which its payload began to arrive, in ``time.monotonic`` seconds."""
 
     def begin(self) -> None:
-        """Its header has arrived."""
+        """Note that its header has arrived."""
         self.started, self._cpu = time.monotonic(), time.thread_time()
         self._traffic.network.begin()
         self._traffic.link.begin()
 
     def end(self, nbytes: int) -> None:
-        """``nbytes`` in all were read for it."""
+        """Note that ``nbytes`` in all were read for it."""
         cpu = 0.0
         if self.started is not None:
             self._traffic.link.end(nbytes)
@@ -233,7 +240,7 @@ class Arrival:
 
 
 class Traffic:
-    """What a pass counted since it was made. Thread-safe."""
+    """Counts of a pass. Thread-safe."""
 
     def __init__(self, arrived: Callable[[], int | None] = lambda: None) -> None:
         self.network = BusyClock()
@@ -248,12 +255,12 @@ class Traffic:
         self._forwards: deque[Forward] = deque(maxlen=ANSWERS_KEPT)
 
     def arrival(self, split: int) -> Arrival:
-        """For the next frame of an answer at ``split``."""
+        """Return the measurement for the next frame of an answer at ``split``."""
         return Arrival(self, split)
 
     @contextmanager
     def decoding(self, split: int) -> Iterator[None]:
-        """Around the decoding of stored samples."""
+        """Measure the decoding of stored samples in the block."""
         started = time.thread_time()
         with self.decode.running():
             yield
@@ -261,14 +268,14 @@ class Traffic:
             self._of(split).decode_cpu_seconds += time.thread_time() - started
 
     def received(self, split: int, nbytes: int, cpu_seconds: float) -> None:
-        """A frame of ``nbytes`` was read."""
+        """Count a frame of ``nbytes`` that was read."""
         with self._lock:
             share = self._of(split)
             share.bytes_received += nbytes
             share.receive_cpu_seconds += cpu_seconds
 
     def cached(self, split: int, samples: int, nbytes: int) -> None:
-        """``samples`` of ``nbytes`` in all came out of the sample cache."""
+        """Count ``samples`` of ``nbytes`` in all that came out of the sample cache."""
         with self._lock:
             share = self._of(split)
             share.cached_samples += samples
@@ -277,7 +284,16 @@ class Traffic:
     def answered(
         self, split: int, samples: int, report: RequestReport, nbytes: int, began: float, seconds: float
     ) -> None:
-        """A request was answered by ``nbytes`` in frames: the first came ``began``, the last ``seconds`` after it."""
+        """Count an answered request.
+
+        Args:
+            split: of the request.
+            samples: that it asked for.
+            report: the server's report.
+            nbytes: bytes of its frames.
+            began: seconds until the first frame came.
+            seconds: from the first frame to the last.
+        """
         one_frame = report.cos_batch >= samples  # which was not sent before all of it was made
         self.link.crossed(nbytes, max(seconds - report.first, 0.05 * seconds) if one_frame else seconds)
         with self._lock:
@@ -293,12 +309,12 @@ class Traffic:
         return self.splits.setdefault(split, SplitTraffic())
 
     def answered_by(self, newest: int) -> list[str]:
-        """The servers of that many newest answers, the latest last."""
+        """Return the servers of that many newest answers, the latest last."""
         with self._lock:
             return list(self._answered)[-newest:]
 
     def take_forwards(self) -> list[Forward]:
-        """Those of the requests that were answered since last asked, the newest if they are many."""
+        """Return the forward passes of requests answered since the last call, the newest if they are many."""
         with self._lock:
             taken = list(self._forwards)
             self._forwards.clear()

@@ -1,11 +1,11 @@
-"""When the next request is to be sent: as early as the link needs it, and no earlier.
+"""Times of requests: as early as the link needs them, and no earlier.
 
-Answers that come at the same time share the link, so that the first training batch comes when the fourth could. One
-answer after the other leaves the link idle while the server works on the next. So a request goes out when what is
-still to come would take the link no longer than an answer needs to begin. That *lead* is learned: it grows by the time
-for which the link was idle although a request had been held back, and shrinks a little with every answer after which
-it was not. Where the server or the trainer is what all wait for, little is ever to come, and as many requests are
-under way as may be.
+Answers that come at the same time share the link, so that the first training batch comes as late as the
+fourth. One answer after the other leaves the link idle while the server works on the next. So a request is
+sent when the outstanding bytes would take the link no longer than an answer needs to begin. That *lead* is
+learned: it grows by the time for which the link was idle although a request had been held back, and shrinks a
+little with every answer without such idle time. If the server or the trainer is the bottleneck, few bytes are
+outstanding, and as many requests are under way as allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_LEAD = 10.0
 SHRINK = 0.95
 """A lead's factor with each answer before which the link was not idle."""
 IDLE = 0.02
-"""Of an answer's time on the link, for which it may be idle before it."""
+"""Share of an answer's time on the link for which the link may be idle before it."""
 PATIENCE = 2.0
 """Times what all answers under way should take, after which no request is held back: a server may be silent."""
 UNKNOWN = 2
@@ -31,18 +31,18 @@ UNKNOWN = 2
 
 @dataclass
 class Learned:
-    """What a session knows of its link, pass after pass."""
+    """A session's knowledge of its link, pass after pass."""
 
     rate: float | None = None
     """Bytes per second; None where all was there before anybody looked, so that there is nothing to wait for."""
     answered: bool = False
-    """Whether an answer has come."""
+    """True when an answer has come."""
     lead: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds, by split: how long a server needs depends on it."""
 
 
 class RequestPacer:
-    """Of the requests of one pass. Not thread-safe: the window's lock guards it."""
+    """Paces the requests of one pass. Not thread-safe: the prefetcher's lock guards it."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class RequestPacer:
         self._idle = link.idle
         self._held = False
         self._since: float | None = None
-        """When the request that goes next was held back first."""
+        """Time at which the next request was first held back."""
 
     def delay(self, split: int) -> float:
-        """Seconds until the next request should be sent; 0: now."""
+        """Return the seconds until the next request should be sent; 0: now."""
         arrived = self._arrived()
         if not self._coming or arrived is None or self._before is None:
             return 0.0
@@ -81,7 +81,7 @@ class RequestPacer:
         return delay
 
     def sent(self, request: object, nbytes: float) -> None:
-        """``request`` goes out, and about ``nbytes`` are expected for it."""
+        """Note that ``request`` is sent, with about ``nbytes`` expected for it."""
         if not self._coming:
             self._before, self._expected = self._arrived(), 0.0
         self._coming[request] = nbytes
@@ -89,7 +89,7 @@ class RequestPacer:
         self._since = None
 
     def done(self, request: object, split: int, nbytes: int | None) -> None:
-        """Its answer has come, of ``nbytes`` in all; or it failed (None)."""
+        """Note that its answer has come, of ``nbytes`` in all; or that it failed (None)."""
         self._expected += (nbytes or 0) - self._coming.pop(request)
         if nbytes is None:
             return

@@ -53,8 +53,9 @@ from hapi.wire.report import RequestReport
 from hapi.wire.samples import Samples
 
 _SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
-"""About what an answer has beside its samples' own bytes: ids, labels and offsets; frames' headers and its report;
-HTTP's headers. What of it is wrong is corrected when the answer has come."""
+"""Approximate bytes of an answer beside its samples' own: ids, labels and offsets; frames' headers and the
+report; HTTP's headers. Errors are corrected when the answer has come.
+"""
 SHORT_TRIES = 5
 """Times that servers may be out of memory for a request before another split is tried, where there is one."""
 CLOSE_SECONDS = 1.0
@@ -74,7 +75,7 @@ class Batch:
     labels: torch.Tensor
     """[B] int64 host tensor."""
     spans: Sequence[SampleSlice]
-    """What its requests did and when, in the order of their ends."""
+    """Times of its requests' parts, in the order of their ends."""
     origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
     """Rows and the server that sent them."""
 
@@ -99,7 +100,7 @@ class Prefetcher:
         check: bool = True,
         movable: Callable[[int], bool] = lambda split: False,
     ) -> None:
-        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one data set.
+        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one dataset.
 
         ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``check``: as in
         :class:`Receiver`. ``movable(split)``: whether what servers have no memory for at ``split`` may be asked for at
@@ -121,10 +122,10 @@ class Prefetcher:
         self._opened = 0
         self._pieces: list[RequestSlice] = []
         self._in_line: list[RequestSlice] = []
-        """Whose requests wait for their turn."""
+        """Batches whose requests wait for their turn."""
         self._live: dict[int, OpenBatch] = {}
         self._next_job: ExtractionJob | None = None
-        """Of the batch that opens next, once it was asked for."""
+        """Job of the batch that opens next, once it was asked for."""
         self._failure: BaseException | None = None
         self.refused: int | None = None
         """The split that a server said its device has no memory for."""

@@ -1,4 +1,4 @@
-"""From an answer's frames to the rows of a training batch: every frame is held against what was asked for."""
+"""From an answer's frames to the rows of a training batch; every frame is compared with the request."""
 
 from __future__ import annotations
 
@@ -65,12 +65,13 @@ class RequestSlice:
 
     batch: OpenBatch
     rows: npt.NDArray[np.int64]
-    """Of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have."""
+    """Rows of the batch, ascending: consecutive ones, or at split 0 those that the sample cache did not have.
+    """
     next: int = 0
-    """How many of them have arrived."""
+    """Number of rows that have arrived."""
 
     def next_rows(self, count: int) -> npt.NDArray[np.int64]:
-        """The ``count`` rows that come next."""
+        """Return the ``count`` rows that come next."""
         return self.rows[self.next : self.next + count]
 
 
@@ -78,7 +79,7 @@ class Arrived(NamedTuple):
     """Samples that came in one frame, or lay together in the sample cache."""
 
     rows: npt.NDArray[np.int64]
-    """Of their batch, ascending."""
+    """Rows of their batch, ascending."""
     ids: npt.NDArray[Any]
     """The ids that they came with, one for each row."""
     samples: Samples | None
@@ -86,7 +87,7 @@ class Arrived(NamedTuple):
 
 
 class Receiver:
-    """Reads samples into their batches, in any number of threads; what has come is returned, frame by frame."""
+    """Reads samples into their batches, in any number of threads, and returns them frame by frame."""
 
     def __init__(
         self,
@@ -104,9 +105,16 @@ class Receiver:
         self._traffic, self._tracer, self._caches, self._closed = traffic, tracer, caches, closed
 
     def next(self, reader: FrameReader, piece: RequestSlice, server: str) -> Arrived | StreamEnd:
-        """The next frame of the answer of ``server`` to the request for ``piece``.
+        """Read the next frame of a server's answer.
 
-        :class:`WireError` for samples that are not those that come next, :class:`Stopped` when nobody wants them.
+        Args:
+            reader: of the answer.
+            piece: the request.
+            server: its URL, for messages.
+
+        Raises:
+            WireError: the samples are not those that come next.
+            Stopped: the batch is not wanted any more.
         """
         found = (
             self._features(reader, piece, server) if piece.batch.job.split else self._stored(reader, piece)
@@ -148,7 +156,7 @@ class Receiver:
         return Arrived(piece.next_rows(len(header.ids)), samples.ids, samples)
 
     def cached(self, piece: RequestSlice) -> Iterator[Arrived]:
-        """What a sample cache has of a piece; after the last of it the piece has the other rows only."""
+        """Yield the samples of a piece that a sample cache has; afterwards the piece has only the other rows."""
         batch = piece.batch
         cache = None if batch.job.split else self._caches.get(batch.job.dataset)
         if cache is None:
@@ -176,10 +184,10 @@ class Receiver:
             if tuple(inputs.shape[1:]) != job.shape:
                 raise BadRequestError(
                     f"samples come out as {tuple(inputs.shape[1:])}, expected {job.shape}; "
-                    "choose an image size (--image-size) that fits the data set"
+                    "choose an image size (--image-size) that fits the dataset"
                 )
             if self._check and (job.layout.sample_dtype or "").startswith("float"):
-                check_finite(inputs, samples.ids, f"stored values of data set {job.dataset.name!r}")
+                check_finite(inputs, samples.ids, f"stored values of dataset {job.dataset.name!r}")
             spot = _spot(rows)
             batch.features[spot] = inputs
             batch.labels[spot] = torch.from_numpy(samples.labels)
@@ -206,7 +214,7 @@ class Receiver:
     def _rows(
         self, header: FrameHeader, piece: RequestSlice, expected: tuple[TensorSpec, ...] | None
     ) -> npt.NDArray[np.int64]:
-        """Where a frame's samples belong; :class:`WireError` when they are not the ones that come next."""
+        """Rows of a frame's samples; :class:`WireError` when they are not the ones that come next."""
         if self._closed.is_set():
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
@@ -237,7 +245,7 @@ def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[
         raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
     if total > min(MOST_STORED_BYTES, job.stored_bytes):
         raise WireError(
-            f"the server sends {total} bytes for {count} samples, more than the whole data set has or this side takes "
+            f"the server sends {total} bytes for {count} samples, more than the whole dataset has or this side takes "
             "at once; lower --request-size if they are so large"
         )
     return [np.empty(total, np.uint8), np.empty(count + 1, np.int64), np.empty(count, np.int64)]

@@ -1,4 +1,4 @@
-"""The trainer's sample caches: which there are, and what a plan may expect of them."""
+"""The trainer's sample caches: opening them, and a plan's expectation of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hapi.wire.references import DatasetReference
 
 
 def open_caches(prepared: JobContext) -> dict[DatasetReference, SampleCache]:
-    """A cache for each data set of the run; none without a folder, and where no batch can run at split 0."""
+    """Open a cache for each dataset of the run; none without a folder, or where no batch can run at split 0."""
     found: dict[DatasetReference, SampleCache] = {}
     if prepared.sample_cache is not None and (prepared.strategy is not None or prepared.split == 0):
         try:
@@ -30,7 +30,7 @@ def close_caches(caches: dict[DatasetReference, SampleCache]) -> None:
 
 
 class Expected:
-    """Which part of an epoch's samples need not cross the network at split 0."""
+    """Share of an epoch's samples that need not cross the network at split 0."""
 
     def __init__(
         self, cache: SampleCache, ids: IntArray, mean_bytes: float, *, epochs: int, trainers: int
@@ -42,7 +42,7 @@ class Expected:
         """The part of the samples that this trainer does not see in an epoch."""
 
     def __call__(self, epoch: int) -> tuple[float, float]:
-        """(in ``epoch``; in the mean of it and those that follow, if they all run at split 0), from 0 to 1."""
+        """Return two shares from 0 to 1: in ``epoch``, and in the mean from it on, if all run at split 0."""
         now, left = self._cache.share(self._ids), max(1, self._epochs - epoch)
         lacking = max(0.0, self._room - now) if self._cache.admits else 0.0
         # What lacks becomes less by the same factor in each epoch: the mean of a geometric series.

@@ -99,16 +99,16 @@ class SplitController:
         self._split = self._late
         self._profiling = Profiling(meter, sizes)
         self._unopened_change = False
-        """Whether no batch has opened since the last change."""
+        """True when no batch has opened since the last change."""
         self._last_done = 0.0
         self._watch: DriftDetector | None = None
         self._why: str | None = None
-        """What the watch found last, until the plan has been followed."""
+        """Latest finding of the watch, until the plan has been followed."""
         self._hold = 0
         self._held = 0
         """Batches since the watch changed the split."""
         self._worse = False
-        """Whether the split has turned out to be slower than by the plan."""
+        """True when the split has turned out to be slower than by the plan."""
         self._look = LinkProbe()
         self._looks: list[int] = []
         """Splits of batches to come that show the link."""
@@ -123,7 +123,7 @@ class SplitController:
     # -- asked by the window -----------------------------------------------------------------------------
 
     def open(self, epoch: int, batch: int) -> tuple[int, bool]:
-        """(split, whether its layers are timed) of a batch that opens."""
+        """Return (split, whether its layers are timed) of a batch that opens."""
         with self._lock:
             if self._profiling.left:
                 split, timed = self._profiling.open()
@@ -140,16 +140,16 @@ class SplitController:
 
     @property
     def split(self) -> int:
-        """Of what is not a profiling batch."""
+        """Split of batches that are not for profiling."""
         return self._split
 
     @property
     def profiling(self) -> bool:
-        """Whether profiling batches are under way or to come."""
+        """True when profiling batches are under way or to come."""
         return self._profiling.left or self._profiling.under_way
 
     def begin_pass(self, epoch: int, batches: int) -> None:
-        """An epoch of ``batches``, or what is left of it, begins; profiling that it is too short for goes on later."""
+        """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later."""
         self._last_done = time.monotonic()
         self._schedule_again()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
@@ -171,7 +171,7 @@ class SplitController:
         return self.job.cached != before
 
     def _schedule_again(self) -> None:
-        """What had opened when a pass was left in its middle comes once more."""
+        """Schedule batches again that had opened when a pass was left in its middle."""
         with self._lock:
             self._profiling.again()
 
@@ -206,18 +206,22 @@ class SplitController:
             self._look_at_link(split, rates, bounds)
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
-        """A batch at ``split`` did not fit this side's memory although it should have; False if none will."""
+        """Handle a batch at ``split`` that did not fit this side's memory although it should; False if none
+        will.
+        """
         if not self._range.drop_up_to(split):
             return False
         self._keep_within((epoch, batch), split, f"out of memory at split {split}")
         return True
 
     def movable(self, split: int) -> bool:
-        """Whether a smaller split than ``split`` fits this side's memory; from any thread."""
+        """Return whether a smaller split than ``split`` fits this side's memory; from any thread."""
         return split > self._range.min_split
 
     def refused(self, epoch: int, batch: int, split: int) -> bool:
-        """A server has no memory for a batch at ``split``; False if it has none for any that fits this side's."""
+        """Handle a batch at ``split`` that no server has memory for; False if it is so for any that fits this
+        side's.
+        """
         if not self._range.drop_from(split):
             return False
         self._keep_within((epoch, batch), split, f"a server has no memory for split {split}")
@@ -286,13 +290,14 @@ class SplitController:
             self._why = None
 
     def _seconds(self, split: int) -> float:
-        """Of an epoch at ``split``, by the plan."""
+        """Seconds of an epoch at ``split``, by the plan."""
         return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
 
     def _look_at_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
-        """Have the next batch show the link if it was not seen for long and a faster one would be of use.
+        """Let the next batch show the link if it was not seen for long and a faster one would be of use.
 
-        A second one follows if the first, whose arrivals are known at the latest when it is done, shows such a link.
+        A second one follows if the first, whose arrivals are known at the latest when it is done, shows such
+        a link.
         """
         if self.profile is None:
             return
@@ -323,14 +328,14 @@ class SplitController:
     # -- for the report and the checkpoint ---------------------------------------------------------------
 
     def estimated_seconds(self, epoch: int, samples: int) -> float | None:
-        """Of an epoch of ``samples`` at the present split; None before there is a plan."""
+        """Seconds of an epoch of ``samples`` at the present split; None before there is a plan."""
         if self.profile is None:
             return None
         job = replace(self.job, samples=samples, cached=self._cached(epoch)[0])
         return estimate(self.profile, job, self._split).epoch_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The plan with every candidate, what else would have been chosen, and what changed."""
+        """Return the plan with every candidate, the other strategies' choices, and the changes."""
         document: dict[str, Any] = {
             "strategy": self.strategy,
             "split": self._split,
@@ -347,7 +352,7 @@ class SplitController:
         return document
 
     def state(self) -> dict[str, Any] | None:
-        """What a resumed run goes on with; None while there is no plan."""
+        """State for a resumed run; None while there is no plan."""
         if self.profile is None:
             return None
         return {

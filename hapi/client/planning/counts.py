@@ -25,7 +25,7 @@ class Work:
     """Seconds in each of the layers, if they were timed."""
 
     def plus(self, other: Work, sign: int = 1) -> Work:
-        """With ``sign`` times ``other``."""
+        """Return the sum with ``sign`` times ``other``."""
         return Work(
             self.samples + sign * other.samples,
             self.seconds + sign * other.seconds,
@@ -40,17 +40,17 @@ class ClientCounts:
 
     batches: int = 0
     samples: int = 0
-    """Of the batches that were handed out."""
+    """Samples of the batches that were handed out."""
     process_cpu: float = 0.0
     """CPU seconds of all threads."""
     main_cpu: float = 0.0
-    """Those of the main thread while it worked on batches."""
+    """CPU seconds of the main thread while it worked on batches."""
     suffix: Work = Work()
     timed: Work = Work()
     step: Work = Work()
 
     def plus(self, other: ClientCounts, sign: int = 1) -> ClientCounts:
-        """With ``sign`` times ``other``."""
+        """Return the sum with ``sign`` times ``other``."""
         return ClientCounts(
             batches=self.batches + sign * other.batches,
             samples=self.samples + sign * other.samples,
@@ -64,17 +64,17 @@ class ClientCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """What the requests cost, on the servers and on the way."""
+    """Costs of the requests, on the servers and on the way."""
 
     requests: int = 0
     samples: int = 0
-    """Those that crossed."""
+    """Samples that crossed."""
     cached: int = 0
     bytes_received: int = 0
     receive_cpu: float = 0.0
     decode_cpu: float = 0.0
     server_cpu: Mapping[str, float] = field(default_factory=dict)
-    """By stage, as :attr:`server_wall`."""
+    """CPU seconds by stage, as :attr:`server_wall`."""
     server_wall: Mapping[str, float] = field(default_factory=dict)
     work: float = 0.0
     """CPU seconds that the servers accounted to all tenants' requests meanwhile, and the part of other tenants."""
@@ -90,7 +90,7 @@ class TrafficCounts:
 
     @classmethod
     def of(cls, share: SplitTraffic) -> Self:
-        """The counts of one pass's traffic."""
+        """Return the counts of one pass's traffic."""
         return cls(
             requests=share.requests,
             samples=share.samples,
@@ -109,12 +109,12 @@ class TrafficCounts:
         )
 
     def plus(self, other: TrafficCounts) -> TrafficCounts:
-        """Both together."""
+        """Return the sum of both."""
         trips = [t for t in (self.request_seconds, other.request_seconds) if t is not None]
         return self._sum(other, 1, max(self.cos_batch, other.cos_batch), min(trips, default=None))
 
     def minus(self, earlier: TrafficCounts) -> TrafficCounts:
-        """What was added since ``earlier``; what is no sum stays as it is now."""
+        """Return the difference since ``earlier``; figures that are no sums stay as they are now."""
         return self._sum(earlier, -1, self.cos_batch, self.request_seconds)
 
     def _sum(self, other: TrafficCounts, sign: int, cos_batch: int, trip: float | None) -> TrafficCounts:
@@ -142,17 +142,17 @@ def _by_stage(a: Mapping[str, float], b: Mapping[str, float], sign: int) -> Mapp
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCounts:
-    """All that the batches of one split have cost."""
+    """All costs of the batches of one split."""
 
     client: ClientCounts = ClientCounts()
     traffic: TrafficCounts = TrafficCounts()
 
     def __add__(self, other: SplitCounts) -> SplitCounts:
-        """Both together."""
+        """Return the sum of both."""
         return SplitCounts(client=self.client.plus(other.client), traffic=self.traffic.plus(other.traffic))
 
     def __sub__(self, earlier: SplitCounts) -> SplitCounts:
-        """What was added since ``earlier``."""
+        """Return the difference since ``earlier``."""
         return SplitCounts(
             client=self.client.plus(earlier.client, -1), traffic=self.traffic.minus(earlier.traffic)
         )
@@ -163,7 +163,7 @@ Snapshot = Mapping[int, SplitCounts]
 
 
 def merged(traffic: Snapshot, client: Snapshot) -> Snapshot:
-    """The sums of the traffic from one snapshot, those of this side's own work from another."""
+    """Return the sums of the traffic from one snapshot with those of this side's own work from another."""
     nothing = SplitCounts()
     return {
         split: SplitCounts(

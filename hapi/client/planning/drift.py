@@ -1,4 +1,4 @@
-"""The watch over a plan: have the measured stages left the estimate, and for how long?"""
+"""The watch over a plan: whether the measured stages have left the estimate, and for how long."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PARTS = {
     "rest": "the client's frozen layers",
     "step": "the training step",
 }
-"""What the tiers' seconds are made of."""
+"""Parts of the tiers' seconds."""
 STAGES = ("network", "share", *PARTS)
 
 
 class Drift:
-    """Has one stage left its estimate? A two-sided cumulative sum (CUSUM; Page, Biometrika 1954) of log ratios.
+    """Detector for one stage: a two-sided cumulative sum (CUSUM; Page, Biometrika 1954) of log ratios.
 
-    What a batch is off by more than :attr:`MARGIN` adds up, what it is off by less wears that off again. A stage
-    that became twice or half of its estimate is told after :attr:`EVIDENCE` batches, a smaller change after more
-    (one and a half times: after six), a change within the margin never; one wild batch tells nothing.
+    Deviations beyond :attr:`MARGIN` add up, smaller ones wear the sum off again. A stage that became twice or
+    half of its estimate is told after :attr:`EVIDENCE` batches, a smaller change after more (one and a half
+    times: after six), a change within the margin never. One wild batch tells nothing.
     """
 
     MARGIN = 0.25
@@ -43,9 +43,9 @@ class Drift:
         self._runs: dict[int, list[float]] = {1: [], -1: []}
 
     def add(self, ratio: float, batches: float = 1.0) -> float | None:
-        """A batch's measured over estimated; the change that it and those before it tell, if they do.
+        """Add a batch's measured over estimated; return the change that it and earlier ones show, if they do.
 
-        ``batches``: what it was measured on is worth so many, of which no more than the fewest count.
+        ``batches`` is the weight of the measurement, of which no more than the fewest count.
         """
         weight = min(max(1.0, batches), self.EVIDENCE)
         log = math.log(max(ratio, 1e-9))
@@ -80,13 +80,13 @@ class DriftDetector:
         self._drifts = {stage: Drift() for stage in STAGES}
 
     def restart(self) -> None:
-        """A pass begins: its first batches show how the pipeline fills."""
+        """Begin a pass, whose first batches only show how the pipeline fills."""
         self._split = None
 
     def batch_done(self, split: int, rates: Arrivals, bounds: Arrivals = ()) -> tuple[Profile, str] | None:
-        """(the profile as it is now, why) when a stage has left its estimate.
+        """Return (the profile as it is now, reason) when a stage has left its estimate.
 
-        ``rates``, ``bounds``: arrivals since the last batch, and how long some took at most.
+        ``rates`` has the arrivals since the last batch, ``bounds`` upper bounds of some arrivals' seconds.
         """
         now = self._meter.snapshot()
         before, self._before = self._before, now
@@ -170,7 +170,7 @@ def _client_parts(observed: Observed) -> dict[str, float]:
 
 
 def _server_parts(observed: Observed) -> dict[str, float]:
-    """On a CPU all of it, in seconds of the processor; on a GPU its own, by the wall."""
+    """On a CPU all CPU seconds of the server, on a GPU its own wall seconds."""
     parts = {"forward": forward_seconds(observed) / observed.crossed}
     if observed.server.device == "cpu":
         beside = sum(v for stage, v in observed.server_cpu.items() if stage not in ("forward", "model"))
@@ -181,11 +181,12 @@ def _server_parts(observed: Observed) -> dict[str, float]:
 def _scaled(
     profile: Profile, split: int, ratios: Mapping[str, float], estimated: Mapping[str, float]
 ) -> Profile:
-    """``profile`` with the stages that have changed, as measured at ``split``.
+    """``profile`` with the changed stages, as measured at ``split``.
 
-    Layers that a tier did not run at that split change as the rest of its work did, if that was a good part beside
-    them: nothing else is known of them. Of a few microseconds nothing follows for them, and what a plan wrongly holds
-    dear it never tries, so that it would stay wrong; what it wrongly holds cheap it tries and measures.
+    Layers that a tier did not run at that split change as the rest of its work did, if that was a good part
+    beside them: nothing else is known of them. A few microseconds say nothing about them. Overestimated costs
+    are never corrected, because the split that would measure them never runs; underestimated ones are tried
+    and measured.
     """
     if "network" in ratios:
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * ratios["network"])

@@ -13,25 +13,27 @@ from hapi.profiler.strategies import plan
 
 
 class LinkProbe:
-    """When to leave, for a batch or two, a split that sends too little to show what the link is like.
+    """Decides when to leave, for a batch or two, a split that sends too little to show the link.
 
     Without it a link that recovered would never be noticed at a split that was chosen since it was slow.
-    Looks come ever more rarely, but at once when what little is sent comes much faster than before; where that can be
-    told, only rarely from the beginning.
+    Probes come ever more rarely, but at once when the little that is sent comes much faster than before;
+    where that can be told, they are rare from the beginning.
     """
 
     FIRST, LONGEST = 8, 64
     """Batches that show nothing after which a look is due: doubled each time, so that a link that stays slow costs
     little, up to the longest or to where a look takes its share."""
     SHARE = 0.02
-    """Of all seconds that looks should take in the long run."""
+    """Share of all seconds that probes should take in the long run."""
     FASTER = 16.0
     """Times the link's rate that a look hopes for."""
     SHOWN_BYTES = 2 * ENOUGH_BYTES
-    """Of a request's answer that shows a link: what of it was there before anybody looked does not count."""
+    """Bytes of an answer that show a link; bytes that were there before the first look do not count."""
     HINT, HINT_BYTES = 2.0, 16 << 10
-    """Short stretches that come so many times as fast as any since the link was last seen are a reason to look now;
-    they tell no rate, as a buffer on the way may have held them. What is shorter still comes in one piece always."""
+    """Factor by which short stretches must be faster than any since the link was last seen to cause a probe
+    now, and their fewest bytes. They tell no rate, as a buffer on the way may have held them. Shorter ones
+    always come in one piece.
+    """
 
     def __init__(self) -> None:
         self._after = self.FIRST
@@ -39,14 +41,15 @@ class LinkProbe:
         self._bits, self._fastest, self._hints = 0.0, 0.0, 0
 
     def restart(self, after: int = FIRST) -> None:
-        """The split has changed; the first look comes after so many batches."""
+        """Note that the split has changed; the first probe comes after so many batches."""
         self._after, self._unseen = max(self.FIRST, after), 0
         self._bits = 0.0
 
     def due(self, rates: Arrivals, bits: float) -> bool:
-        """Whether it is time to look: too many batches have shown nothing, or the last ones hint at a faster link.
+        """Return whether a probe is due: too many batches have shown nothing, or the last hint at a faster
+        link.
 
-        ``rates``: the last batch's arrivals; ``bits``: the link's rate by the plan, in bits per second.
+        ``rates`` are the last batch's arrivals, ``bits`` is the link's rate by the plan, in bits per second.
         """
         if link_rate(rates, sound=True):
             self._unseen = self._hints = 0

@@ -19,7 +19,7 @@ from hapi.profiler.timing import work_clock
 
 
 def tier_of(device: torch.device) -> Tier:
-    """This process as a tier."""
+    """Return this process as a tier."""
     return Tier(device=device.type, processors=processor_count(), threads=torch.get_num_threads())
 
 
@@ -43,10 +43,10 @@ class Meter:
         """Servers of the newest answers of passes that are over."""
         self._cpu = time.process_time()
         self.servers: dict[int, Tier] = {}
-        """What the servers of each split compute with."""
+        """Resources of the servers of each split."""
 
     def follow(self, traffic: Traffic) -> None:
-        """A pass begins; the one before is over."""
+        """Begin a pass; the one before is over."""
         for split, counts in self._of_traffic().items():
             self._past[split] = self._past.get(split, SplitCounts()) + counts
         self._answered = self._newest()
@@ -55,7 +55,7 @@ class Meter:
 
     @contextmanager
     def working(self, split: int, kind: Kind, samples: int) -> Iterator[None]:
-        """The main thread works on ``samples``, which count when it is done."""
+        """Measure the main thread's work on ``samples`` in the block; they count when it is done."""
         pages, start, cpu = new_pages(), self._clock(), time.thread_time()
         done = 0
         try:
@@ -66,11 +66,11 @@ class Meter:
             self._count(split, ClientCounts(main_cpu=time.thread_time() - cpu, **work))
 
     def layers(self, split: int, seconds: list[float]) -> None:
-        """The seconds in each layer of what was timed."""
+        """Add the seconds in each layer of timed work."""
         self._count(split, ClientCounts(timed=Work(layers=tuple(seconds))))
 
     def batch(self, split: int, samples: int) -> None:
-        """A batch was handed out and worked on."""
+        """Count a batch that was handed out and worked on."""
         now = time.process_time()
         self._count(split, ClientCounts(batches=1, samples=samples, process_cpu=now - self._cpu))
         self._cpu = now
@@ -79,11 +79,11 @@ class Meter:
         self._own[split] = self._own.get(split, ClientCounts()).plus(more)
 
     def take_forwards(self) -> list[Forward]:
-        """What the servers' forward passes cost for each request that was answered in this pass since last asked."""
+        """Return the servers' forward costs for each request answered in this pass since the last call."""
         return [] if self._traffic is None else self._traffic.take_forwards()
 
     def snapshot(self) -> Snapshot:
-        """All sums so far, by split."""
+        """Return all sums so far, by split."""
         now, nothing = self._of_traffic(), SplitCounts()
         sums = {s: self._past.get(s, nothing) + now.get(s, nothing) for s in self._past.keys() | now.keys()}
         for split, own in self._own.items():
@@ -100,10 +100,10 @@ class Meter:
         return {split: SplitCounts(traffic=TrafficCounts.of(share)) for split, share in shares.items()}
 
     def _sharing(self) -> int:
-        """How many servers share the requests: those of the newest answers, also behind a balancer.
+        """Number of servers that share the requests: those of the newest answers, also behind a balancer.
 
-        Counted from the first answer of the one that came last: a server that was restarted is another one by its id,
-        and the one it was before answers no more.
+        It counts from the first answer of the server that came last: a restarted server has another id, and
+        the former one answers no more.
         """
         newest = self._newest()
         latest = max((newest.index(server) for server in set(newest)), default=0)

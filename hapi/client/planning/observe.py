@@ -1,4 +1,4 @@
-"""From counts to what the profile is fitted to: the cost of each split between two snapshots. Pure."""
+"""From counts to the observations that a profile is fitted to: each split's cost between two snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LARGEST_FACTOR = 8.0
 QUIET = 0.1
 """Utilisation of a server by others below which it counts as ours alone."""
 FAIR_SHARE = 0.5
-"""Of a server's device, what is left to us at least when others take all they can get."""
+"""Share of a server's device that is left to us at least, when others take all they can get."""
 
 
 def observed_between(
     before: Snapshot, after: Snapshot, servers: Mapping[int, Tier], client: Tier
 ) -> dict[int, Observed]:
-    """What the splits cost between two snapshots; those of which nothing was handed out are left away."""
+    """Return the costs of the splits between two snapshots; splits without any sample are left out."""
     found = {}
     for split, counts in after.items():
         delta = counts - before.get(split, SplitCounts())

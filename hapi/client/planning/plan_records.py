@@ -1,4 +1,4 @@
-"""What is kept of a plan and given to one: changes, checkpoints and profiles, checked against the job. Pure."""
+"""Records of a plan: changes, checkpoints and profiles, checked against the job. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hapi.profiler.profile import Profile
 
 
 class OtherDeviceError(ConfigError):
-    """A profile whose seconds are those of another kind of device."""
+    """A profile whose seconds were measured on another kind of device."""
 
 
 def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
-    """(split, min_split, max_split, profiled epochs) of a plan that was kept.
+    """Return (split, min_split, max_split, profiled epochs) of a saved plan.
 
-    ValueError, KeyError or TypeError for anything that is no plan of a model whose last split is ``last_split``.
+    ValueError, KeyError or TypeError for anything but a plan of a model whose last split is ``last_split``.
     """
     split, min_split, max_split, profiled = (
         state[name] for name in ("split", "min_split", "max_split", "profiled")
@@ -30,7 +30,7 @@ def kept_splits(state: Any, last_split: int) -> tuple[int, int, int, list[int]]:
 
 
 def fitted(profile: Profile, sizes: Sizes) -> Profile:
-    """``profile`` with the bytes of this job, which are known.
+    """Return ``profile`` with the known bytes of this job.
 
     :class:`ConfigError` if it is of another model, :class:`OtherDeviceError` if of another kind of device.
     """

@@ -1,4 +1,4 @@
-"""The batches of a run that profile: at which splits they open, and the profile that they give."""
+"""The batches of a run that profile: their splits, and the profile that they give."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FEW_PAGES, SIMILAR = 16, 1.25
 OUTLIER_FACTOR = 2.0
 """Times the middle one's seconds a sample, from which on a batch or request was held up and does not count."""
 TIMED = (1, 3, 5)
-"""Of the batches at a split, those whose layers are timed: several, since some may take new memory."""
+"""Batches at a split whose layers are timed: several, since some may take new memory."""
 
 
 class Profiling:
-    """Training batches at the splits of a schedule, in its order, and what they show.
+    """Training batches at the splits of a schedule, in its order, and their measurements.
 
     Batches open before others are done, so those under way are kept apart. Not safe for several threads.
     """
@@ -34,7 +34,7 @@ class Profiling:
         self._schedule: list[tuple[int, bool]] = []
         """(split, whether its layers are timed) of the batches that have not opened yet."""
         self._under_way: list[tuple[int, bool]] = []
-        """Of those that have opened and are not done."""
+        """Batches that have opened and are not done."""
         self._before: Snapshot = {}
         """The sums when profiling began."""
         self._begun: dict[int, Snapshot] = {}
@@ -44,24 +44,24 @@ class Profiling:
         self._batches: dict[int, list[ClientCounts]] = {}
         """This side's work on each batch at a split that came after its first."""
         self._forwards: dict[int, list[Forward]] = {}
-        """What the servers' forward passes cost for each request."""
+        """Costs of the servers' forward passes for each request."""
         self._intervals: dict[int, list[float]] = {}
         self._rates: list[tuple[int, float]] = []
 
     @property
     def left(self) -> bool:
-        """Whether batches have not opened yet."""
+        """True when batches have not opened yet."""
         return bool(self._schedule)
 
     @property
     def under_way(self) -> bool:
-        """Whether batches have opened and are not done."""
+        """True when batches have opened and are not done."""
         return bool(self._under_way)
 
     def begin(self, parts: Sequence[tuple[int, int]]) -> None:
         """Profile anew: (split, batches) of each part, in order.
 
-        The first batch at a split warms up, some are timed layer by layer, the others run as they will.
+        The first batch at a split warms up, some are timed layer by layer, the others run as usual.
         """
         self._schedule = [(split, i in _timed(count)) for split, count in parts for i in range(count)]
         self._before = self._meter.snapshot()
@@ -74,18 +74,20 @@ class Profiling:
         self._rates.clear()
 
     def open(self) -> tuple[int, bool]:
-        """(split, whether its layers are timed) of the next batch; there must be one left."""
+        """Return (split, whether its layers are timed) of the next batch; there must be one left."""
         following = self._schedule.pop(0)
         self._under_way.append(following)
         return following
 
     def again(self) -> None:
-        """What had opened when a pass was left in its middle comes once more."""
+        """Schedule batches again that had opened when a pass was left in its middle."""
         self._schedule[:0] = self._under_way
         self._under_way.clear()
 
     def note(self, split: int, seconds: float, rates: Arrivals) -> None:
-        """A batch was trained at ``split``, ``seconds`` after the one before; ``rates``: arrivals since that."""
+        """Note that a batch was trained at ``split``, ``seconds`` after the one before; ``rates``: arrivals
+        since that.
+        """
         self._rates += rates
         self._take_forwards()
         self._intervals.setdefault(split, []).append(seconds)
@@ -101,7 +103,7 @@ class Profiling:
             self._forwards.setdefault(forward.split, []).append(forward)
 
     def done(self) -> None:
-        """The batch that :meth:`note` told of is over."""
+        """Note that the batch of the last :meth:`note` is over."""
         self._under_way.pop(0)
 
     def seconds(self) -> dict[int, float]:
@@ -109,7 +111,7 @@ class Profiling:
         return {split: min(times[1:] or times) for split, times in self._intervals.items()}
 
     def profile(self) -> Profile:
-        """What the batches have shown."""
+        """Return the profile that the batches have shown."""
         after = self._meter.snapshot()
         self._take_forwards()
         observed = {}
@@ -130,13 +132,14 @@ class Profiling:
 
 
 def _timed(count: int) -> Sequence[int]:
-    """Of so many batches at a split, those that are timed layer by layer."""
+    """Numbers of the batches, among so many at a split, that are timed layer by layer."""
     return TIMED if count > 1 else (0,)
 
 
 class _Done(Protocol):
-    """What may have taken new memory: :class:`Work`, or a server's
-    :class:`~hapi.client.loading.link_stats.Forward`."""
+    """Work that may have taken new memory: :class:`Work`, or a server's
+    :class:`~hapi.client.loading.link_stats.Forward`.
+    """
 
     @property
     def samples(self) -> int: ...
@@ -153,9 +156,10 @@ T = TypeVar("T", bound=_Done)
 def _typical(
     observed: Observed, own: Sequence[ClientCounts], all_batches: Sequence[ClientCounts]
 ) -> Observed:
-    """With this side's seconds from typical batches: of the frozen rest its own, of the step those of every split.
+    """``observed`` with this side's seconds from typical batches: the split's own for the frozen suffix, all
+    splits' for the step.
 
-    A batch that takes memory which nothing had touched before is no typical one: later ones have it.
+    A batch that touches memory for the first time is not typical: later ones have it.
     """
     timed = _work(own, "timed")
     suffix = _as_it_runs(_work(own, "suffix") + timed)
@@ -172,7 +176,7 @@ def _typical(
 
 
 def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
-    """With the servers' forward seconds from requests that took no new memory, as far as there are any."""
+    """``observed`` with the servers' forward seconds from requests that took no new memory, if there are any."""
     chosen, servers = _as_it_runs(forwards), observed.server.count
     if not chosen or not observed.crossed:
         return observed
@@ -210,12 +214,14 @@ def _layers(timed: Sequence[_Done]) -> tuple[tuple[float, ...], int]:
 
 
 def _as_it_runs(done: Sequence[T]) -> list[T]:
-    """What took no new memory, and was not timed layer by layer, which on a GPU takes longer, if any was not."""
+    """Work that took no new memory, and, if there is any, was not timed layer by layer, which on a GPU takes
+    longer.
+    """
     usual = _without_new_memory(done)
     return [one for one in usual if not one.layers] or usual
 
 
 def _without_new_memory(done: Sequence[T]) -> list[T]:
-    """Of what was done, that which took no more new memory than is usual."""
+    """Work that took no more new memory than is usual."""
     least = min((one.pages / one.samples for one in done), default=0.0)
     return [one for one in done if one.pages <= FEW_PAGES + SIMILAR * least * one.samples]

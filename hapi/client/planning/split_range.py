@@ -18,20 +18,22 @@ class SplitRange:
     max_split: int
 
     def __contains__(self, split: int) -> bool:
-        """Whether ``split`` may be taken."""
+        """Return whether ``split`` may be taken."""
         return self.min_split <= split <= self.max_split
 
     @property
     def splits(self) -> range:
-        """All of them, in order."""
+        """Return all of them, in order."""
         return range(self.min_split, self.max_split + 1)
 
     def nearest(self, split: int) -> int:
-        """The allowed split that is nearest to ``split``."""
+        """Return the allowed split that is nearest to ``split``."""
         return min(max(split, self.min_split), self.max_split)
 
     def best(self, found: Plan) -> int:
-        """The plan's split; if it is not allowed, the fastest allowed one that fits the memory, or that does not."""
+        """Return the plan's split; if it is not allowed, the fastest allowed one, preferably one that fits
+        the memory.
+        """
         if found.split in self:
             return found.split
         inside = found.candidates[self.min_split : self.max_split + 1]
@@ -94,9 +96,11 @@ def last_up_to_freeze(strategy: str, sizes: Sizes, job: Job, min_split: int) -> 
 
 
 def received_ahead(sizes: Sizes, job: Job, min_split: int) -> int:
-    """Bytes of batches that may be there at once: the job's bound, and on a CPU no more than its memory leaves.
+    """Return the bytes of batches that may be on this side at once: the job's bound, or on a CPU what memory
+    leaves.
 
-    Of the splits from ``min_split`` on that fit, the one that leaves least counts: any of them may be next.
+    Among the splits from ``min_split`` on that fit, the one that leaves least counts: any of them may be
+    next.
     """
     if job.memory_bytes is None or sizes.client.device != "cpu":
         return job.prefetch_bytes

@@ -1,4 +1,4 @@
-"""Where the batches of a pass get their splits from: one for all, named by the caller, or planned."""
+"""Sources of the splits of a pass's batches: one for all, named by the caller, or planned."""
 
 from __future__ import annotations
 
@@ -20,60 +20,69 @@ from hapi.profiler.sizes import sizes_of
 
 
 class Splits(Protocol):
-    """Where the batches of a pass get their splits from."""
+    """Source of the splits of a pass's batches."""
 
     @property
     def measured(self) -> bool:
-        """Whether what these batches cost counts for the plan."""
+        """True when the costs of these batches count for the plan."""
 
     def begin(self) -> None:
-        """The pass begins."""
+        """Begin the pass."""
 
     def open(self, number: int) -> ExtractionJob:
-        """The job of batch ``number``, which opens; from any thread."""
+        """Return the job of batch ``number``, which opens; from any thread."""
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
-        """Batch ``number`` was handed out and worked on.
+        """Note that batch ``number`` was handed out and worked on.
 
-        ``rates``, ``bounds``: (bytes, seconds) of arrivals since the last one, as they took and as they took at most.
+        ``rates`` has (bytes, seconds) of arrivals since the last one, ``bounds`` upper bounds of seconds.
         """
 
     def failed(self, number: int, split: int) -> bool:
-        """Batch ``number`` did not fit this side's memory; whether it is to be tried at another split."""
+        """Return whether batch ``number``, which did not fit this side's memory, is tried at another split."""
 
     def movable(self, split: int) -> bool:
-        """Whether a batch that servers have no memory for at ``split`` may be tried at an earlier one."""
+        """Return whether a batch that servers have no memory for at ``split`` may be tried at an earlier one."""
 
     def refused(self, number: int, split: int) -> bool:
-        """A server has no memory for batch ``number``; whether it is to be tried at another split."""
+        """Return whether batch ``number``, which a server has no memory for, is tried at another split."""
 
 
 @dataclass
 class Fixed:
+    """One split for all batches."""
+
     prepared: JobContext
     split: int
     validation: bool = False
 
     @property
     def measured(self) -> bool:
+        """Nothing is measured for a plan."""
         return not self.validation
 
     def begin(self) -> None:
+        """Do nothing."""
         return
 
     def open(self, number: int) -> ExtractionJob:
+        """Return the only job."""
         return self.prepared.job(self.split, validation=self.validation)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        """Do nothing."""
         return
 
     def failed(self, number: int, split: int) -> bool:
+        """Return False: there is no other split."""
         return False
 
     def movable(self, split: int) -> bool:
+        """Return False: there is no other split."""
         return False
 
     def refused(self, number: int, split: int) -> bool:
+        """Return False: there is no other split."""
         return False
 
 
@@ -81,12 +90,13 @@ class Named(Fixed):
     """The caller names the splits."""
 
     def __init__(self, prepared: JobContext, split_of: Callable[[int], int], weights_from: int) -> None:
-        """``weights_from``: the layers after this split have their weights here."""
+        """Take splits from ``split_of``; the layers after split ``weights_from`` have their weights here."""
         super().__init__(prepared, 0)
         self._split_of = split_of
         self._range = SplitRange(weights_from, prepared.last_split)
 
     def open(self, number: int) -> ExtractionJob:
+        """Return the job at the caller's split."""
         split = self._split_of(number)
         if split not in self._range:
             raise UsageError(f"split {split} is outside {self._range.min_split} to {self._range.max_split}")
@@ -95,6 +105,8 @@ class Named(Fixed):
 
 @dataclass
 class Planned:
+    """Splits that a :class:`SplitController` chooses."""
+
     prepared: JobContext
     planning: SplitController
     epoch: int
@@ -103,22 +115,28 @@ class Planned:
     measured = True
 
     def begin(self) -> None:
+        """Begin a pass of the controller."""
         self.planning.begin_pass(self.epoch, self.batches)
 
     def open(self, number: int) -> ExtractionJob:
+        """Return the job at the controller's split."""
         split, time_layers = self.planning.open(self.epoch, number)
         return replace(self.prepared.job(split), time_layers=time_layers)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        """Tell the controller about the batch."""
         self.planning.batch_done(self.epoch, number, split, rates, bounds)
 
     def failed(self, number: int, split: int) -> bool:
+        """Ask the controller for another split."""
         return self.planning.failed(self.epoch, number, split)
 
     def movable(self, split: int) -> bool:
+        """Ask the controller whether a smaller split fits."""
         return self.planning.movable(split)
 
     def refused(self, number: int, split: int) -> bool:
+        """Ask the controller for an earlier split."""
         return self.planning.refused(self.epoch, number, split)
 
 
@@ -130,9 +148,15 @@ def planning_of(
     optimizer_bytes: float,
     cached: Callable[[int], tuple[float, float]] | None = None,
 ) -> SplitController | None:
-    """The planning of a session; None when its split is fixed, which no profile has a say in.
+    """Return the planning of a session; None when its split is fixed, which needs no profile.
 
-    ``optimizer_bytes``: see :meth:`hapi.client.session.Session.open`. ``cached``: see :class:`SplitController`.
+    Args:
+        settings: the session's.
+        prepared: the job.
+        meter: counts its costs.
+        budget: this side's memory.
+        optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
+        cached: see :class:`SplitController`.
     """
     if prepared.strategy is None:
         if settings.profile is not None:
@@ -176,14 +200,14 @@ def planning_of(
 
 
 def fixed_split(settings: PlanningSettings) -> str:
-    """The end of the error for a flag about profiles, beside a split that no profile has a say in."""
+    """Return the end of the error for a flag about profiles beside a fixed split."""
     return (
         f"needs a split that is chosen from a profile, such as --split auto; split {settings.split} is fixed"
     )
 
 
 def _samples_of_an_epoch(settings: DataSettings, prepared: JobContext) -> int:
-    """That this trainer uses; at least 1, as an epoch without any is refused when it begins."""
+    """Samples that this trainer uses; at least 1, as an epoch without any is refused when it begins."""
     count, trainers = len(prepared.training_ids), prepared.order.trainers
     if settings.drop_last:
         return max(1, count // (settings.bs * trainers) * settings.bs)

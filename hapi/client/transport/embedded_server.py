@@ -1,4 +1,4 @@
-"""A server process of one's own: for a store on this machine, without setting anything up."""
+"""A private server process for a store on this machine, without any setup."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class EmbeddedServer:
         return self._process.pid
 
     def check(self) -> None:
-        """:class:`HapiError` when the server has ended, with what it said last."""
+        """Raise :class:`HapiError` with the server's last output when it has ended."""
         status = self._process.poll()
         if status is None:
             return

@@ -1,4 +1,4 @@
-"""What a connection's failure means, in one line with its remedy. Errors of sockets, TLS and HTTP end here."""
+"""Mapping of a connection's failures to one line with its remedy. Errors of sockets, TLS and HTTP end here."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hapi.text import printable
 PROBE_SECONDS = 2.0
 """Longest time for finding out whether a port speaks TLS."""
 _EXPIRED, _NOT_YET, _OTHER_NAME, _OTHER_ADDRESS = 10, 9, 62, 64
-"""Of OpenSSL's ``X509_V_ERR`` codes."""
+"""Some of OpenSSL's ``X509_V_ERR`` codes."""
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """OpenSSL's reasons when what answers is no TLS."""
 _TLS_ALERT = "\x15\x03"
-"""How a server's complaint about a request without TLS begins."""
+"""Begin of a server's complaint about a request without TLS."""
 
 
 def connection_error(error: Exception, url: str, address: Address, *, new: bool) -> HapiError:
     """Return the error to raise for ``error``, which an exchange at ``url`` met.
 
     Args:
-        error: Of a socket, of TLS or of HTTP.
-        url: The request's, for the message.
-        address: Of the server.
-        new: Whether nothing that answers there has spoken HTTP yet, so that it may speak TLS.
+        error: of a socket, of TLS or of HTTP.
+        url: the request's, for the message.
+        address: of the server.
+        new: no answer there has been HTTP yet, so the server may speak TLS.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return UsageError(f"{url}: {_certificate(error, address.host)}")
@@ -70,7 +70,7 @@ def _certificate(error: ssl.SSLCertVerificationError, host: str) -> str:
 
 
 def _answers_tls(error: Exception, address: Address) -> bool:
-    """Whether who broke off a request without TLS, or answered it by a TLS alert, speaks TLS."""
+    """Return whether who broke off a request without TLS, or answered it by a TLS alert, speaks TLS."""
     if isinstance(error, http.client.BadStatusLine) and str(error).startswith(_TLS_ALERT):
         return True
     if not isinstance(error, ConnectionError):  # also RemoteDisconnected

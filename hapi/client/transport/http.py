@@ -1,7 +1,7 @@
-"""The one seam at the network: everything the client asks of a server goes through a :class:`Transport`.
+"""The one seam at the network: every request of the client to a server goes through a :class:`Transport`.
 
-Two fill it: :class:`HttpTransport` over sockets, and :class:`LoopbackTransport`, which calls a handler in the
-same process, so that a whole split training runs in a test without a port. Errors of sockets and of HTTP
+There are two: :class:`HttpTransport` over sockets, and :class:`LoopbackTransport`, which calls a handler in
+the same process, so that a whole split training runs in a test without a port. Errors of sockets and of HTTP
 become :mod:`hapi.errors` here and nowhere else.
 """
 
@@ -98,22 +98,24 @@ class HttpTransport:
         self._limits = limits
         self._response = partial(LowWaterResponse, limits=replace(pace or AnswerLimits(), silence=timeout))
         self._spoken = False
-        """Whether something there has answered in HTTP."""
+        """True when something there has answered in HTTP."""
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
         self._active: set[http.client.HTTPConnection] = set()
         self._sockets: dict[http.client.HTTPConnection, socket.socket] = {}
-        """Of all connections, a handle of our own: http.client lets go of its own when an answer will close it."""
+        """Own handles of all connections: http.client drops its own when an answer will close it."""
         self._closed = False
         self._received_before = 0
-        """By connections that are closed."""
+        """Bytes received by connections that are closed."""
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
+        """Send a request over a kept connection; see :meth:`Transport.call`."""
         with self._exchange(method, path, document) as response:
             response.guard.document()
             return _document(response, self.url + path)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        """POST ``document`` over a kept connection; see :meth:`Transport.stream`."""
         with self._exchange("POST", path, document) as response:
             guard = response.guard
             reader = FrameReader(response, self._limits, guard.arriving)
@@ -127,12 +129,14 @@ class HttpTransport:
             return result
 
     def received_bytes(self) -> int | None:
+        """Return the kernel's count of bytes on all connections; None where it does not tell."""
         with self._lock:
             counts = [_received(sock) for sock in self._sockets.values()]
             known = [count for count in counts if count is not None]
             return self._received_before + sum(known) if len(known) == len(counts) else None
 
     def interrupt(self) -> None:
+        """Shut the sockets of all requests under way."""
         with self._lock:
             for connection in self._active:
                 _shut(self._sockets.get(connection))
@@ -257,6 +261,7 @@ class LoopbackTransport:
         self._closed = False
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
+        """Call the handler, and parse its JSON answer."""
         status, buffers = self._exchange(method, path, document)
         body = b"".join(bytes(b) for b in buffers)
         if status != 200:
@@ -264,6 +269,7 @@ class LoopbackTransport:
         return _parsed(body, self.url)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        """Call the handler, and give its frames to ``receive``."""
         status, buffers = self._exchange("POST", path, document)
         if status != 200:
             raise from_problem(_parsed(b"".join(bytes(b) for b in buffers), self.url), status)
@@ -277,12 +283,14 @@ class LoopbackTransport:
         return status, buffers
 
     def received_bytes(self) -> int | None:
+        """Return None: there is no network."""
         return None
 
     def interrupt(self) -> None:
-        """Nothing: the handler does not wait for a network."""
+        """Do nothing: the handler does not wait for a network."""
 
     def close(self) -> None:
+        """Refuse further requests."""
         self._closed = True
 
 

@@ -69,7 +69,7 @@ class _LowWater(io.RawIOBase):
         return count
 
     def _what_has_come(self, buffer: Any) -> int:
-        """What a slow link has brought below the mark; TimeoutError for nothing."""
+        """Bytes that a slow link has brought below the mark; TimeoutError for none."""
         timeout = self._sock.gettimeout()
         self._set_mark(1)
         self._sock.settimeout(0)

@@ -1,4 +1,4 @@
-"""Several servers as one: pick the least busy that is well, back off from one that is not, give up in the end.
+"""Several servers as one: pick the least busy healthy one, back off from a failing one, give up in the end.
 
 Requests are idempotent and stateless, so that a retry on any server is safe (HAPI, section 4.2).
 """
@@ -59,7 +59,7 @@ class Stopped(Exception):
 
 @dataclass(eq=False)
 class _Trouble:
-    """What went wrong with one request since it last got anywhere."""
+    """Failures of one request since its last progress."""
 
     error: HapiError | None = None
     since: float = 0.0
@@ -98,7 +98,7 @@ class ServerPool:
             raise ValueError("a pool needs at least one server")
         self._servers = [_Server(t) for t in transports]
         self._left: list[_Server] = []
-        """Those that are not asked any more."""
+        """Servers that are not asked any more."""
         self._patience = patience
         self._check = check
         self._lock = threading.Lock()
@@ -119,12 +119,14 @@ class ServerPool:
 
     @property
     def urls(self) -> list[str]:
-        """Those that are asked, in the order given."""
+        """URLs of the servers that are asked, in the order given."""
         with self._lock:
             return [server.transport.url for server in self._servers]
 
     def leave(self, url: str) -> bool:
-        """Ask the server at ``url`` no more and break its requests; False, and nothing is done, if it is the last."""
+        """Stop asking the server at ``url`` and break its requests; return False, without effect, if it is
+        the last.
+        """
         with self._lock:
             stay = [s for s in self._servers if s.transport.url != url]
             if not stay:
@@ -136,7 +138,7 @@ class ServerPool:
         return True
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
-        """The JSON answer of any server, with retries."""
+        """Return the JSON answer of any server, with retries."""
         return self.run(lambda transport: transport.call(method, path, document))
 
     def run(
@@ -182,7 +184,7 @@ class ServerPool:
                 return result
 
     def _is_over(self, trouble: _Trouble) -> bool:
-        """Whether a request has had its tries: every server had one when patience ends."""
+        """Return whether a request has had its tries: every server had one when patience ends."""
         late = time.monotonic() >= self._give_up_at(trouble)
         return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._asked(trouble)))
 
@@ -268,7 +270,7 @@ class ServerPool:
         return sum(known) if len(known) == len(counts) else None
 
     def interrupt(self) -> None:
-        """Break every request under way; those that are still wanted are made again."""
+        """Break every request under way; those that are still wanted are repeated."""
         for server in self._servers:
             server.transport.interrupt()
 
@@ -280,7 +282,9 @@ class ServerPool:
 
 
 def _is_absence(error: HapiError) -> bool:
-    """Whether the server, or the store behind it, was not there for the request, as opposed to a bad answer."""
+    """Return whether the server, or the store behind it, was not there for the request, as opposed to a bad
+    answer.
+    """
     return isinstance(
         error,
         TransportError | BusyError | DeadlineError | DrainingError | HostMemoryError | StoreUnavailableError,

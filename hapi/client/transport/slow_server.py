@@ -1,9 +1,12 @@
-"""Whether a server's answer comes fast enough to be waited for: the server's rule for slow readers, on this side.
+"""The limits for a slow server's answer: the server's rule for slow readers, on this side.
 
-A silence ends with a socket's timeout, but every byte that drips renews that. So an answer has three bounds more: its
-head and what follows its end are small and must come whole; while it is on its way it brings a least rate; and its time
-in all is bounded by its bytes at that rate and a fixed time for all that the server computes. Only the seconds count in
-which this side waits for bytes that the server has: between two frames it computes, and nothing is owed.
+A silence ends with a socket's timeout, but every byte that drips renews that. So an answer has three more
+bounds. Its head and its trailer are small and must come whole. While it is on its way it must come at a
+minimum rate. Its time in all is bounded by its bytes at that rate, plus a fixed time for the server's
+computation.
+
+Only the seconds count in which this side waits for bytes that the server has. Between two frames it computes,
+and owes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +23,16 @@ LEAST_RATE, RATE_SECONDS = 1024, 30.0
 LONGEST_ANSWER = 1800.0
 """Seconds of one answer, beside what its bytes take at the least rate."""
 MOST_HEAD_BYTES = 64 << 10
-"""Of an answer's head with all that comes before it (1xx), or of what follows its end."""
+"""Most bytes of an answer's head with all that comes before it (1xx), or of its trailer."""
 MOST_WASTE_BYTES = 1 << 20
-"""What an answer may bring beside as much again as its content: chunked encoding may carry anything between chunks."""
+"""Most bytes beside as much again as the content: chunked encoding may carry anything between chunks."""
 LOOKS = 4
 """Looks at an answer within the shortest time that may end it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerLimits:
-    """What an answer must do."""
+    """Requirements of an answer."""
 
     silence: float = 60.0
     """Longest time without a byte, and of a head from its first byte on, in seconds."""
@@ -46,14 +49,16 @@ class SlowAnswerError(TimeoutError):
 
 
 class EndlessHeadError(http.client.HTTPException):
-    """What should be the head of an answer has no end."""
+    """The head of an answer has no end."""
 
 
 class AnswerGuard:
-    """Of one answer. Add to :attr:`waited` and :attr:`received`, and :meth:`look` when :attr:`next_look` has come."""
+    """Guard of one answer. Add to :attr:`waited` and :attr:`received`, and :meth:`look` when
+    :attr:`next_look` has come.
+    """
 
     def __init__(self, limits: AnswerLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        """The request has been sent now."""
+        """Begin when the request has been sent."""
         self._limits = limits
         self._clock = clock
         self._began = clock()
@@ -62,7 +67,7 @@ class AnswerGuard:
         self._bounded: int | None = 0
         """Bytes before the part that must be small, while that part is read."""
         self._bounded_at: float | None = None
-        """When the first byte of it came."""
+        """Time at which its first byte came."""
         self._owed = False
         self._mark = (0.0, 0)
         """Seconds waited and bytes received where the window begins."""
@@ -76,29 +81,29 @@ class AnswerGuard:
         """Time of the clock from which on the next read is followed by a look."""
 
     def document(self) -> None:
-        """The head is whole; a document follows, and all of it is owed."""
+        """Note that the head is whole and a document follows, all of which is owed."""
         self._body()
         self.arriving(True)
 
     def frames(self, content: Callable[[], int]) -> None:
-        """The head is whole; frames follow. ``content()``: their bytes so far."""
+        """Note that the head is whole and frames follow; ``content()`` returns their bytes so far."""
         self._body()
         self._content = content
 
     def end(self) -> None:
-        """The content is whole; what follows can only be the end of chunked encoding."""
+        """Note that the content is whole; only the end of chunked encoding can follow."""
         self._bounded, self._bounded_at = self.received, self._clock()
         self.next_look = self._bounded_at
 
     def arriving(self, owed: bool) -> None:
-        """Whether the server has bytes to give: from the first byte of a frame to its last."""
+        """Note whether the server has bytes to give: from the first byte of a frame to its last."""
         if owed and not self._owed:
             self._mark = (self._mark[0] + self.waited - self._paused, self._mark[1])
         self._paused = self.waited
         self._owed = owed
 
     def look(self) -> None:
-        """Raise :class:`SlowAnswerError` or :class:`EndlessHeadError` for an answer that is not to be waited for."""
+        """Raise :class:`SlowAnswerError` or :class:`EndlessHeadError` for an answer beyond its limits."""
         now, limits = self._clock(), self._limits
         self.next_look = now + self._interval
         if self._bounded is not None:

@@ -1,4 +1,6 @@
-"""What a person gives to reach a server: its URL, a token, a certificate authority. Checked before any request."""
+"""Connection settings from a person: a server's URL, a token, a certificate authority. Checked before any
+request.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """The parts of ``url``; :class:`UsageError` when it is not a server's URL."""
+    """Return the parts of ``url``; :class:`UsageError` when it is not a server's URL."""
     hint = UsageError(f"server URL {url!r}: expected http://HOST:PORT or https://HOST:PORT")
     if not url.isascii() or not url.isprintable() or " " in url:
         raise hint
@@ -41,7 +43,9 @@ def parse_url(url: str) -> Address:
 
 
 def bearer(token: str | None) -> dict[str, str]:
-    """The header that carries ``token``; nothing without one. :class:`UsageError` when it cannot be in a header."""
+    """Return the header that carries ``token``, nothing without one; :class:`UsageError` when a header cannot
+    hold it.
+    """
     if not token:
         return {}
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -50,7 +54,7 @@ def bearer(token: str | None) -> dict[str, str]:
 
 
 def tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """A context that trusts the system's authorities, or the one in ``ca_file`` alone."""
+    """Return a context that trusts the system's authorities, or the one in ``ca_file`` alone."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # also ssl.SSLError

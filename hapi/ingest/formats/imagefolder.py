@@ -11,16 +11,16 @@ from hapi.store.base import ObjectInfo, ObjectStore
 
 NAME = "objects"
 MAX_OBJECTS = 1_000_000
-"""Every object is a request of its own, when it is indexed and whenever it is read."""
+"""Most images: every object is a request of its own, when it is indexed and whenever it is read."""
 
 
 def claims(base: str) -> bool:
-    """Whether this last part of a key is an image's."""
+    """Return whether this last part of a key is an image's."""
     return base.lower().endswith(EXTENSIONS)
 
 
 def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """The images by name."""
+    """Return the images by name."""
     found = [info for info in objects if claims(info.key)]
     if len(found) > MAX_OBJECTS:
         raise UsageError(
@@ -31,6 +31,6 @@ def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) ->
 
 
 def scan(shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
-    """The object as a sample; its class is the first folder of its path."""
+    """Yield the object as a sample; its class is the first folder of its path."""
     label, slash, _ = shard.path.partition("/")
     yield Found(0, shard.size, label if slash else None, shard.path)

@@ -69,10 +69,10 @@ class _ColumnPosition:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a shard's samples are built."""
+    """Layout of a shard's samples."""
 
     first: int
-    """Where in the shard samples begin."""
+    """Offset of the first sample in the shard."""
     head: struct.Struct
     """The sizes at a sample's begin."""
     fixed: int
@@ -82,7 +82,9 @@ class _Layout:
 
 
 def claims(base: str) -> bool:
-    """Whether this last part of a key is an MDS shard's; also a compressed one's, which is refused later."""
+    """Return whether this last part of a key is an MDS shard's, or that of a compressed one, which is refused
+    later.
+    """
     name, dot, extension = base.lower().rpartition(".")
     return bool(dot) and (extension == "mds" or name.endswith(".mds"))
 

@@ -1,7 +1,8 @@
-"""The ``index.json`` of a MosaicML MDS data set: which shards it has, and what must be true of them.
+"""The ``index.json`` of a MosaicML MDS dataset: its shards, and their sizes and digests.
 
-Version 2 of MosaicML's streaming library (``base/format/base/writer.py``): for each shard the name, size and digests
-of its file (``raw_data``), those of its compressed form if there is one (``zip_data``), and its number of samples.
+Version 2 of MosaicML's streaming library (``base/format/base/writer.py``): for each shard the name, size and
+digests of its file (``raw_data``), those of its compressed form if there is one (``zip_data``), and its
+number of samples.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _MAX_INDEX_BYTES = 512 << 20
 _MAX_VALUES = 40_000_000
 """About 40 a shard."""
 DIGESTS = frozenset(hashlib.algorithms_guaranteed - {"shake_128", "shake_256"} | xxhash.algorithms_available)
-"""Those that the streaming library offers. Others are not checked."""
+"""Kinds of digests that the streaming library offers. Others are not checked."""
 
 
 @dataclass(frozen=True)
 class MdsShard(ObjectInfo):
-    """A shard with what ``index.json`` says about it."""
+    """A shard with its entry in ``index.json``."""
 
     samples: int
     digests: tuple[tuple[str, str], ...]
@@ -36,10 +37,16 @@ class MdsShard(ObjectInfo):
 
 
 def listed_shards(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """The shards of ``folder`` in the order of its ``index.json``; ``objects``: all that lies below the folder.
+    """Return the shards of ``folder`` in the order of its ``index.json``.
 
-    :class:`UsageError` when there is no index, several below it, or only compressed shards; :class:`DataError` when
-    the index is damaged or a shard is not there in the size it says.
+    Args:
+        store: where they lie.
+        folder: key prefix of the dataset.
+        objects: all objects below the folder.
+
+    Raises:
+        UsageError: there is no index, several below it, or only compressed shards.
+        DataError: the index is damaged, or a shard does not exist in its size.
     """
     prefix = f"{folder.rstrip('/')}/" if folder else ""
     by_key = {info.key: info for info in objects}

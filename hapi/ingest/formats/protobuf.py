@@ -1,12 +1,14 @@
-"""tf.train.Example, as far as finding a feature's bytes takes: the wire format of protocol buffers, read by hand.
+"""Reader of tf.train.Example as far as needed to find a feature's bytes: the wire format of protocol buffers,
+by hand.
 
     message Example   { Features features = 1; }                    tensorflow/core/example/example.proto
     message Features  { map<string, Feature> feature = 1; }         tensorflow/core/example/feature.proto
     message Feature   { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
     message BytesList { repeated bytes value = 1; }                 Int64List: repeated int64, packed or not
 
-The library would hand out copies of the values, not where they lie. As it does, a name's last entry counts, and fields
-of other numbers are passed over. What no encoder writes (one feature with two kinds of values) is refused.
+The library would hand out copies of the values instead of their locations. As in the library, a name's last
+entry counts, and fields of other numbers are skipped. Forms that no encoder writes (one feature with two
+kinds of values) are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _MAX_SHIFT = 63
 """A varint has at most ten bytes."""
 KINDS = {1: "bytes", 2: "float", 3: "int"}
 
-# Plain tuples and few calls: a data set has millions of these messages.
+# Plain tuples and few calls: a dataset has millions of these messages.
 FieldRange = tuple[int, int]
 """Bytes from..to of the record."""
 Field = tuple[int, int, int, int]
@@ -32,11 +34,11 @@ Feature = tuple[str, FieldRange]
 
 
 class MalformedError(ValueError):
-    """The bytes are no such message; the text says what is wrong."""
+    """The bytes are no such message; the text has the reason."""
 
 
 def varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    """The number that begins at byte ``at``, cut to 64 bits as everywhere, and where it ends."""
+    """Return the number that begins at byte ``at``, cut to 64 bits as everywhere, and where it ends."""
     value = shift = 0
     while at < stop and shift <= _MAX_SHIFT:
         byte = data[at]
@@ -49,7 +51,9 @@ def varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
 
 
 def field_at(data: bytes, at: int, stop: int) -> Field:
-    """The field that begins at byte ``at``; it ends by ``stop``, or :class:`MalformedError`."""
+    """Return the field that begins at byte ``at`` and ends by ``stop``; :class:`MalformedError` if it does
+    not.
+    """
     tag, start = varint(data, at, stop)
     wire = tag & 7
     if wire == _LENGTH:
@@ -69,7 +73,7 @@ def field_at(data: bytes, at: int, stop: int) -> Field:
 
 
 def message(data: bytes, at: int, stop: int) -> Iterator[Field]:
-    """The fields of the message in ``data[at:stop]``, which fill it, or :class:`MalformedError`."""
+    """Yield the fields of the message in ``data[at:stop]``; :class:`MalformedError` unless they fill it."""
     while at < stop:
         found = field_at(data, at, stop)
         yield found
@@ -95,9 +99,9 @@ def entries(record: bytes) -> Iterator[tuple[bytes, FieldRange]]:
 
 
 def _plain_entry(record: bytes, at: int, stop: int) -> tuple[bytes, FieldRange] | None:
-    """The entry at byte ``at`` if it is as every encoder writes it, a short name and then the value; else None.
+    """The entry at byte ``at`` if it has the usual form, a short name and then the value; else None.
 
-    What it finds, :func:`_entry` would find too, in three times the time.
+    :func:`_entry` would find the same in three times the time.
     """
     if record[at] != _ENTRY:
         return None
@@ -131,7 +135,9 @@ def _entry(record: bytes, start: int, end: int) -> tuple[bytes, FieldRange]:
 
 
 def find(record: bytes, names: Set[bytes]) -> dict[bytes, FieldRange]:
-    """Those of the features ``names`` that the Example ``record`` has; :class:`MalformedError` if it is none."""
+    """Return those of the features ``names`` that the Example ``record`` has; :class:`MalformedError` if it
+    is none.
+    """
     return {name: field_range for name, field_range in entries(record) if name in names}
 
 
@@ -147,7 +153,7 @@ def feature(record: bytes, field_range: FieldRange) -> Feature:
 
 
 def bytes_values(record: bytes, values: FieldRange) -> list[FieldRange]:
-    """Where the values of a list of bytes lie; two at most, as many as it takes to see that it is not one."""
+    """Return where the values of a list of bytes lie; two at most, enough to see that it is not a single one."""
     found: list[FieldRange] = []
     for number, wire, start, end in message(record, *values):
         if number == 1 and wire == _LENGTH:
@@ -158,7 +164,7 @@ def bytes_values(record: bytes, values: FieldRange) -> list[FieldRange]:
 
 
 def int_values(record: bytes, values: FieldRange) -> list[int]:
-    """The values of a list of whole numbers; two at most."""
+    """Return the values of a list of whole numbers; two at most."""
     found: list[int] = []
     for number, wire, start, end in message(record, *values):
         at = start if number == 1 and wire in (_VARINT, _LENGTH) else end

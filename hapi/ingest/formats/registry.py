@@ -1,4 +1,4 @@
-"""The formats by name, and which of them lies in a folder."""
+"""The formats by name, and the choice of the one that lies in a folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class Format(Protocol):
 
     NAME: str
 
-    def claims(self, base: str) -> bool: ...
+    def claims(self, base: str) -> bool:
+        """Return whether an object with this last part of a key is a sign of the format."""
 
-    def shards_of(
-        self, store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]
-    ) -> list[ObjectInfo]: ...
+    def shards_of(self, store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the shards among ``objects``, in their order."""
 
-    def scan(self, shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]: ...
+    def scan(self, shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
+        """Yield the samples of one shard in their order."""
 
 
 _ALL: tuple[Format, ...] = (webdataset, mds, tfrecord, objects)
@@ -31,7 +32,9 @@ FORMATS: Mapping[str, Format] = {module.NAME: module for module in _ALL}
 
 
 def choose(where: str, listed: Sequence[ObjectInfo]) -> Format:
-    """The format of the objects below ``where``; :class:`UsageError` when there is none, or more than one."""
+    """Return the format of the objects below ``where``; :class:`UsageError` when there is none, or more than
+    one.
+    """
     counts: dict[str, int] = {}
     examples: dict[str, str] = {}
     for info in listed:

@@ -1,17 +1,18 @@
-"""What a format's module works with: a shard's bytes read once in order, and what it finds in them.
+"""Tools of a format's module: a shard's bytes, read once in order, and the samples found in them.
 
 A format is a module with
 
     NAME: str                                       as in ``hapi index --format``
     claims(base: str) -> bool                       whether an object with this last part of a key is a sign of it
     shards_of(store, folder, objects) -> list[ObjectInfo]
-                                                    the shards among what lies below the folder, in their order
+                                                    the shards among all objects below the folder, in their order
     scan(shard, fields) -> Iterator[Found | Bad]    the samples of one shard, in their order
 
-``objects`` is the listing of the folder, sorted by key; a prefix ``.../`` of their keys is ``folder``. ``scan`` only
-says where samples lie: that they are images, no longer than a sample may be, with a label, is checked by who calls.
-Damage of a record is a :class:`Bad` when the scan can go on behind it, else :class:`DataError` naming the shard. What
-only the whole shard shows is checked at its end (:meth:`ShardBytes.check_at_end`): then none of its samples is used.
+``objects`` is the listing of the folder, sorted by key; a prefix ``.../`` of their keys is ``folder``.
+``scan`` only locates samples. The caller checks that they are images, not too long, and have a label. Damage
+of a record is a :class:`Bad` if the scan can go on behind it, otherwise a :class:`DataError` naming the
+shard. A property of the whole shard is checked at its end (:meth:`ShardBytes.check_at_end`): if it fails,
+none of its samples is used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hapi.store.base import ObjectInfo, ObjectStore
 from hapi.text import printable
 
 BLOCK_BYTES = 4 << 20
-"""Read at once: large enough that a store's few ms a request do not count."""
+"""Bytes read at once: large enough that a store's few ms a request do not count."""
 _KEPT_BLOCKS = 3
 """Blocks held at a time. A sample's label may stand behind its image, which is then still here."""
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -39,7 +40,7 @@ Label = int | str | None
 
 @dataclass(frozen=True)
 class Found:
-    """A sample: bytes ``offset..offset + length`` of the shard; ``name`` is how messages call it."""
+    """A sample: bytes ``offset..offset + length`` of the shard; messages call it ``name``."""
 
     offset: int
     length: int
@@ -49,7 +50,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Bad:
-    """A sample that cannot be used, and why (a few words that follow ``name: ``)."""
+    """A sample that cannot be used, and the reason (a few words that follow ``name: ``)."""
 
     name: str
     problem: str
@@ -57,7 +58,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Fields:
-    """Which fields of a record are the image and the label; None: what the format takes by itself."""
+    """Fields of a record that are the image and the label; None: the format's defaults."""
 
     image: str | None = None
     label: str | None = None
@@ -74,13 +75,13 @@ class ShardBytes:
     def __init__(self, store: ObjectStore, info: ObjectInfo, name: str | None = None) -> None:
         self._store = store
         self.info = info
-        """As ``shards_of`` gave it; a format may put into it what its own index says about the shard."""
+        """The object from ``shards_of``; a format may add facts from its own index about the shard."""
         self.key = key = info.key
         self.size = info.size
         self.path = key if name is None else name
         """The key below the folder that is indexed."""
         self.name = printable(self.path)
-        """What messages call the shard."""
+        """Name of the shard in messages."""
         self._blocks: dict[int, memoryview] = {}
         self._next = 0
         self._digest = xxhash.xxh3_64()
@@ -88,17 +89,19 @@ class ShardBytes:
         self._checks: list[Callable[[], None]] = []
 
     def watch(self, update: Callable[[memoryview], None]) -> None:
-        """Call ``update`` with the object's bytes in their order as they are first read. Before the first read."""
+        """Call ``update`` with the object's bytes in their order as they are first read. Call it before the
+        first read.
+        """
         self._watching.append(update)
 
     def check_at_end(self, check: Callable[[], None]) -> None:
-        """Call ``check`` when all bytes have been read: a :class:`DataError` of it makes the whole shard useless."""
+        """Call ``check`` when all bytes have been read; its :class:`DataError` makes the whole shard useless."""
         self._checks.append(check)
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Bytes ``offset..offset + length``; :class:`DataError` naming the shard when it does not have them.
+        """Return bytes ``offset..offset + length``; :class:`DataError` naming the shard when it ends before.
 
-        Valid as long as it is held. Memory is taken for bytes that are there only.
+        They are valid as long as they are held. Memory is taken only for bytes that exist.
         """
         if offset < 0 or length < 0 or offset + length > self.size:
             raise DataError(
@@ -121,7 +124,9 @@ class ShardBytes:
         return out.toreadonly()
 
     def checksum(self) -> int:
-        """xxh3_64 of the whole object; reads what was not read yet. DataError when a check at its end fails."""
+        """Return the xxh3_64 of the whole object, reading the rest of it; DataError when a check at its end
+        fails.
+        """
         count = -(-self.size // BLOCK_BYTES)
         if self._next < count:
             self._block(count - 1)
@@ -162,6 +167,6 @@ class ShardBytes:
 
 
 def label_of(text: str) -> int | str:
-    """A label from text: a class number when it is a whole number, else a class name."""
+    """Return a label from text: a class number when it is a whole number, otherwise a class name."""
     stripped = text.strip()
     return int(stripped) if _WHOLE_NUMBER.fullmatch(stripped) else stripped

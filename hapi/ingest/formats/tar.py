@@ -1,8 +1,9 @@
 """The members of a tar archive: POSIX ustar, with GNU's and pax's long names and sizes.
 
-Python's ``tarfile`` reads such archives too, but stops without a word at the first header that it does not understand
-and takes an archive that was cut off between two members for a whole one. Here both are errors: an archive ends with a
-block of zeros. What comes after that must be zeros, or another archive (``cat a.tar b.tar``).
+Python's ``tarfile`` reads such archives too, but stops without a word at the first header that it does not
+understand and takes an archive that was cut off between two members for a whole one. Here both are errors: an
+archive ends with a block of zeros. After that only zeros may follow, or another archive (``cat a.tar
+b.tar``).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Member:
     offset: int
     size: int
     problem: str | None
-    """Why its bytes are not the file's; None when they are."""
+    """Reason why its bytes are not the file's; None when they are."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class _Header:
 
 
 def members(shard: ShardBytes) -> Iterator[Member]:
-    """The files of the archive in their order, of which the last read whole.
+    """Yield the files of the archive in their order; before the next one, the last must be read whole.
 
-    :class:`DataError` naming the shard and the place when the archive is cut off or no archive.
+    Raises:
+        DataError: the archive is cut off or is none; the message names the shard and the place.
     """
     position, ended = 0, False
     common: dict[str, str] = {}
@@ -110,7 +112,7 @@ def _check_inside(shard: ShardBytes, member: Member) -> None:
 
 
 def _after_zeros(shard: ShardBytes, position: int) -> int:
-    """Where the next archive begins after a block of zeros, or the shard's end."""
+    """Position of the next archive after a block of zeros, or the shard's end."""
     while position < shard.size:
         length = min(64 * BLOCK, shard.size - position)
         found = np.flatnonzero(np.frombuffer(shard.read(position, length), dtype=np.uint8))
@@ -140,7 +142,7 @@ def _header(shard: ShardBytes, position: int, data: bytes) -> _Header:
 
 
 def _is_checksum(data: bytes, stored: int | None) -> bool:
-    """Whether ``stored`` is the sum of the header's bytes; some writers take them as signed."""
+    """Return whether ``stored`` is the sum of the header's bytes; some writers take them as signed."""
     others = data[:148] + data[156:]
     counted = sum(others) + 8 * 0x20
     return stored == counted or stored == counted - 256 * sum(byte > 127 for byte in others)
@@ -153,7 +155,7 @@ def _extension_size(shard: ShardBytes, position: int, header: _Header) -> int:
 
 
 def _extension(shard: ShardBytes, position: int, kind: bytes, data: bytes) -> dict[str, str]:
-    """What a GNU long name or a pax header says of the next member."""
+    """Facts of a GNU long name or a pax header about the next member."""
     if kind == b"L":
         return {"path": _text(data)}
     return {} if kind == b"K" else _pax(shard, position, data)

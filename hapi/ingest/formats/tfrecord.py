@@ -30,7 +30,8 @@ from hapi.store.base import ObjectInfo, ObjectStore
 NAME = "tfrecord"
 IMAGES = ("image/encoded", "image")
 LABELS = ("image/class/label", "label", "image/class/text")
-"""Features that are taken, the first that a record has: those of TensorFlow's ImageNet scripts and of its data sets."""
+"""Features used as labels, the first that a record has: those of TensorFlow's ImageNet scripts and datasets.
+"""
 _FILE = re.compile(r"(.+?)(\.tfrec(?:ord)?s?)?(-\d+-of-\d+)?(\.gz|\.gzip|\.zlib)?", re.IGNORECASE | re.DOTALL)
 _HEAD = struct.Struct("<QI")
 _AROUND = _HEAD.size + 4
@@ -43,7 +44,7 @@ Crc = Callable[[bytes], int]
 
 
 class _WrongError(Exception):
-    """Why a record cannot be used."""
+    """Reason why a record cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,17 @@ def _encoded(names: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def claims(base: str) -> bool:
-    """Whether this last part of a key is a TFRecord file's: ``x.tfrecord``, ``train-00000-of-01024``, and the like."""
+    """Return whether this last part of a key is a TFRecord file's: ``x.tfrecord``, ``train-00000-of-01024``,
+    and the like.
+    """
     match = _FILE.fullmatch(base)
     return match is not None and bool(match[2] or match[3])
 
 
 def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """The files by name; :class:`UsageError` when they are several sets (``train-..-of-8``, ``validation-..-of-2``)."""
+    """Return the files by name; :class:`UsageError` when they are several sets (``train-..-of-8``,
+    ``validation-..-of-2``).
+    """
     found: list[ObjectInfo] = []
     sets: set[str] = set()
     for info in objects:
@@ -98,7 +103,7 @@ def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) ->
 
 
 def scan(shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
-    """The records of a file in their order."""
+    """Yield the records of a file in their order."""
     crc = _crc32c()
     wanted = _Wanted.of(fields)
     at = number = 0
@@ -144,7 +149,7 @@ def _length(shard: ShardBytes, at: int, number: int, crc: Crc) -> int:
 
 
 def _other_form(begin: bytes) -> str:
-    """What a file is whose first record has no sound length."""
+    """Likely form of a file whose first record has no sound length."""
     kind = None
     if begin == b"\x1f\x8b":
         kind = "gzip"

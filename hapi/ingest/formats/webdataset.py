@@ -1,8 +1,8 @@
-"""WebDataset: tar shards; a sample is the members that follow one another and differ only behind the first dot.
+"""WebDataset: tar shards; consecutive members whose names differ only behind the first dot are one sample.
 
-The name of a sample is a member's path up to the first dot of its last part, what follows is the field
-(``n01/0042.seg.png``: sample ``n01/0042``, field ``seg.png``), as in WebDataset's ``base_plus_ext``. Members without
-such a name (folders, ``.hidden``) belong to no sample.
+The name of a sample is a member's path up to the first dot of its last part; the rest is the field
+(``n01/0042.seg.png``: sample ``n01/0042``, field ``seg.png``), as in WebDataset's ``base_plus_ext``. Members
+without such a name (folders, ``.hidden``) belong to no sample.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _MEMBER_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _MAX_LABEL, _MAX_JSON = 4 << 10, 16 << 20
-"""Bytes of a label's member, of a JSON member."""
+"""Most bytes of a label's member, and of a JSON member."""
 
 
 class _WrongError(Exception):
-    """Why a sample cannot be used."""
+    """Reason why a sample cannot be used."""
 
 
 @dataclass
@@ -38,12 +38,14 @@ class _Sample:
 
 
 def claims(base: str) -> bool:
-    """Whether this last part of a key is a tar shard's; also a compressed one's, which is refused later."""
+    """Return whether this last part of a key is a tar shard's, or that of a compressed one, which is refused
+    later.
+    """
     return base.lower().endswith((".tar", *_COMPRESSED))
 
 
 def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """The tar shards by name; :class:`UsageError` when one is compressed."""
+    """Return the tar shards by name; :class:`UsageError` when one is compressed."""
     for info in objects:
         if info.key.lower().endswith(_COMPRESSED):
             raise UsageError(
@@ -54,7 +56,7 @@ def shards_of(store: ObjectStore, folder: str, objects: Sequence[ObjectInfo]) ->
 
 
 def scan(shard: ShardBytes, fields: Fields) -> Iterator[Found | Bad]:
-    """The samples of a tar shard in their order."""
+    """Yield the samples of a tar shard in their order."""
     seen: set[str] = set()
     sample: _Sample | None = None
     for member in members(shard):

@@ -1,4 +1,4 @@
-"""What ``hapi index`` is pointed at: the foreign shards below a key prefix of a store."""
+"""Discovery for ``hapi index``: the foreign shards below a key prefix of a store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WORDS = re.compile(r"[^A-Za-z]+")
 
 @dataclass(frozen=True)
 class Folder:
-    """What lies in the folder that is indexed."""
+    """Contents of the folder that is indexed."""
 
     title: str
-    """As the user gave it."""
+    """Name that the user gave."""
     prefix: str
-    """Of all shards' keys; empty for the whole store."""
+    """Key prefix of all shards; empty for the whole store."""
     module: Format
     shards: list[ObjectInfo]
     left_out: list[str]
@@ -33,10 +33,17 @@ class Folder:
 
 
 def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> Folder:
-    """The shards below the key prefix ``folder`` ("." for the whole store), in the format ``wanted`` or found.
+    """Return the shards below a key prefix.
 
-    Its last parts may be a pattern of names, as in ``wds/train-*``. :class:`UsageError` when the shards are of no
-    format or a mixture, or of training and validation; :class:`NotFoundError` when nothing is there.
+    Args:
+        store: where they lie.
+        folder: the key prefix; "." for the whole store. Its last parts may be a pattern of names
+            (``wds/train-*``).
+        wanted: name of the format; None: the one that is found.
+
+    Raises:
+        UsageError: the shards are of no format or a mixture, or of training and validation.
+        NotFoundError: nothing lies there.
     """
     folder, pattern = _split_pattern(folder)
     prefix = _checked_prefix(store, folder)
@@ -82,9 +89,9 @@ def _split_pattern(folder: str) -> tuple[str, str | None]:
 
 
 def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
-    """UsageError when shards of training and of validation lie together.
+    """Raise UsageError when shards of training and of validation lie together, by words in their names.
 
-    By the words in the shards' names. Of single objects only the first folder counts, which would be their class.
+    For single objects only the first folder counts, which would be their class.
     """
     objects = module.NAME == "objects"
     mixed = training_and_other(
@@ -112,7 +119,7 @@ def _checked_prefix(store: ObjectStore, folder: str) -> str:
 
 
 def _is_usable(key: str) -> bool:
-    """Whether Hapi can read an object of this name and note it down."""
+    """Return whether Hapi can read an object of this name and record it."""
     try:
         check_key(key).encode()
     except (BadRequestError, UnicodeEncodeError):
@@ -121,7 +128,7 @@ def _is_usable(key: str) -> bool:
 
 
 def left_out_note(folder: Folder) -> str | None:
-    """A line about the objects in the folder that are not indexed; None when there are none."""
+    """Return a line about the objects in the folder that are not indexed; None when there are none."""
     if not folder.left_out:
         return None
     some = ", ".join(printable(key) for key in folder.left_out[:3])

@@ -1,7 +1,8 @@
-"""``hapi index``: what lies in the store in a foreign format becomes a data set where it is, without a copy.
+"""``hapi index``: foreign files in the store become a dataset where they are, without a copy.
 
-Every shard is read once: its samples' places, labels and checksums go into an index under ``datasets/NAME``, and the
-manifest names the folder of the shards. Nothing is ever written, moved or removed there.
+Every shard is read once: its samples' locations, labels and checksums go into an index under
+``datasets/NAME``, and the manifest names the folder of the shards. Nothing is ever written, moved or removed
+there.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from hapi.store.base import ObjectStore
 from hapi.wire.references import TransformSpec
 
 LOCAL_WORKERS, REMOTE_WORKERS = 2, 8
-"""Of a local folder one thread indexes 510 MB/s of tar shards, two 540, eight 460: they are in each other's way at
-Python's lock (8,000 JPEGs of 48 KB, two cores). Over a network eight wait for the store at the same time."""
+"""Threads for a local and a remote store. In a local folder one thread indexes 510 MB/s of tar shards, two
+540, eight 460: they compete for Python's lock (8,000 JPEGs of 48 KB, two cores). Over a network eight wait
+for the store at the same time.
+"""
 _LAYOUT = SampleLayout(kind="encoded")
 
 
@@ -53,21 +56,22 @@ class IndexOptions:
 
     fields: Fields = field(default_factory=Fields)
     labels: Path | None = None
-    """File of the samples' labels (.npy, or text with one integer a line); the shards' own are not read then."""
+    """File of the samples' labels (.npy, or text with one integer a line), used instead of the shards' own.
+    """
     classes: tuple[str, ...] | None = None
-    """Names of the classes; else the labels that are names, sorted, or the labels' numbers."""
+    """Names of the classes; default: the labels that are names, sorted, or the labels' numbers."""
     transform: TransformSpec | None = None
     decode: bool = False
-    """Decode every image; else only its beginning is looked at."""
+    """Decode every image; otherwise only its beginning is checked."""
     skip_bad: bool = False
-    """Leave bad samples out and count them; else the first one is an error."""
+    """Leave bad samples out and count them; otherwise the first one is an error."""
     workers: int | None = None
     """Threads that read shards; None: ``LOCAL_WORKERS`` or ``REMOTE_WORKERS``."""
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """What came of it; ``skipped`` is known unless the data set was there already, finished."""
+    """Result of an indexing; ``skipped`` is known unless the dataset was finished before."""
 
     manifest: Manifest
     skipped: Skipped
@@ -86,12 +90,22 @@ def index_folder(
     on_start: Callable[[int, int], None] = lambda samples, size: None,
     on_progress: Callable[[int, int], None] = lambda samples, size: None,
 ) -> Indexed:
-    """Index ``folder`` (of ``find_folder``) as the data set ``name``, going on with an unfinished indexing.
+    """Index ``folder`` (of ``find_folder``) as the dataset ``name``, going on with an unfinished indexing.
 
-    ``on_start`` is called with what an earlier run completed, ``on_progress`` with the samples and bytes done since the
-    last call. The first bad sample is a :class:`DataError` naming shard and sample, and there is no data set, unless
-    ``options.skip_bad``. ``replace``, ``restart``, ``force_lock`` and ``keep_old`` are those of
-    :func:`hapi.ingest.pack.pack`.
+    Args:
+        store: where the shards lie and the index is written.
+        name: the dataset's name.
+        folder: the shards.
+        options: fields, labels, classes and the transform.
+        replace: replace the dataset of this name.
+        restart: throw an unfinished indexing away.
+        force_lock: take the lock of another writer that is known to be dead.
+        keep_old: seconds for which a replaced version stays readable.
+        on_start: told samples and bytes that an earlier run completed.
+        on_progress: told samples and bytes since its last call.
+
+    Raises:
+        DataError: a bad sample, unless ``options.skip_bad``; the message names shard and sample.
     """
     dataset_prefix(name)
     input_shape(_LAYOUT, options.transform or TransformSpec())
@@ -100,6 +114,7 @@ def index_folder(
     skipped = Skipped()
 
     def make(target: PackFolder, packing: Packing) -> Manifest:
+        """Index the folder within the dataset's transaction."""
         parts = indexer.run(target, on_start)
         for part in parts:
             skipped.add(part.skipped)
@@ -173,12 +188,12 @@ class _Indexer:
         self._stop = threading.Event()
 
     def fingerprint(self) -> str:
-        """Of all that decides what a run's part holds, beside its shards."""
+        """Digest of everything that decides a run's part of the index, beside its shards."""
         known = [self._folder.prefix, self._folder.module.NAME, asdict(self._fields), self._options.decode]
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
 
     def whole(self, labels: IntArray | None) -> str:
-        """Of all that decides the data set, ``labels`` of ``--labels`` among it."""
+        """Digest of everything that decides the dataset, with ``labels`` of ``--labels``."""
         options = self._options
         transform = (options.transform or TransformSpec()).to_json()
         known = [self.fingerprint(), options.classes, transform, options.skip_bad, labels is None]
@@ -190,7 +205,7 @@ class _Indexer:
         return state.hexdigest()
 
     def run(self, target: PackFolder, on_start: Callable[[int, int], None]) -> list[Scanned]:
-        """What is in all runs, in their order; what an earlier indexing completed is taken from there."""
+        """Index of all runs, in their order; runs that an earlier indexing completed are taken over."""
         runs = list(runs_of(self._folder.shards))
         parts: dict[int, Scanned] = {}
         for number, run in enumerate(runs):

@@ -1,4 +1,4 @@
-"""Labels that are found in foreign shards: class numbers, or names that become classes when all are known."""
+"""Labels found in foreign shards: class numbers, or names that become classes when all are known."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from hapi.ingest.sources.base import numbered_classes
 from hapi.text import printable
 
 MAX_NAMES = 100_000
-"""More different names are no classes but, say, captions."""
+"""Most different names of classes; more are, for example, captions."""
 _MAX_NUMBER = 999_999
 
 Kind = Literal["numbers", "names", "ignored"]
 
 
 class LabelError(Exception):
-    """Why a sample's label cannot be used."""
+    """Reason why a sample's label cannot be used."""
 
 
 class LabelBook:
     """Labels of one run of shards as integers: class numbers, or places in ``names``."""
 
     def __init__(self, ignored: bool) -> None:
-        """``ignored``: labels come from elsewhere, every one is 0 here."""
+        """Begin without labels; ``ignored``: labels come from elsewhere, and each is 0 here."""
         self.kind: Kind | None = "ignored" if ignored else None
         self.names: list[str] = []
         self._number_of: dict[str, int] = {}
 
     def add(self, label: Label) -> int:
-        """The integer for this label; :class:`LabelError` when it is none, or of another kind than those before."""
+        """Return the integer for this label; :class:`LabelError` when it is none, or of another kind than
+        earlier ones.
+        """
         if self.kind == "ignored":
             return 0
         if label is None:
@@ -72,9 +74,15 @@ def merged(
     names: Sequence[Sequence[str]],
     given: tuple[str, ...] | None,
 ) -> tuple[IntArray, tuple[str, ...]]:
-    """Labels of all samples, int64 [n], and the classes, from what the runs have; ``given`` classes go first.
+    """Return the labels of all samples, int64 [n], and the classes.
 
-    Names that are not given become classes in their order as texts, as torchvision's ImageFolder does it.
+    Names that are not given become classes in their order as texts, as in torchvision's ImageFolder.
+
+    Args:
+        labels: labels of each run.
+        kinds: kind of each run's labels.
+        names: names of each run.
+        given: classes that the user gave, which go first; None: none.
     """
     if "numbers" in kinds and "names" in kinds:
         number = np.concatenate(
@@ -108,7 +116,7 @@ def merged(
 
 
 def checked_classes(labels: IntArray, given: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The classes for these labels (int64 [n], n > 0); :class:`UsageError` when they do not fit."""
+    """Return the classes for these labels (int64 [n], n > 0); :class:`UsageError` when they do not fit."""
     classes = numbered_classes(labels) if given is None else given
     try:
         check_classes(classes)

@@ -1,4 +1,4 @@
-"""Runs of foreign shards: what one thread scans at a time, and what an interrupted indexing keeps of it."""
+"""Runs of foreign shards: the unit that one thread scans, and that an interrupted indexing keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hapi.wire.documents import parse_document
 
 RUN_BYTES = 64 << 20
 RUN_SHARDS = 1000
-"""A run ends when it has this much: a few seconds of work are lost when an indexing is interrupted."""
+"""Most shards of a run: an interrupted indexing loses a few seconds of work."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What was found in a run; ``index`` is None when there is no sample, its labels are those of a LabelBook."""
+    """Samples of a run; ``index`` is None when there is none, its labels are those of a LabelBook."""
 
     index: SampleIndex | None
     kind: Kind
@@ -47,14 +47,16 @@ class Scanned:
     skipped: Skipped
 
     def write(self, folder: PackFolder, run: Run) -> None:
-        """Keep it for an indexing that goes on after an interruption."""
+        """Store it for an indexing that goes on after an interruption."""
         if self.index is not None:
             document = [self.kind, self.names, self.skipped.to_json()]
             folder.write_part(f"run-{run.key}", self.index, {"run": json.dumps(document)})
 
     @classmethod
     def read(cls, folder: PackFolder, run: Run) -> Scanned | None:
-        """What an earlier indexing kept of this run; None when there is nothing, or nothing whole."""
+        """Return the part that an earlier indexing stored of this run; None when there is none, or no whole
+        one.
+        """
         part = folder.read_part(f"run-{run.key}")
         if part is None:
             return None
@@ -72,7 +74,7 @@ def _is_text(value: object) -> bool:
 
 
 def runs_of(shards: Sequence[ObjectInfo]) -> Iterator[Run]:
-    """All shards in their order, in runs."""
+    """Divide all shards, in their order, into runs."""
     gathered: list[ObjectInfo] = []
     size = 0
     for number, info in enumerate(shards):
@@ -111,7 +113,7 @@ class RunScanner:
         self._shards: list[Shard] = []
 
     def scan(self, run: Run) -> Scanned:
-        """All samples of the run; the first bad one is a :class:`DataError`, unless they are skipped."""
+        """Return all samples of the run; the first bad one is a :class:`DataError`, unless they are skipped."""
         for info in run.shards:
             self._scan_shard(ShardBytes(self._store, info, info.key[self._below :]))
         return Scanned(self._index(), self._labels.kind or "ignored", self._labels.names, self._skipped)

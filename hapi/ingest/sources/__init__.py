@@ -1,1 +1,1 @@
-"""Where samples to be packed come from."""
+"""Sources of samples to pack."""

@@ -25,7 +25,7 @@ Samples = np.ndarray | StoredArray
 SAMPLE_NAMES = ("images", "features", "x", "data", "X")
 LABEL_NAMES = ("labels", "y", "targets", "Y")
 MAX_LABEL_TEXT_BYTES = 128 << 20
-"""Largest file of labels as text; more fit a .npy file."""
+"""Largest file of labels as text; more labels fit a .npy file."""
 _UNREADABLE = (
     OSError,
     MemoryError,
@@ -36,15 +36,15 @@ _UNREADABLE = (
     zlib.error,
     tokenize.TokenError,
 )
-"""What numpy raises on files that are no arrays."""
+"""Errors of numpy for files that are no arrays."""
 
 
 class ArraySource(Source):
-    """Samples stay tensors of their type, in this machine's byte order.
+    """Samples that stay tensors of their type, in this machine's byte order.
 
-    Models want channels first, so uint8 images are brought there: [N, H, W] becomes [N, 1, H, W], and
-    [N, H, W, C] with C of 1 or 3 (and H none of both) becomes [N, C, H, W]. Arrays of floats are stored as
-    they are. uint8 images of 1 or 3 channels get ImageNet's normalisation as their transform.
+    Models want channels first, so uint8 images are transposed: [N, H, W] becomes [N, 1, H, W], and [N, H, W,
+    C] with C of 1 or 3 (and H none of both) becomes [N, C, H, W]. Arrays of floats are stored as they are.
+    uint8 images of 1 or 3 channels get ImageNet's normalisation as their transform.
     """
 
     def __init__(self, path: Path, labels: Path | None = None) -> None:
@@ -78,11 +78,13 @@ class ArraySource(Source):
             self.transform = TransformSpec(resize=side, crop=side)
 
     def sample(self, number: int) -> memoryview:
+        """Return the bytes of a sample in C order."""
         sample = self._moved(self._samples[number])
         native = np.ascontiguousarray(sample, dtype=sample.dtype.newbyteorder("="))
         return native.reshape(-1).view(np.uint8).data
 
     def content_key(self) -> bytes:
+        """Return size and time of the file."""
         stat = self._path.stat()
         state = xxhash.xxh3_128(b"%d %d" % (stat.st_size, stat.st_mtime_ns))
         for number in range(0, self.count, max(1, self.count // 16)):
@@ -91,7 +93,7 @@ class ArraySource(Source):
 
 
 def _channels_first(samples: Samples) -> tuple[Callable[[np.ndarray], np.ndarray], tuple[int, ...]]:
-    """What brings a sample's channels first, and the shape that it has then."""
+    """The function that brings a sample's channels first, and the resulting shape."""
     shape = tuple(int(side) for side in samples.shape[1:])
     if samples.dtype == np.uint8 and len(shape) == 2:
         return (lambda sample: sample[None]), (1, *shape)
@@ -127,7 +129,7 @@ def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def read_labels(path: Path) -> IntArray:
-    """The labels in a file, int64 [n]; :class:`UsageError` when it has none, or is larger than labels are."""
+    """Return the labels in a file, int64 [n]; :class:`UsageError` when it has none or is too large."""
     what = f"labels {path}"
     try:
         if path.suffix == ".npy":

@@ -1,4 +1,8 @@
-"""Sources, which ``hapi pack`` reads from: labels for all samples, and bytes for each."""
+"""Sources of ``hapi pack``: labels of all samples, and bytes of each.
+
+``open_source`` chooses one by the user's text: a folder of images, an array file,
+``torchvision:NAME[:option=value]...`` or ``sklearn:digits`` / ``sklearn:photos``.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +31,29 @@ class Source(ABC):
     """The transform that suits the source; None: the packer's default for images, none for tensors."""
     thread_safe: bool = True
     note: str = ""
-    """A word to the user about what was found, for example files that were left out."""
+    """A note for the user, for example about files that were left out."""
 
     @property
     def count(self) -> int:
+        """Number of samples."""
         return len(self.labels)
 
     @abstractmethod
     def sample(self, number: int) -> bytes | memoryview:
-        """Bytes of a sample: an encoded image, or a tensor in C order."""
+        """Return the bytes of a sample: an encoded image, or a tensor in C order."""
 
     def describe(self, number: int) -> str:
-        """A sample's name in messages."""
+        """Return a sample's name for messages."""
         return f"{self.description}, sample {number}"
 
     @abstractmethod
     def content_key(self) -> bytes:
-        """What tells this content from another (names, sizes, times of files; or the bytes themselves)."""
+        """Return text that differs for other content (names, sizes, times of files; or the bytes themselves)."""
 
     def fingerprint(self) -> str:
-        """Digest of labels, classes and content: an unfinished packing goes on only from the same source."""
+        """Return the digest of labels, classes and content; an unfinished packing goes on only from the same
+        source.
+        """
         state = xxhash.xxh3_128()
         state.update(repr((self.description, self.count, self.classes, self.layout)).encode())
         state.update(np.ascontiguousarray(self.labels).data)
@@ -55,7 +62,9 @@ class Source(ABC):
 
 
 def numbered_classes(labels: IntArray) -> tuple[str, ...]:
-    """Class names "0", "1", ... for labels without names; bounded, lest a wrong label makes millions."""
+    """Return class names "0", "1", ... for labels without names; bounded, so that a wrong label does not make
+    millions.
+    """
     highest = int(labels.max(initial=0))
     if highest >= 1_000_000:
         raise UsageError(f"label {highest} is too large for a class number; labels count classes from 0")
@@ -63,7 +72,7 @@ def numbered_classes(labels: IntArray) -> tuple[str, ...]:
 
 
 def integer_labels(values: Sequence[object] | np.ndarray, what: str) -> IntArray:
-    """``values`` as int64 [n]; :class:`UsageError` when they are no integers, one per sample."""
+    """Return ``values`` as int64 [n]; :class:`UsageError` unless they are integers, one per sample."""
     array = np.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

@@ -16,14 +16,14 @@ from hapi.ingest.sources.base import Source
 from hapi.store.walk import GONE
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Those of torchvision's ImageFolder."""
+"""File suffixes of torchvision's ImageFolder."""
 
 
 class FolderSource(Source):
     """Scanned once, in ImageFolder's order; file names are kept as one block of bytes, not as objects."""
 
     def __init__(self, root: Path, store: Path | None = None) -> None:
-        """``store``: the folder of a store, which is no part of it, wherever it lies."""
+        """Scan ``root``, but not ``store``, the folder of a store that may lie inside."""
         self.root = root
         apart = [root] if store is None else [root, store, store / "datasets", store / "models"]
         self._apart = {_identity(folder) for folder in apart} - {None}
@@ -54,7 +54,7 @@ class FolderSource(Source):
             elif entry.name.lower().endswith(EXTENSIONS) or _state(entry) is None:
                 self._left_out += 1
         if stores:
-            self.note = f"no class, as the data set goes there: {', '.join(stores)}"
+            self.note = f"no class, as the dataset goes there: {', '.join(stores)}"
         classes = tuple(names)
         if not classes:
             raise UsageError(
@@ -64,7 +64,7 @@ class FolderSource(Source):
         if mixed:
             raise UsageError(
                 f"{self.root} holds training data ({mixed[0]}) and other data ({mixed[1]}), which are not mixed: "
-                f"pack {self.root / mixed[0]} and {self.root / mixed[1]}, each as a data set of its own"
+                f"pack {self.root / mixed[0]} and {self.root / mixed[1]}, each as a dataset of its own"
             )
         return classes
 
@@ -104,14 +104,16 @@ class FolderSource(Source):
                 yield len(self._names)
 
     def path(self, number: int) -> Path:
-        """The file of a sample."""
+        """Return the file of a sample."""
         first = int(self._ends[number - 1]) if number else 0
         return self.root / os.fsdecode(bytes(self._names[first : int(self._ends[number])]))
 
     def describe(self, number: int) -> str:
+        """Return the path below the folder."""
         return str(self.path(number))
 
     def sample(self, number: int) -> bytes:
+        """Return the bytes of the file."""
         path = self.path(number)
         try:
             return path.read_bytes()
@@ -119,11 +121,12 @@ class FolderSource(Source):
             raise UsageError(f"{path}: {error.strerror}; the folder changed while it was packed") from error
 
     def content_key(self) -> bytes:
+        """Return names, sizes and times of all files, as a digest."""
         return self._files.digest()
 
 
 def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """What the entry is, or its link leads to; None for a link that leads nowhere, or what went meanwhile."""
+    """State of the entry or of a link's target; None for a dangling link, or a file that vanished meanwhile."""
     try:
         return entry.stat()
     except OSError as error:
@@ -133,7 +136,7 @@ def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _identity(folder: str | Path) -> tuple[int, int] | None:
-    """None for what cannot be looked at."""
+    """Identity of a folder; None for an inaccessible one."""
     try:
         state = Path(folder).stat()
     except OSError:

@@ -20,21 +20,25 @@ from hapi.ingest.sources.folder import FolderSource
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a user may say about a source beside its name."""
+    """Options of a source beside its name."""
 
     labels: Path | None = None
     """File of labels for an array without them: ``.npy``, or text with one integer a line."""
     classes: tuple[str, ...] | None = None
-    """All classes, by name in the order of their labels; where the source knows no names, or wholly other ones, these
-    are its classes' names. Else what the source knows, else the labels' numbers."""
+    """All classes, by name in the order of their labels. If the source has no names, or wholly other ones,
+    these are its classes' names. Default: the source's own names, or the labels' numbers.
+    """
     store: Path | None = None
-    """The folder of the store that is written, if it is one: no part of the source, though it may lie in it."""
+    """Folder of the store that is written, if it is local: never part of the source, though it may lie in it.
+    """
     download: bool = False
-    """Let torchvision fetch what is missing."""
+    """Let torchvision fetch missing files."""
 
 
 def open_source(text: str, options: SourceOptions | None = None) -> Source:
-    """The source that ``text`` names; :class:`UsageError` when it is none or has no usable content."""
+    """Open the source that ``text`` names; :class:`UsageError` when there is none or it has no usable
+    content.
+    """
     options = options or SourceOptions()
     if not text.strip():
         raise UsageError("the source is empty; give a folder ('.' for this one), a file or a name")

@@ -30,9 +30,11 @@ class ImageArraySource(Source):
         self._images = images
 
     def sample(self, number: int) -> bytes:
+        """Return the image as PNG."""
         return png_bytes(Image.fromarray(self._images[number]))
 
     def content_key(self) -> bytes:
+        """Return the digest of the pixels."""
         return bytes(xxhash.xxh3_128(np.ascontiguousarray(self._images).data).digest())
 
 

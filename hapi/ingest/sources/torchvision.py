@@ -1,6 +1,6 @@
-"""Any classification data set of torchvision by name: ``torchvision:CIFAR10:root=data:split=test``.
+"""Any classification dataset of torchvision by name: ``torchvision:CIFAR10:root=data:split=test``.
 
-Where the data set is made of image files they are kept as they are; else images become PNG (lossless).
+If the dataset is made of image files they are kept as they are; otherwise images become PNG (lossless).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL_LISTS = ("targets", "labels", "_labels", "y")
 
 
 class TorchvisionSource(Source):
-    """A torchvision data set. Options are its constructor's; ``split=train|test`` works for all."""
+    """A torchvision dataset. Options are its constructor's; ``split=train|test`` works for all."""
 
     def __init__(self, text: str, download: bool = False) -> None:
         name, options = _parse(text)
@@ -50,6 +50,7 @@ class TorchvisionSource(Source):
         self.classes = self._class_names()
 
     def sample(self, number: int) -> bytes:
+        """Return the file's bytes, or the image as PNG."""
         if self._files is None:
             return png_bytes(self._image(number))
         try:
@@ -58,6 +59,7 @@ class TorchvisionSource(Source):
             raise DataError(f"{self.describe(number)}: {error}") from error
 
     def content_key(self) -> bytes:
+        """Return text that differs for other files or items."""
         state = xxhash.xxh3_128()
         for number in self._probes:
             state.update(self.sample(number))
@@ -77,7 +79,7 @@ class TorchvisionSource(Source):
             raise DataError(f"{self.describe(number)}: {type(error).__name__}: {str(error)[:200]}") from error
         if not isinstance(item, tuple) or len(item) != 2:
             raise UsageError(
-                f"{self.description} does not give (image, label) pairs: no classification data set"
+                f"{self.description} does not give (image, label) pairs: no classification dataset"
             )
         return item
 
@@ -95,7 +97,7 @@ class TorchvisionSource(Source):
         return found
 
     def _labels(self, count: int) -> IntArray:
-        """From the data set's own list when it has one that agrees with its items, else from the items."""
+        """Labels from the dataset's own list if it agrees with its items, otherwise from the items."""
         for name in _LABEL_LISTS:
             values = getattr(self._dataset, name, None)
             if values is not None and len(values) == count:
@@ -109,7 +111,7 @@ class TorchvisionSource(Source):
         return all(np.array_equal(_plain(self._item(n)[1]), labels[n]) for n in self._probes)
 
     def _image_files(self, count: int) -> Callable[[int], Path] | None:
-        """Number to file, when the data set has a list of files that decode to just its images."""
+        """Number to file, when the dataset has a list of files that decode to just its images."""
         for name in _FILE_LISTS:
             entries = getattr(self._dataset, name, None)
             if not isinstance(entries, list) or len(entries) != count:
@@ -175,7 +177,7 @@ def _build(name: str, options: dict[str, Any], download: bool) -> Any:
     if cls is None:
         matches = [n for n in datasets.__all__ if n.lower() == name.lower()]
         raise UsageError(
-            f"torchvision has no data set {name[:80]!r}; "
+            f"torchvision has no dataset {name[:80]!r}; "
             + (
                 f"did you mean {matches[0]}?"
                 if matches
@@ -195,7 +197,7 @@ def _build(name: str, options: dict[str, Any], download: bool) -> Any:
         raise UsageError(f"torchvision:{name} has no option {unknown[0]!r}; it has {', '.join(known)}")
     try:
         return cls(**given)
-    # What a data set raises when its files are missing or an option is wrong differs from one to the next.
+    # What a dataset raises when its files are missing or an option is wrong differs from one to the next.
     except Exception as error:
         hint = "give root=PATH, or --download" if "root" in known else "see its documentation"
         raise UsageError(f"torchvision:{name} cannot be opened: {str(error)[:300]}; {hint}") from error
