@@ -48,32 +48,26 @@ def verify_dataset(
         NotFoundError: there is no such dataset.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, remedy=AGAIN)
-
-    def found(damage: Damage) -> None:
-        """Report a finding and keep it."""
-        report.damages.append(damage)
-        on_damage(damage)
-
+    report = VerifyReport(name, remedy=AGAIN, on_damage=on_damage)
     try:
         manifest = load_manifest(store, name)
     except DataError as error:
-        found(Damage(manifest_key(name), str(error)))
+        report.add(Damage(manifest_key(name), str(error)))
         return report
     report.version, report.remedy = manifest.version, manifest.remedy
     on_start(manifest)
     try:
         index = read_index(store, manifest)
     except DataError as error:
-        found(Damage(manifest.index_key, f"{error} (without it the shards cannot be verified)"))
+        report.add(Damage(manifest.index_key, f"{error} (without it the shards cannot be verified)"))
         return report
     keys, check = [], tensor_check(manifest.layout)
     for number in range(len(index.shards)):
         keys.append(manifest.key_of(index.shards.key(number)))
         for damage in _shard_damages(store, keys[-1], number, index, check, report, on_progress):
-            found(damage)
+            report.add(damage)
     for damage in _extra_objects(store, manifest, keys):
-        found(damage)
+        report.add(damage)
     return report
 
 

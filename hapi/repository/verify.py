@@ -42,31 +42,27 @@ def verify_model(
         NotFoundError: there is no such model.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, remedy=AGAIN)
-
-    def found(damage: Damage) -> None:
-        """Report a finding and keep it."""
-        report.damages.append(damage)
-        on_damage(damage)
-
+    report = VerifyReport(name, remedy=AGAIN, on_damage=on_damage)
     try:
         manifest = open_model(store, name).manifest
     except DataError as error:
-        found(Damage(manifest_key(name), str(error)))
+        report.add(Damage(manifest_key(name), str(error)))
         return report
     report.version = manifest.digest
     on_start(manifest)
     problem = _problem_of_size(store, manifest)
     if problem is not None:
-        found(Damage(manifest.weights_key, problem))
+        report.add(Damage(manifest.weights_key, problem))
     for entry in manifest.tensors.values() if problem is None else ():
         if _digest(store, manifest.weights_key, entry, report, on_progress) != entry.digest:
             position = f"tensor {entry.name!r}, bytes {entry.start}..{entry.stop}"
-            found(Damage(manifest.weights_key, f"{position}: fails its digest"))
+            report.add(Damage(manifest.weights_key, f"{position}: fails its digest"))
     for info in store.list(model_prefix(name)):
         known = info.key in (manifest_key(name), manifest.weights_key)
         if not known and not is_lock_object(info.key, f"{model_prefix(name)}/{LOCK_NAME}"):
-            found(Damage(info.key, f"is part of no model ({info.size} bytes); it can be removed", extra=True))
+            report.add(
+                Damage(info.key, f"belongs to nothing ({info.size} bytes); it can be removed", extra=True)
+            )
     return report
 
 

@@ -43,8 +43,15 @@ class VerifyReport:
     damages: list[Damage] = field(default_factory=list)
     remedy: str = ""
     """Advice that repairs the damage."""
+    on_damage: Callable[[Damage], None] = field(default=lambda damage: None, repr=False, compare=False)
+    """Told each finding."""
 
     @property
     def sound(self) -> bool:
-        """True when no damage was found; objects that belong to nothing do not count."""
+        """True when nothing was found, objects that belong to nothing included."""
         return not self.damages
+
+    def add(self, damage: Damage) -> None:
+        """Keep a finding, and pass it on at once."""
+        self.damages.append(damage)
+        self.on_damage(damage)
