@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hapi.client.session import Session
     from hapi.train.settings import OutputSettings, TrainingSettings, TrainSettings
     from hapi.train.trainer import Trainer
+    from hapi.wire.messages import DatasetDescription
 
 
 VARIABLES = "HAPI_TRAIN_"
@@ -340,10 +341,23 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     settings, count = session.settings, len(session.prepared.training_ids)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+    if settings.shuffle == "full" and session.prepared.description.prefers_chunks:
+        yield _full_cost(session.prepared.description)
     if settings.sample_cache is not None and not session.caches:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if training.resume and training.checkpoint and not existing(training.checkpoint):
         yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
+
+
+def _full_cost(description: DatasetDescription) -> str:
+    """The reads of an epoch in any order from a store that is slow to read single samples, and those of the default."""
+    sample, chunks = description.total_bytes / description.count, -(-description.count // description.group)
+    return (
+        f"--shuffle full reads {format_count(description.count)} ranges of {format_bytes(sample)} an epoch from the "
+        f"object store; without it there would be {format_count(chunks)} of "
+        f"{format_bytes(description.total_bytes / chunks)} (over OpenStack Swift, 128 KiB samples come at 107 MB/s "
+        "in chunks and at 7 MB/s one by one)"
+    )
 
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:

@@ -94,6 +94,13 @@ class JobContext:
                 windows = None if validation else self.order.windows()
                 self._jobs[split, bool(validation)] = replace(job, id=run, windows=windows)
 
+    def keep_shuffle(self, shuffle: Shuffle) -> None:
+        """Go on in the order of a run before this one; before any batch is asked for."""
+        self.order = replace(self.order, shuffle=shuffle)
+        for (split, validation), job in self._jobs.items():
+            if not validation:
+                self._jobs[split, validation] = replace(job, windows=self.order.windows())
+
     def close(self) -> None:
         """End the embedded server, if there is one."""
         if self.embedded is not None:
@@ -279,10 +286,14 @@ def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOr
     """Return the order that the settings name, with groups and windows that suit the server's store by
     default.
     """
-    default_shuffle = Shuffle(description.group, description.window)
     return EpochOrder(
         seed=settings.seed,
-        shuffle=Shuffle.parse(settings.shuffle, default_shuffle, "--shuffle"),
+        shuffle=Shuffle.parse(
+            settings.shuffle,
+            Shuffle(description.group, description.window),
+            prefers_chunks=description.prefers_chunks,
+            what="--shuffle",
+        ),
         trainers=settings.trainers,
         trainer=settings.trainer,
     )

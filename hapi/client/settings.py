@@ -92,8 +92,9 @@ class DataSettings:
     )
     shuffle: str = setting(
         "order of an epoch: full (any permutation), or chunks[:GROUP[:WINDOW]]: chunks of GROUP stored samples in "
-        "random order, WINDOW of them open at a time; the default ones suit the server's store",
-        default="full",
+        "random order, WINDOW of them open at a time; the default ones suit the server's store. auto is full where the "
+        "server reads a disk, and chunks where it reads small samples from an object store",
+        default="auto",
     )
     trainers: int = setting(
         "trainers that share each epoch without overlap; --bs is of each. Averaging gradients is their own affair",
@@ -125,7 +126,7 @@ class PlanningSettings:
         high=1 << 20,
     )
     profile_batches: int | None = setting(
-        "batches that are profiled at the freeze, and as many at the smallest split (default: half the epoch each)",
+        "batches that are profiled at a late split, and as many at the smallest (default: half the epoch each)",
         default=None,
         low=1,
         high=1 << 20,

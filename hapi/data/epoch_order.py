@@ -39,7 +39,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MASK = (1 << 64) - 1
 _HALF = np.uint64(32)
-_TEXT = re.compile(r"full|chunks(?::([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
+_TEXT = re.compile(r"auto|full|chunks(?::([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
 
 
 def mix64(values: HashArray) -> HashArray:
@@ -238,16 +238,25 @@ class Shuffle:
             raise UsageError(f"{self}: group and window are integers from 1 to {MOST}")
 
     @classmethod
-    def parse(cls, text: str, default_shuffle: Self, what: str = "shuffle") -> Self:
-        """Parse ``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
+    def parse(
+        cls, text: str, default_shuffle: Self, *, prefers_chunks: bool = False, what: str = "shuffle"
+    ) -> Self:
+        """Parse ``auto``, ``full``, or ``chunks[:GROUP[:WINDOW]]``; :class:`UsageError` for anything else.
 
-        ``default_shuffle`` has the group and the window that suit the store, for text without them.
+        Args:
+            text: the user's choice.
+            default_shuffle: the chunk windows that suit the store, for text without them.
+            prefers_chunks: whether ``auto`` is these windows; else it is the full permutation.
+            what: the name of the setting in an error.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
             raise UsageError(
-                f"{what}: expected 'full' or 'chunks[:GROUP[:WINDOW]]' (such as chunks:512:64), got {text[:80]!r}"
+                f"{what}: expected 'auto', 'full' or 'chunks[:GROUP[:WINDOW]]' (such as chunks:512:64), "
+                f"got {text[:80]!r}"
             )
+        if text == "auto":
+            return default_shuffle if prefers_chunks else cls()
         if text == "full":
             return cls()
         group, window = (None if number is None else int(number) for number in match.groups())

@@ -30,7 +30,7 @@ from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
 from hapi.cache.samples import SampleCache
 from hapi.closing import Closing
 from hapi.data.dataset import Dataset, find_dataset
-from hapi.data.epoch_order import FULL, Shuffle
+from hapi.data.epoch_order import Shuffle
 from hapi.data.reading.reader import AccessHint, chunk_cache
 from hapi.data.sample_directory import Located
 from hapi.errors import UsageError
@@ -191,7 +191,7 @@ class DatasetReader(Closing):
         epoch: int,
         order: IntArray | None = None,
         start: int = 0,
-        shuffle: str | Shuffle = FULL,
+        shuffle: str | Shuffle = "auto",
     ) -> IntArray:
         """Begin an epoch: ``next_batch`` then gives its samples.
 
@@ -201,8 +201,9 @@ class DatasetReader(Closing):
             order: any ids (int64 [n]) that the caller made of seed and epoch, instead of an order of
                 ``shuffle``.
             start: place in the order to begin at.
-            shuffle: ``"full"``, chunk windows that suit the store (``"chunks"``), or
-                ``"chunks:GROUP:WINDOW"``. With ``order``, the shuffle that it resembles.
+            shuffle: ``"full"``, any permutation; ``"chunks"``, the chunk windows that suit the store;
+                ``"chunks:GROUP:WINDOW"``; ``"auto"``, chunk windows where the store is slow to read single
+                samples, otherwise ``"full"``. With ``order``, the shuffle that it resembles, if any.
 
         Returns:
             The ids in their order, int64.
@@ -212,7 +213,8 @@ class DatasetReader(Closing):
         """
         reader = self.dataset.reader
         if isinstance(shuffle, str):
-            shuffle = Shuffle.parse(shuffle, reader.default_shuffle)
+            prefers_chunks = reader.prefers_chunks and order is None
+            shuffle = Shuffle.parse(shuffle, reader.default_shuffle, prefers_chunks=prefers_chunks)
         elif not isinstance(shuffle, Shuffle):
             raise UsageError(
                 f"shuffle: expected a Shuffle or its name, such as 'chunks', got {shuffle!r:.80}"

@@ -130,6 +130,7 @@ class Service:
             transform=dataset.transform,
             group=dataset.reader.default_shuffle.group,
             window=dataset.reader.default_shuffle.window,
+            prefers_chunks=dataset.reader.prefers_chunks,
         )
 
     # -- streams -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import nn
 from hapi.atomic import replacing
 from hapi.client.prepare import JobContext
 from hapi.client.settings import SessionSettings
+from hapi.data.epoch_order import Shuffle
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.store.open import open_store
 from hapi.train.checkpoint_files import existing, make_way
@@ -69,6 +70,18 @@ def identity_of(session: SessionSettings, training: TrainingSettings, prepared: 
         "transform": None if transform is None else transform.to_json(),
         "frozen layers": prepared.prefix_digest,
     }
+
+
+def keep_order(prepared: JobContext, kept: Mapping[str, Any]) -> None:
+    """Go on in the order of the identity that was ``kept``; one that makes no sense stays different."""
+    shuffle, now = kept.get("shuffle"), prepared.order.shuffle
+    try:
+        found = Shuffle.parse(shuffle if isinstance(shuffle, str) else "", now)
+    except UsageError:
+        return
+    if found != now:
+        log.warning("training goes on in the checkpoint's order, %s; begun anew it would be %s", found, now)
+        prepared.keep_shuffle(found)
 
 
 @contextmanager
@@ -162,7 +175,7 @@ def load_newest(
     *,
     trained: nn.Module,
     optimizer: torch.optim.Optimizer,
-    identity: dict[str, Any],
+    identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found | None:
     """Restore the newest readable checkpoint at ``path``; None when there is no file at all.
@@ -201,7 +214,7 @@ def load(
     *,
     trained: nn.Module,
     optimizer: torch.optim.Optimizer,
-    identity: dict[str, Any],
+    identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found:
     """Restore ``trained`` and ``optimizer`` from the file at ``path``.
@@ -210,7 +223,7 @@ def load(
         path: a checkpoint's file.
         trained: the trained layers, of the same shapes.
         optimizer: their optimiser.
-        identity: from :func:`identity_of`.
+        identity: gives :func:`identity_of` this job for that of the checkpoint, whose order it may take over.
         restore_plan: given the ``plan`` of :func:`save` and the position; a ValueError refuses it.
 
     Raises:
@@ -226,11 +239,12 @@ def load(
         totals = Totals.from_document(document["totals"])
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
-    different = [k for k in identity if found.get(k) != identity[k]]
+    own = identity(found)
+    different = [k for k in own if found.get(k) != own[k]]
     if different:
         key = different[0]
         raise ConflictError(
-            f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {identity[key]!r}; "
+            f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {own[key]!r}; "
             "give the same settings, or another --checkpoint"
         )
     try:

@@ -311,7 +311,10 @@ class Trainer:
         )
         self._keep = self.settings.keep
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, kept: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """This job's identity, in the order of the one that was ``kept`` if the user names none."""
+        if kept is not None and self.session.settings.shuffle == "auto":
+            checkpoint.keep_order(self.session.prepared, kept)
         return identity_of(self.session.settings, self.settings, self.session.prepared)
 
     def _resume(self, path: str) -> None:
@@ -319,7 +322,7 @@ class Trainer:
             path,
             trained=self.trained,
             optimizer=self.optimizer,
-            identity=self._identity(),
+            identity=self._identity,
             restore_plan=self._restore_plan,
         )
         if found is not None:

@@ -247,12 +247,17 @@ class DatasetDescription:
     """Samples of a chunk that the server reads at once."""
     window: int
     """Chunks that it has room to keep open at a time."""
+    prefers_chunks: bool
+    """Whether single samples come slowly from the server's store: the default order is then chunk windows."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Parse strictly; :class:`BadRequestError` for anything else."""
-        names = ("reference", "count", "classes", "total_bytes", "layout", "transform", "group", "window")
+        sizes = ("count", "total_bytes", "group", "window")
+        names = ("reference", "classes", "layout", "transform", "prefers_chunks", *sizes)
         d = strict_fields(document, dict.fromkeys(names, True), "dataset description")
+        if not isinstance(d["prefers_chunks"], bool):
+            raise BadRequestError("dataset description: prefers_chunks is not true or false")
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
             raise BadRequestError("dataset description: classes is not a list of strings")
@@ -272,6 +277,7 @@ class DatasetDescription:
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             group=check_int(d["group"], 1, MOST_GROUP, "group"),
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
+            prefers_chunks=d["prefers_chunks"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -285,4 +291,5 @@ class DatasetDescription:
             "transform": None if self.transform is None else self.transform.to_json(),
             "group": self.group,
             "window": self.window,
+            "prefers_chunks": self.prefers_chunks,
         }

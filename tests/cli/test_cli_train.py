@@ -12,10 +12,12 @@ from support.harness import (
     ROOT,
     ServerProcess,
 )
+from support.local_job import open_session, over_slow_store, pack_blobs, service_of
 from support.train_cli import FAST, refused
 
 from hapi.cli import train as command
 from hapi.config.settings import load
+from hapi.server.http.loopback import loopback_handler
 from hapi.train.settings import TrainSettings
 
 
@@ -290,3 +292,18 @@ def test_another_kind_of_server(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 # -- what it says ------------------------------------------------------------------------------------------------
+
+
+def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
+    """Each sample is a range in any order; by default they come in chunks."""
+    pack_blobs(tmp_path / "store")
+    training = load(TrainSettings, None, {}).value.training
+    with service_of(tmp_path / "store") as service:
+        slow = over_slow_store(loopback_handler(service))
+        with open_session(slow, split=0, shuffle="full") as session:
+            (note,) = command._warnings(session, training)
+        assert note.startswith("--shuffle full reads 46 ranges of 12.0 KiB an epoch from the object store")
+        assert "without it there would be 3 of 184.0 KiB" in note
+        for handler, order in ((slow, "auto"), (slow, "chunks"), (loopback_handler(service), "full")):
+            with open_session(handler, split=0, shuffle=order) as session:
+                assert not list(command._warnings(session, training))

@@ -371,4 +371,17 @@ def test_a_head_of_another_size_is_no_other_model() -> None:
     assert planning.split == BEST
 
 
-# -- the watch over the plan ---------------------------------------------------------------------------------------
+def test_the_late_split_that_sends_least_is_profiled() -> None:
+    """Pooling after the freeze sends a fifth of the bytes; the paper's algorithm profiles at the freeze."""
+    true = truth(freeze=3, last_split=4)
+    world = World(true)
+    assert run_epoch(planning_in(world), world) == [4] * 5 + [0] * 5
+    sent = world.counts[4].traffic.bytes_received
+    assert sent == 5 * JOB.bs * true.sent_bytes(4) and true.sent_bytes(3) == 5 * true.sent_bytes(4)
+    for strategy in ("hapi", "nsg", "bandwidth"):
+        world = World(true)
+        assert run_epoch(planning_in(world, strategy), world) == [3] * 5 + [0] * 5
+        assert world.counts[3].traffic.bytes_received == 5 * sent
+    larger = replace(true.layers[3], output_bytes=300_000)
+    world = World(replace(true, layers=(*true.layers[:3], larger, true.layers[4])))
+    assert run_epoch(planning_in(world), world)[0] == 3, "what sends more is not profiled"

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_job import COUNT, open_session, pack_blobs, service_of
+from support.local_job import COUNT, open_session, over_slow_store, pack_blobs, service_of
 
 from hapi.client.prepare import choose_dataset, transform_of
 from hapi.client.session import Session
 from hapi.client.settings import DataSettings, SessionSettings, default_store
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool
-from hapi.data.epoch_order import Shuffle
+from hapi.data.epoch_order import FULL, Shuffle
 from hapi.errors import BadRequestError, HapiError, ModelError, NotFoundError, UsageError
 from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
@@ -54,7 +54,11 @@ def pool_of(*answers: Any) -> ServerPool:
         ({"dataset": "blob"}, NotFoundError, "no data set 'blob'.*blobs"),
         ({"dataset": "../blobs"}, UsageError, "--dataset: '../blobs' is not a name"),
         ({"dataset": ""}, UsageError, "--dataset"),
-        ({"shuffle": "windows"}, UsageError, r"--shuffle: expected 'full' or 'chunks\[.*got 'windows'"),
+        (
+            {"shuffle": "windows"},
+            UsageError,
+            r"--shuffle: expected 'auto', 'full' or 'chunks\[.*got 'windows'",
+        ),
         ({"shuffle": "chunks:4:0"}, UsageError, "--shuffle chunks:4:0: group and window are integers from 1"),
         ({"trainer": 1}, UsageError, "--trainer 1: expected 0 to 0 of 1 trainers"),
         ({"model": "resnet19"}, ModelError, "unknown architecture 'resnet19'; did you mean resnet18"),
@@ -122,6 +126,20 @@ def test_windows_that_suit_the_servers_store_are_told_to_it(service: Service) ->
         assert "windows" not in session.prepared.job(0).request(session.prepared.training_ids)
 
 
+def test_the_default_order_suits_the_servers_store(service: Service) -> None:
+    with open_session(service, split=0) as session:
+        assert session.prepared.order.shuffle == FULL
+    with open_session(over_slow_store(loopback_handler(service)), split=0) as session:
+        prepared = session.prepared
+        windows = Shuffle(prepared.description.group, prepared.description.window)
+        assert prepared.order.shuffle == windows
+        assert "windows" in prepared.job(0).request(prepared.training_ids)
+        prepared.keep_shuffle(FULL)
+        assert "windows" not in prepared.job(0).request(prepared.training_ids)
+    with open_session(over_slow_store(loopback_handler(service)), split=0, shuffle="full") as session:
+        assert session.prepared.order.shuffle == FULL
+
+
 def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
     own = TransformSpec(resize=40, crop=32, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1))
     reference = DatasetReference(name="x", version="0" * 16)
@@ -134,6 +152,7 @@ def test_an_image_size_keeps_the_data_sets_normalisation() -> None:
         transform=own,
         group=1,
         window=1,
+        prefers_chunks=False,
     )
     assert transform_of(DataSettings(), description) == own
     expected = TransformSpec(resize=64, crop=56, mean=own.mean, std=own.std)

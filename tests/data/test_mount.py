@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from hapi.data.dataset import find_dataset
-from hapi.data.epoch_order import Shuffle, epoch_sequence
+from hapi.data.epoch_order import FULL, Shuffle, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.mount import DatasetReader, mount
 from hapi.data.mount import open_dataset as open_reader
@@ -88,6 +89,20 @@ def test_any_order_from_any_place(mounted: DatasetReader) -> None:
     assert drain(mounted, [2]) == [5, 5, 2_999]
 
 
+def test_the_default_order_suits_the_store(mounted: DatasetReader) -> None:
+    """Any permutation on a disk; chunk windows where the store is slow to read single samples."""
+    assert mounted.sequence(1, 0).tolist() == FULL.sequence(1, 0, 3_000).tolist()
+    url = f"memory://{uuid.uuid4().hex}"
+    pack(SOURCE, open_store(url), "texts")
+    with mount(f"{url}/texts") as far:
+        windows = far.dataset.reader.default_shuffle
+        assert far.sequence(1, 0).tolist() == windows.sequence(1, 0, 3_000).tolist()
+        assert sorted(drain(far, [100])) == list(range(3_000))
+        assert far.sequence(1, 0, shuffle="full").tolist() == FULL.sequence(1, 0, 3_000).tolist()
+        order = np.array([5, 5, 2_999], dtype=np.int64)
+        assert far.sequence(1, 0, order).tolist() == order.tolist()
+
+
 def test_shuffles_by_name(mounted: DatasetReader) -> None:
     for shuffle in ("chunks:100:3", Shuffle(100, 3)):
         assert (
@@ -96,7 +111,7 @@ def test_shuffles_by_name(mounted: DatasetReader) -> None:
     default_shuffle = mounted.dataset.reader.default_shuffle.sequence(1, 2, 3_000)
     assert mounted.sequence(1, 2, shuffle="chunks").tolist() == default_shuffle.tolist()
     assert drain(mounted, [100]) == default_shuffle.tolist()
-    with pytest.raises(UsageError, match="shuffle: expected 'full' or"):
+    with pytest.raises(UsageError, match="shuffle: expected 'auto', 'full' or"):
         mounted.sequence(1, 0, shuffle="chunk")
     with pytest.raises(UsageError, match="shuffle chunks:0: group and window are integers from 1"):
         mounted.sequence(1, 0, shuffle="chunks:0")

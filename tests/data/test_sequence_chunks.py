@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hapi.data.epoch_order import (
+    FULL,
     MOST,
     EpochOrder,
     Shuffle,
@@ -207,10 +208,16 @@ def test_names_of_shuffles(text: str, shuffle: Shuffle) -> None:
     assert Shuffle.parse(str(found), Shuffle()) == found
 
 
+def test_the_automatic_shuffle_is_what_the_store_prefers() -> None:
+    assert Shuffle.parse("auto", Shuffle(512, 64)) == FULL
+    assert Shuffle.parse("auto", Shuffle(512, 64), prefers_chunks=True) == Shuffle(512, 64)
+    assert Shuffle.parse("full", Shuffle(512, 64), prefers_chunks=True) == FULL
+
+
 @given(st.text(max_size=20) | st.from_regex(r"chunks(:[0-9٣]{0,12}){0,4}", fullmatch=True))
 def test_any_text_is_a_shuffle_or_one_line(text: str) -> None:
     try:
-        found = Shuffle.parse(text, Shuffle(512, 64), "--shuffle")
+        found = Shuffle.parse(text, Shuffle(512, 64), what="--shuffle")
     except UsageError as error:
         assert str(error).startswith("--shuffle") and "\n" not in str(error) and len(str(error)) < 400
     else:

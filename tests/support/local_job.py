@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -79,6 +80,21 @@ def remembering(service: Service) -> Handler:
         return status, headers, iter(kept)
 
     return remembered
+
+
+def over_slow_store(handle: Handler) -> Handler:
+    """Answers as ``handle`` does, and says that its store is slow to read single samples."""
+
+    def answer(method: str, path: str, body: bytes) -> tuple[int, Mapping[str, str], Iterator[Buffer]]:
+        status, headers, buffers = handle(method, path, body)
+        if method == "GET" and "/datasets/" in path and status == 200:
+            document = json.loads(b"".join(bytes(buffer) for buffer in buffers))
+            assert document["prefers_chunks"] is False
+            content = json.dumps({**document, "prefers_chunks": True}).encode()
+            return status, {**headers, "Content-Length": str(len(content))}, iter([content])
+        return status, headers, buffers
+
+    return answer
 
 
 def settings_of(**changes: Any) -> TrainSettings:

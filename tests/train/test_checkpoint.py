@@ -52,7 +52,7 @@ def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> A
         str(path),
         trained=module,
         optimizer=optimizer,
-        identity={"a": 1},
+        identity=lambda kept: {"a": 1},
         restore_plan=lambda plan, progress: None,
     )
     return None if found is None else (found.progress, found.epochs)

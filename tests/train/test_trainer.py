@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.local_job import (
     Interrupting,
     Silent,
     open_session,
+    over_slow_store,
     trainer_of,
 )
 from torch import nn
@@ -359,6 +361,18 @@ def begun(remembered: Handler, tmp_path_factory: pytest.TempPathFactory) -> Path
     with pytest.raises(KeyboardInterrupt):
         train(remembered, Interrupting(1, KeyboardInterrupt()), checkpoint=str(path))
     return path
+
+
+def test_a_resumed_run_keeps_its_order(remembered: Handler, begun: Path, tmp_path: Path) -> None:
+    """Begun from a disk, resumed where the default order is chunk windows: still the order of the checkpoint."""
+    path = tmp_path / "training.pt"
+    shutil.copy(begun, path)
+    report = train(over_slow_store(remembered), checkpoint=str(path), resume=True)
+    assert report["shuffle"] == "full" and report["settings"]["shuffle"] == "auto"
+    assert losses(report) == losses(train(remembered))
+    assert train(over_slow_store(remembered))["shuffle"].startswith("chunks:")
+    with pytest.raises(ConflictError, match="its shuffle is 'full', this one's 'chunks:4:2'"):
+        train(over_slow_store(remembered), checkpoint=str(begun), resume=True, shuffle="chunks:4:2")
 
 
 @pytest.mark.parametrize(

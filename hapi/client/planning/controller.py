@@ -4,6 +4,7 @@ States of a planned run::
 
     profiling -> decided    batches run at the splits of the schedule, in its order: HAPI's Algorithm 1 takes the
                             freeze for the first half of epoch 0 and the smallest split that fits for the second;
+                            ``auto`` takes for the first half the split from the freeze on that sends least;
                             the oracle takes every split. Then the strategy decides.
     decided   -> decided    the watch found that the measured stages have left the estimate, planned anew, and the
                             new split is better by more than the hysteresis
@@ -30,7 +31,7 @@ from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits
 from hapi.client.planning.profile_phase import Profiling
-from hapi.client.planning.split_range import SplitRange, first_that_fits, last_up_to_freeze, received_ahead
+from hapi.client.planning.split_range import SplitRange, first_that_fits, late_split, received_ahead
 from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
@@ -94,7 +95,7 @@ class SplitController:
         """No batch is ever split before this layer: what its weights take counts at every split."""
         self.job = job = replace(job, weights_from=self.weights_from)
         self._range = SplitRange(self.weights_from, sizes.last_split)
-        self._late = last_up_to_freeze(strategy, sizes, job, self.weights_from)
+        self._late = late_split(strategy, sizes, job, self.weights_from)
         """The later of the two splits that are profiled."""
         self._split = self._late
         self._profiling = Profiling(meter, sizes)

@@ -79,20 +79,26 @@ def first_that_fits(sizes: Sizes, job: Job) -> int:
     return plan("auto", blank, job).split  # raises
 
 
-def last_up_to_freeze(strategy: str, sizes: Sizes, job: Job, min_split: int) -> int:
-    """The split next to the freeze that is predicted to fit: the least that the client can do (HAPI, Algorithm 1).
+def late_split(strategy: str, sizes: Sizes, job: Job, min_split: int) -> int:
+    """The later of the two splits that are profiled, of those that are predicted to fit the client's memory.
+
+    HAPI, Algorithm 1: the freeze, where the client does the least, or the split next to it that fits. ``auto`` also
+    looks past the freeze, where the server has run all frozen layers too: it takes the split that sends least.
 
     Raises :class:`DeviceMemoryError` when ``strategy`` will find no split that fits.
     """
     blank = _blank(sizes)
     if strategy in PLANNERS:
         plan(strategy, blank, job)  # raises
-    fitting = (
-        split
-        for split in range(sizes.freeze, min_split - 1, -1)
-        if job.memory_bytes is None or memory(blank, job, split).peak <= job.memory_bytes
-    )
-    return next(fitting, min_split)
+
+    def fits(split: int) -> bool:
+        return job.memory_bytes is None or memory(blank, job, split).peak <= job.memory_bytes
+
+    if strategy == "auto":
+        late = [split for split in range(max(sizes.freeze, min_split), sizes.last_split + 1) if fits(split)]
+        if late:
+            return min(late, key=lambda split: (blank.sent_bytes(split), split))
+    return next((s for s in range(sizes.freeze, min_split - 1, -1) if fits(s)), min_split)
 
 
 def received_ahead(sizes: Sizes, job: Job, min_split: int) -> int:

@@ -25,6 +25,8 @@ class ReadCost:
 
     cache_bytes: int
     """Default bound of a chunk cache."""
+    any_order: bool
+    """Whether samples that are read one by one come nearly as fast as in chunks: then the default order is any."""
     window: int
     """Chunks open at a time when the user names none: the default cache has room for twice as many, and for those that
     are open over the end of an epoch."""
@@ -54,6 +56,7 @@ LOCAL_COST = ReadCost(
     small_bytes=32 << 10,
     piece_samples=4096,
     cache_bytes=64 << 20,
+    any_order=True,
     window=64,
 )
 """A virtual disk with cold page cache and ranges announced (``local.py``): 51,000 reads/s of 4 KB, 1 GB/s of 256 KB.
@@ -65,6 +68,7 @@ REMOTE_COST = ReadCost(
     small_bytes=2 << 20,
     piece_samples=32768,
     cache_bytes=360 << 20,
+    any_order=False,
     window=10,
 )
 """OpenStack Swift on loopback: 3 ms a request, 500 MB/s of large objects. With one core for all of its processes it

@@ -145,6 +145,8 @@ class Reader:
         """True when samples are small enough for chunks to pay; a chunk in a shard of one sample is that
         sample.
         """
+        self.prefers_chunks = self.chunked and not cost.any_order
+        """True when the default order is the chunk windows, since single samples come slowly."""
         if self.chunked:
             self._grid.prepare()
         self._chunks_kept = max(_FEW_CHUNKS, _GRIDS * self._grid.total)
