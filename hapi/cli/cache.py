@@ -1,4 +1,4 @@
-"""``hapi cache ls DIR`` and ``hapi cache clear DIR``: what a sample cache has, and making room in it."""
+"""``hapi cache ls DIR`` and ``hapi cache clear DIR``: contents of a sample cache, and making room in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """One line for each data set version: bytes, last use; or what was removed."""
+    """Print one line for each dataset version: bytes, last use; or the removed ones."""
     if not (user_path(args.folder, "FOLDER") / MARKER).is_file():
         raise UsageError(f"{args.folder}: is no sample cache")
     folder = CacheFolder.open(args.folder, SAMPLE_CACHE_BYTES)
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise HapiError(f"{args.folder}: {error.strerror or error}") from None
     if args.action == "clear":
-        what = "data set version" if len(removed) == 1 else "data set versions"
+        what = "dataset version" if len(removed) == 1 else "dataset versions"
         print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
     for version in left:
         used = "in use" if version.in_use else f"used {format_duration(time.time() - version.used_at)} ago"

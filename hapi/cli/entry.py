@@ -12,16 +12,16 @@ if TYPE_CHECKING:  # as few imports as can be come before the first handler
     from typing import Any
 
     Handler = Callable[[int, FrameType | None], Any] | int | None
-    """What :func:`signal.signal` takes."""
+    """Handlers that :func:`signal.signal` accepts."""
 
 EXIT_INTERRUPTED = 130
 
 
 class Leaving:
-    """Inside the block Ctrl-C ends the process at once, with a line: there is nothing yet that must be cleaned up.
+    """A block in which Ctrl-C ends the process at once, with a line: nothing must be cleaned up yet.
 
-    An exception would be swallowed by some library's import, or break it halfway. Outside the main thread, and where
-    the signal is ignored (nohup), it does nothing.
+    An exception would be swallowed by some library's import, or break it halfway. Outside the main thread,
+    and where the signal is ignored (nohup), it does nothing.
     """
 
     def __init__(self, program: str) -> None:
@@ -49,7 +49,7 @@ class Leaving:
 
 
 class Interruptible:
-    """Inside the block Ctrl-C raises KeyboardInterrupt again, if it was to end the process at once."""
+    """A block in which Ctrl-C raises KeyboardInterrupt again, if it was to end the process at once."""
 
     def __init__(self) -> None:
         self._previous: Handler = None

@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Index, and say what is there now."""
+    """Index, and print a summary."""
     options = IndexOptions(
         fields=Fields(image=args.image, label=args.label),
         labels=args.labels,
@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     with TransferBar(f"indexing {name}", args.quiet, by_bytes=True) as bar:
 
         def start(samples: int, size: int) -> None:
+            """Report samples that an earlier run completed, and start the bar."""
             if samples:
                 _tell(f"going on after {samples} samples ({size / 1e6:.1f} MB)")
             bar.start(sum(info.size for info in folder.shards), size)

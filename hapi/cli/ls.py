@@ -21,12 +21,12 @@ _MODEL_FIELDS = ("architecture", "digest", "bytes")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("address", metavar="STORE[/NAME]", help="a store, or one data set or model in it")
+    parser.add_argument("address", metavar="STORE[/NAME]", help="a store, or one dataset or model in it")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the store holds."""
+    """Print the contents of the store."""
     store = open_store(args.address)
     if not any(store.list_names(folder) for folder in ("datasets", "models")):
         detail = _detail(args.address)
@@ -39,14 +39,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"datasets": datasets, "models": models}, indent=1))
         return 0
     if not datasets and not models:
-        print(f"{printable(store.url)} holds no data sets and no models")
+        print(f"{printable(store.url)} holds no datasets and no models")
     _print_datasets(datasets)
     _print_models(models)
     return 0
 
 
 def _detail(address: str) -> dict[str, Any] | None:
-    """The data set or model at STORE/NAME; None when there is none."""
+    """The dataset or model at STORE/NAME; None when there is none."""
     try:
         url, name = split_address(address)
     except UsageError:
@@ -133,7 +133,7 @@ def _table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def _in_place(found: dict[str, Any]) -> str:
-    """Where the shards of an indexed data set lie."""
+    """Location of the shards of an indexed dataset."""
     return f"in place: {found['folder'] or '.'}, {found['format']}"
 
 

@@ -11,10 +11,10 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import OneLineParser, run_command
 
 COMMANDS = {
-    "pack": "turn a folder of images, a torchvision data set or arrays into a data set in a store",
-    "index": "make a data set of shards or images that lie in a store already, without a copy",
-    "ls": "list the data sets and models of a store",
-    "verify": "read a whole data set or pushed model and check every checksum",
+    "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
+    "index": "make a dataset of shards or images that lie in a store already, without a copy",
+    "ls": "list the datasets and models of a store",
+    "verify": "read a whole dataset or pushed model and check every checksum",
     "push": "put a model's weights into a store",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",
@@ -23,7 +23,7 @@ COMMANDS = {
 }
 """Sub-command name to help line; each lives in ``hapi/cli/NAME.py`` with ``configure`` and ``run``."""
 WORKING = frozenset(("pack", "index", "push", "bench"))
-"""Those whose work is worth it without what they print."""
+"""Commands whose work counts even without their output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_bad(parser: Any) -> None:
-    """What is done about bad samples; for packing and indexing alike."""
+    """Declare the flags for bad samples, for packing and indexing alike."""
     parser.add_argument("--decode", action="store_true",
                         help="decode every image, not only look at its beginning; slow")  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true",
@@ -83,7 +83,7 @@ def _configure_source(parser: argparse.ArgumentParser) -> None:
 
 def configure_transform(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that :func:`transform_of` reads."""
-    group = parser.add_argument_group("how samples become the model's input (kept in the data set)")
+    group = parser.add_argument_group("how samples become the model's input (kept in the dataset)")
     group.add_argument(
         "--image-size",
         type=count(1, 65_536),
@@ -105,7 +105,7 @@ def configure_transform(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pack, and say what is there now."""
+    """Pack, and print a summary."""
     url, name = split_address(args.address)
     store = lasting_store(url)
     source = open_source_for(
@@ -132,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
     with TransferBar(f"packing {name}", args.quiet) as bar:
 
         def start(total: int, samples: int, size: int) -> None:
+            """Report samples that an earlier run completed, and start the bar."""
             if samples:
                 tell("hapi pack", f"going on after {samples} samples ({size / 1e6:.1f} MB)")
             bar.start(total, samples)
@@ -156,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def transform_of(args: argparse.Namespace, own: TransformSpec | None) -> TransformSpec | None:
-    """What the flags say over the source's ``own`` or the default transform; None when they say nothing."""
+    """Return the flags' transform over the source's ``own`` or the default one; None without such flags."""
     given = {k: getattr(args, k) for k in ("resize", "crop", "mean", "std") if getattr(args, k) is not None}
     if args.image_size is None and not given:
         return None
@@ -173,7 +174,7 @@ def transform_of(args: argparse.Namespace, own: TransformSpec | None) -> Transfo
 
 
 def class_names(text: str | None) -> tuple[str, ...] | None:
-    """The names that ``--classes`` gives, or the lines of its @FILE."""
+    """Return the names that ``--classes`` gives, or the lines of its @FILE."""
     if text is None:
         return None
     if text.startswith("@"):

@@ -1,4 +1,4 @@
-"""``hapi plan MODEL``: what every split would cost, and which one each strategy would choose. No server is needed."""
+"""``hapi plan MODEL``: the cost of every split, and the choice of each strategy. No server is needed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _BANDWIDTH = "1Gbps"
 _STORED = "110kB"
 _KIND = "plan"
 _MEASURE_FORM = 1
-"""To be raised when layers are measured or sized in another way than before."""
+"""Version of the way in which layers are measured and sized."""
 _ANSWER_SECONDS = 3.4
-"""When timing layers ends, counted from the command's beginning: sizing the layers is still to come."""
+"""Seconds from the command's beginning at which timing layers ends; sizing the layers is still to come."""
 _MEASURE_SECONDS, _LEAST_SECONDS = 0.8, 0.2
-"""For timing layers."""
+"""Seconds for timing layers."""
 _COLUMNS = (
     "SPLIT",
     "LAYER",
@@ -133,7 +133,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the candidates and what each strategy would choose."""
+    """Print the candidates and the choice of each strategy."""
     if args.strategy not in PLANNERS:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
     if args.figure is not None:
@@ -200,7 +200,7 @@ def _own(args: argparse.Namespace) -> Profile:
 
 
 def _key(args: argparse.Namespace) -> tuple[str, ...] | None:
-    """What a kept profile depends on; None for a model of the user's own, whose code may change at any time."""
+    """Facts that a kept profile depends on; None for a user's own model, whose code may change at any time."""
     if ":" in args.model and not args.model.startswith("timm:"):
         return None
     names = ("model", "input_size", "blocks", "freeze", "device")

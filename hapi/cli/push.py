@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_shape(parser: argparse.ArgumentParser) -> None:
-    """Declare what decides the list of layers: the input's size and the blocks."""
+    """Declare the flags that decide the list of layers: the input's size and the blocks."""
     parser.add_argument(
         "--input-size",
         type=count(1, MAX_SIDE),
@@ -56,7 +56,9 @@ def configure_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = None) -> ModelSpec:
-    """The model that the arguments describe. A user's own factory is also looked for in the current folder."""
+    """Return the model that the arguments describe. A user's own factory is also searched in the current
+    folder.
+    """
     if is_factory(args.model):
         search_here()
     return ModelSpec(
@@ -69,17 +71,17 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
 
 
 def blocks_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Where ``--blocks`` says that layers end."""
+    """Return the names at which layers end, from ``--blocks``."""
     return tuple(part.strip() for part in (args.blocks or "").split(",") if part.strip())
 
 
 def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
-    """Shape (C, H, W) of one sample."""
+    """Return the shape (C, H, W) of one sample."""
     return 3, args.input_size, args.input_size
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build the model and write it into the store; prints what was written."""
+    """Build the model, write it into the store, and print a summary."""
     store_url, name = split_address(args.address)
     store = lasting_store(store_url)
     own = is_factory(args.model)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hapi.server.settings import ServerSettings
 
 VARIABLES = "HAPI_SERVER_"
-"""What the environment variables of settings begin with."""
+"""Prefix of the environment variables of settings."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,7 +80,9 @@ def _serve(loaded: Loaded[ServerSettings]) -> int:
 
 
 def without_service_links(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` without what Kubernetes puts there for a service named hapi-server: ``tcp://...`` as port."""
+    """Return ``environment`` without Kubernetes' variables of a service named hapi-server: ``tcp://...`` as
+    port.
+    """
     port = f"{VARIABLES}PORT"
     return {k: v for k, v in environment.items() if k != port or not v.startswith(("tcp://", "udp://"))}
 

@@ -1,4 +1,4 @@
-"""``hapi-train``: fine-tune a network on a data set beside a store."""
+"""``hapi-train``: fine-tune a network on a dataset beside a store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 VARIABLES = "HAPI_TRAIN_"
-"""What the environment variables of settings begin with."""
+"""Prefix of the environment variables of settings."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,7 +113,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
 
 
 _LAST_SECONDS = 15.0
-"""How long outputs are tried again, at most, when a training has ended well."""
+"""Longest time of trying outputs again when a training has ended well, in seconds."""
 
 
 def _write_outputs(
@@ -167,7 +167,7 @@ def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSetting
 
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
-    """Settings that would have no effect beside the others are refused, so that nobody relies on them."""
+    """Refuse settings that would have no effect beside the others."""
     session, training = loaded.value.session, loaded.value.training
     if training.checkpoint is None:
         if training.resume:
@@ -185,9 +185,9 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
 
 
 def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
-    """Files that will be written can be: found out now, not after hours of training. Makes their folders.
+    """Check that output files can be written, now and not after hours of training, and make their folders.
 
-    None of them is another one, or one that was read.
+    Each must differ from the others and from the files that are read.
     """
     from hapi.train.checkpoint_files import numbered
 
@@ -335,7 +335,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
 
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
-    """What runs, but is hardly what was meant."""
+    """Warnings about settings that work, but are hardly intended."""
     from hapi.train.checkpoint_files import existing
 
     settings, count = session.settings, len(session.prepared.training_ids)

@@ -1,4 +1,4 @@
-"""``hapi verify STORE/NAME``: a data set or a pushed model."""
+"""``hapi verify STORE/NAME``: a dataset or a pushed model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
     )
-    parser.add_argument(
-        "--model", action="store_true", help="the pushed model of this name, not the data set"
-    )
+    parser.add_argument("--model", action="store_true", help="the pushed model of this name, not the dataset")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def run(args: argparse.Namespace) -> int:
-    """One line for each damage, then a summary; exit code 1 when there is any."""
+    """Print one line for each damage, then a summary; exit code 1 when there is any."""
     url, name = split_address(args.address)
     model = args.model or is_model(open_store(url), name)
     with TransferBar(f"verifying {name}", args.quiet, by_bytes=model) as bar:

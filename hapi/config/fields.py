@@ -1,4 +1,4 @@
-"""What a settings class says about its fields: types, ranges, units, flags (see :mod:`hapi.config.settings`)."""
+"""Rules of a settings class for its fields: types, ranges, units, flags (see :mod:`hapi.config.settings`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What ``hapi.config.settings.setting`` says about a field beside its type."""
+    """Rule of a field beside its type, from ``hapi.config.settings.setting``."""
 
     help: str = ""
     low: float | None = None
@@ -37,7 +37,7 @@ class Rule:
         return "".join(" " + part for part in parts)
 
     def holds(self, value: float) -> bool:
-        """Whether ``value`` is within the bounds."""
+        """Return whether ``value`` is within the bounds."""
         return (
             (self.low is None or value >= self.low)
             and (self.high is None or value <= self.high)
@@ -132,7 +132,7 @@ def variable_of(f: SettingField, prefix: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of ``known``, else ``"; known are ..."``."""
+    """Return ``"; did you mean 'x'?"`` for the closest of ``known``, otherwise ``"; known are ..."``."""
     known = list(known)
     close = difflib.get_close_matches(name, known, 1, 0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"

@@ -58,28 +58,35 @@ def setting(
     env: str | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A dataclass field with what its type cannot say.
+    """Return a dataclass field with the rules that a type cannot express.
 
-    ``help``: one line for ``--help``. ``low``, ``high`` (inclusive) and ``above`` (exclusive) bound numbers,
-    also each number of a tuple. ``unit``: the value may be written with a unit of :mod:`hapi.units`
-    (``64MiB``). ``flags``: flags beside ``--the-name``. ``env``: an environment variable that may hold it.
+    Args:
+        help: one line for ``--help``.
+        default: the default value; without one the setting is required.
+        low: inclusive lower bound of a number, or of each number of a tuple.
+        high: inclusive upper bound.
+        above: exclusive lower bound.
+        unit: the value may have a unit of :mod:`hapi.units` (``64MiB``).
+        flags: flags beside ``--the-name``.
+        env: an environment variable that may hold the value.
+        metavar: name of the value in ``--help``.
     """
     rule = Rule(help=help, low=low, high=high, above=above, unit=unit, flags=flags, env=env, metavar=metavar)
     return field(default=default, metadata={"hapi": rule})
 
 
 def group() -> Any:
-    """A dataclass field that holds another settings class, of which flags and files do not know.
+    """Return a dataclass field that holds another settings class, invisible in flags and files.
 
-    Its settings are read as if they were the outer class's own, so that settings can be given on to those who need
-    them, while users see one flat list.
+    Its settings are read as if they were the outer class's own. So a part of the settings can be passed on,
+    while users see one flat list.
     """
     return field(metadata={"hapi": Rule(group=True)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Generic[T]):
-    """Settings, and where each of them came from."""
+    """Settings with the origin of each."""
 
     value: T
     origins: Mapping[str, str]
@@ -106,12 +113,20 @@ def load(
     environ: Mapping[str, str] | None = None,
     prefix: str = "",
 ) -> Loaded[T]:
-    """Fill ``cls`` from the YAML file at ``path`` (None: no file), ``environ`` and ``overrides``.
+    """Fill ``cls`` from a YAML file, the environment and flags.
 
-    A setting without a variable of its own is read from that of its name after ``prefix``, see :func:`variable_of`.
-    ``overrides`` maps dotted names to text, as flags give it, or to values of the field's type; ``None``
-    means "not given". Raises :class:`ConfigError` for what stands in the file
-    (``exp.yaml:3:3: unknown key ...``) and :class:`UsageError` for flags, variables and missing settings.
+    Args:
+        cls: the settings class.
+        path: the file; None for no file.
+        overrides: text, as flags give it, or values of the field's type, by dotted names; ``None`` means "not
+            given".
+        environ: environment variables.
+        prefix: a setting without a variable of its own is read from that of its name after it, see
+            :func:`variable_of`.
+
+    Raises:
+        ConfigError: an error in the file (``exp.yaml:3:3: unknown key ...``).
+        UsageError: an error in a flag or variable, or a missing setting.
     """
     known = {f.name: f for f in every_field(cls)}
     given: dict[str, tuple[str, yaml.Node]] = {}
@@ -131,7 +146,7 @@ def load(
 
 
 def load_each(cls: type[T], path: Path) -> dict[str, T]:
-    """A file of named settings (``NAME: {settings of cls}``), by name in the file's order.
+    """Read a file of named settings (``NAME: {settings of cls}``), by name in the file's order.
 
     Raises :class:`ConfigError` with the place, as :func:`load` does.
     """
@@ -139,7 +154,7 @@ def load_each(cls: type[T], path: Path) -> dict[str, T]:
 
 
 def checked(value: T) -> T:
-    """``value``, a settings instance made in Python, if all its fields keep their rules.
+    """Return ``value``, a settings instance made in Python, if all its fields keep their rules.
 
     Raises :class:`UsageError` naming the class and the field.
     """
@@ -173,7 +188,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
-    """The flags of ``cls`` that were given, for :func:`load`; :class:`UsageError` for one whose text is empty."""
+    """Return the given flags of ``cls``, for :func:`load`; :class:`UsageError` for one whose text is empty."""
     found: dict[str, Any] = {}
     for f in every_field(cls):
         value = getattr(args, f.name, None)

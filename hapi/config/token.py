@@ -13,9 +13,9 @@ MAX_TOKEN_BYTES = 4096
 
 
 def read_token(token_file: str | None) -> str | None:
-    """The bearer token from ``token_file``, else from ``HAPI_TOKEN``, else None.
+    """Return the bearer token from ``token_file``, or from ``HAPI_TOKEN``, or None.
 
-    Raises :class:`UsageError` for a file that cannot be read and for what is no token.
+    Raises :class:`UsageError` for a file that cannot be read, and for text that cannot be a token.
     """
     if token_file is None:
         origin, token = VARIABLE, os.environ.get(VARIABLE, "").strip()

@@ -57,14 +57,14 @@ class _Mismatch(Exception):
 
 @dataclass(frozen=True)
 class _SettingName:
-    """Which setting is being read; ``origin`` is a flag or variable, None for the file."""
+    """The setting being read; ``origin`` is a flag or variable, None for the file."""
 
     name: str
     origin: str | None
 
 
 class SettingsReader:
-    """Reads one settings class; remembers where every value came from in ``origins``."""
+    """Reads one settings class, and remembers the origin of every value in ``origins``."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -132,9 +132,9 @@ class SettingsReader:
         expected: str,
         known: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, yaml.Node]:
-        """What stands under each name of a mapping; only ``known`` ones may be there (None: any).
+        """Values under the names of a mapping; only ``known`` names are allowed (None: any).
 
-        ``known`` maps them to the flags beside ``--the-name``, after which people call them too.
+        ``known`` maps them to the flags beside ``--the-name``, by which people call them too.
         """
         if node is None or _is_null(node):
             return {}

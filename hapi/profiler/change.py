@@ -8,7 +8,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The split changed."""
+    """A change of the split."""
 
     epoch: int
     batch: int
@@ -18,7 +18,7 @@ class Change:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the change for the report."""
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -29,7 +29,7 @@ class Change:
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """What :meth:`to_json` made; ValueError, KeyError or TypeError for anything else."""
+        """Parse the output of :meth:`to_json`; ValueError, KeyError or TypeError for anything else."""
         epoch, batch, before, after = (document[name] for name in ("epoch", "batch", "from", "to"))
         if not all(type(v) is int and v >= 0 for v in (epoch, batch, before, after)):
             raise ValueError("a change of split is not made of whole numbers")

@@ -1,8 +1,9 @@
-"""What a split costs: seconds of each stage, bytes and memory. Pure.
+"""Costs of a split: seconds of each stage, bytes and memory. Pure.
 
-Two forms stand side by side. The paper's (HAPI, section 4.3, Algorithm 1): the client waits for whole answers, so a
-training batch takes ``max(client, server + network)``. Ours: frames are streamed, so server, network and client
-overlap and a batch takes about the largest of the three, after a filling and before a draining that are counted.
+There are two models. The paper's (HAPI, section 4.3, Algorithm 1): the client waits for whole answers, so a
+training batch takes ``max(client, server + network)``. Ours: frames are streamed, so server, network and
+client overlap and a batch takes about the largest of the three, plus the time to fill and to drain the
+pipeline.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from typing import Literal
 from hapi.profiler.profile import Job, LayerProfile, Profile
 
 _LIBRARY_BYTES = 8 << 20
-"""On a CPU, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in ``benchmarks memory``."""
+"""Bytes of a CPU's libraries, whatever the model: oneDNN's generated code and small blocks; 1 to 8 MiB in
+``benchmarks memory``.
+"""
 CLIENT_BYTES = 40 << 20
-"""On a CPU, whatever the job: the client's own objects, such as torchvision, the traced model and its connections; what
-a process grows by while it prepares a job without weights."""
+"""Bytes of the client's own objects on a CPU, whatever the job: torchvision, the traced model and its
+connections; the growth of a process that prepares a job without weights.
+"""
 
 OVERLAP_NORM = 8.0
 """Order of the norm that stands for the largest of stages that overlap: two that are equally long take 1.09 times as
 long as one. Stages wait for each other now and then, the more the nearer they are to each other."""
 
 Form = Literal["stored", "uint8", "tensor"]
-"""What split 0 sends: the sample as it is stored, or made into a tensor on the server."""
+"""Form of samples at split 0: as they are stored, or made into tensors on the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +57,14 @@ class Memory:
     compute: int
     """The most of: a micro-batch in the frozen layers, the training batch in the trained ones."""
     peak: int
-    """What counts against the budget: on a GPU without ``batches``, which stay on the host."""
+    """Bytes that count against the budget: on a GPU without ``batches``, which stay on the host."""
     prefetch_depth: int
     """Training batches ahead of the one in use that ``batches`` counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One split's price."""
+    """Costs of one split."""
 
     split: int
     sent: Form
@@ -77,7 +81,14 @@ class Estimate:
 
 
 def estimate(profile: Profile, job: Job, split: int, sent: Form = "stored") -> Estimate:
-    """The price of ``split`` (0 to ``profile.last_split``); ``sent`` matters for split 0 only."""
+    """Return the costs of a split.
+
+    Args:
+        profile: the measurements.
+        job: the training.
+        split: 0 to ``profile.last_split``.
+        sent: form of samples at split 0; does not matter for others.
+    """
     coster = _Coster(profile, job, split, sent)
     bits, variation = profile.link.bits_per_second, profile.link.variation
     bs = min(job.bs, job.samples)
@@ -99,9 +110,9 @@ def estimate(profile: Profile, job: Job, split: int, sent: Form = "stored") -> E
 
 
 def prefetch_depth(profile: Profile, job: Job, split: int) -> int:
-    """Training batches received ahead of the one in use: at least 1, as the window does it.
+    """Return the training batches received ahead of the present one: at least 1, as the prefetcher does it.
 
-    As many as the prefetch budget holds; on a CPU also no more than the memory budget leaves room for.
+    It is as many as the prefetch budget holds; on a CPU also no more than the memory budget leaves room for.
     """
     batches, held = -(-job.samples // job.bs), max(1, held_bytes(profile, job, split))
     live = job.prefetch_bytes // held
@@ -269,7 +280,7 @@ class _Coster:
         return min(self.job.in_flight, max(1, self._requests(bs) * (1 + self.depth)))
 
     def fill(self, bs: int, bits: float) -> float:
-        """From the first request to the whole batch."""
+        """Seconds from the first request to the whole batch."""
         server, network = self.server_streamed(bs), self.network(bs, bits)
         return self._overhead() + self.load + self._overlapped(server, network, self._frames(bs))
 
@@ -326,9 +337,10 @@ def _together(stages: Sequence[float]) -> float:
 
 
 def largest_batch(profile: Profile, job: Job, split: int) -> int:
-    """The largest training batch up to the job's that fits the budget at ``split``; 0 when not one sample does.
+    """Return the largest training batch up to the job's that fits the budget at ``split``; 0 when no sample
+    does.
 
-    With as little prefetch as there can be, so that the memory grows with the batch.
+    Prefetch is the least possible, so that the memory grows with the batch.
     """
     if job.memory_bytes is None:
         return job.bs

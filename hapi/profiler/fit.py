@@ -1,8 +1,9 @@
-"""From what real requests and batches cost to a :class:`Profile`. Pure.
+"""Fitting a :class:`Profile` to the costs of real requests and batches. Pure.
 
-HAPI, section 4.3: the job itself is measured at two splits, the freeze (the least that the client can do) and the
-earliest one (the most), and everything between is modelled. Both tiers time their own layers where they run them; a
-layer that one tier never ran is taken from the other, scaled by how the two compare on the layers that both ran.
+HAPI, section 4.3: the job itself is measured at two splits, the freeze (the least that the client can do) and
+the earliest one (the most), and everything between is modelled. Both tiers time their own layers where they
+run them; a layer that one tier never ran is taken from the other, scaled by how the two compare on the layers
+that both ran.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Arrivals = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """What one side computes with."""
+    """Resources of one side."""
 
     device: str = "cpu"
     processors: int = 1
@@ -46,13 +47,13 @@ class Tier:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What the batches of one split have cost, as sums over them."""
+    """Sums of the costs of one split's batches."""
 
     split: int
     batches: int
     samples: int
     cached: int = 0
-    """Those of them that the client had on its disk: the servers and the link had nothing to do with them."""
+    """Samples among them that the client had on its disk, without work for servers and link."""
     bytes_received: int
     requests: int
     suffix_seconds: float
@@ -60,7 +61,7 @@ class Observed:
     step_seconds: float
     """The client's seconds in what is trained."""
     request_seconds: float = 0.0
-    """What a request took at least beside its bytes and what the server did for it."""
+    """Shortest time of a request beside its bytes and the server's work for it."""
     client_layers: tuple[float, ...] = ()
     """Seconds in each of the layers split+1..last_split, of ``client_timed`` samples."""
     client_timed: int = 0
@@ -69,9 +70,8 @@ class Observed:
     client_other_seconds: float = 0.0
     """CPU seconds of the client beside all these."""
     server_cpu: Mapping[str, float]
-    """Of the stages that come with every request; where layers stay loaded, loading them is none.
-
-    Of several servers these and all other seconds of work are such that one could do alone what they do together.
+    """CPU seconds of the stages that come with every request; where layers stay loaded, loading them is none.
+    Several servers' seconds are scaled to one server that could do alone what they do together.
     """
     server_wall: Mapping[str, float]
     server_layers: tuple[float, ...] = ()
@@ -81,19 +81,19 @@ class Observed:
     """CPU seconds of the whole server process, but for threads that help a forward pass, over those that its
     requests' stages account for."""
     share: float = 1.0
-    """What other tenants left of the server's device."""
+    """Share of the server's device that other tenants left."""
     cos_batch: int = 0
     server: Tier = Tier()
 
     @property
     def crossed(self) -> int:
-        """Samples that the servers were asked for."""
+        """Return the samples that the servers were asked for."""
         return self.samples - self.cached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is known of a job before it runs: layers with their sizes and operations, seconds all 0."""
+    """Facts of a job before it runs: layers with their sizes and operations, seconds all 0."""
 
     model: str
     freeze: int
@@ -209,7 +209,7 @@ def _mean(
 
 
 def _sample_bytes(sizes: Sizes, observed: Mapping[int, Observed]) -> float:
-    """What came over the wire beyond the content, per sample."""
+    """Bytes on the wire beyond the content, per sample."""
     outputs = (sizes.samples.stored_bytes, *(layer.output_bytes for layer in sizes.layers))
     smallest = min(observed.values(), key=lambda o: outputs[o.split])
     return max(0.0, _ratio(smallest.bytes_received, smallest.crossed) - outputs[smallest.split])
@@ -228,7 +228,9 @@ def _layer_seconds(sizes: Sizes, observed: Mapping[int, Observed]) -> tuple[list
 
 
 def forward_seconds(o: Observed) -> float:
-    """Of the server's forward passes: the processor's where one thread runs them, else the wall's."""
+    """Return the seconds of the server's forward passes: CPU seconds if one thread runs them, else wall
+    seconds.
+    """
     cpu = o.server_cpu.get("forward", 0.0) if o.server.device == "cpu" and o.server.threads == 1 else 0.0
     return cpu * o.server_factor or o.server_wall.get("forward", 0.0)
 

@@ -1,6 +1,7 @@
-"""A machine's constants: how fast it computes, copies, decodes, sends and receives. Learned once, then kept.
+"""A machine's constants: speeds of computing, copying, decoding, sending and receiving. Learned once, then
+kept.
 
-:func:`constants` is the way to them. They take a few tenths of a second to measure and do not depend on a model.
+Call :func:`constants` for them. They take a few tenths of a second to measure and do not depend on a model.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Machine:
 
     version: int = MACHINE_VERSION
     identity: tuple[str, ...]
-    """What they depend on; see :func:`hapi.profiler.machine_cache.identity`."""
+    """Facts that they depend on; see :func:`hapi.profiler.machine_cache.identity`."""
     measured: str
-    """When, as ISO 8601."""
+    """Time of the measurement, as ISO 8601."""
     device: str
     """``cpu`` or ``cuda``."""
     device_name: str
@@ -52,9 +53,9 @@ class Machine:
     """Side of the images that :attr:`decode_seconds` is about."""
     processors: int
     threads: int
-    """That torch computes with on the CPU."""
+    """Threads that torch computes with on the CPU."""
     flops_per_second: float
-    """Of a float32 matrix product on the device."""
+    """Operations of a float32 matrix product per second on the device."""
     copy_bytes_per_second: float
     """Bytes read and written by a copy on the device."""
     decode_seconds: float
@@ -100,17 +101,22 @@ class Machine:
 
     @classmethod
     def from_json(cls, document: object) -> Self:
-        """The machine of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        """Parse ``document``; :class:`ConfigError` names the first field that is wrong."""
         return cast(Self, read_strictly(cls, document, "machine"))
 
 
 def constants(
     device: torch.device | str = "cpu", image_side: int = 224, *, remeasure: bool = False
 ) -> Machine:
-    """The constants of this machine with ``device``: kept ones, or measured now and kept.
+    """Return the constants of this machine with ``device``: kept ones, or measured now and kept.
 
-    Measured anew with ``remeasure``, after 30 days, and with other versions, cores or threads. A cache that cannot
-    be read or written is no error.
+    They are measured again after 30 days, and with other versions, cores or threads. A cache that cannot be
+    read or written is no error.
+
+    Args:
+        device: the torch device.
+        image_side: of the synthetic images, in pixels.
+        remeasure: measure in any case.
     """
     import torch
 

@@ -1,8 +1,7 @@
-"""What was learned about this machine, kept in the user's cache folder. No torch.
+"""Cache of this machine's measurements in the user's cache folder. No torch.
 
-One small JSON file for each thing that was measured. A file counts only for the machine, the settings and the
-versions that it was made with, for 30 days. Whatever is wrong with the folder or a file is no error: what is not
-found is measured again.
+Each measurement is one small JSON file. It is valid only for the machine, the settings and the versions that
+it was made with, for 30 days. A damaged folder or file is no error: a missing measurement is repeated.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True)
 class Kept:
-    """What was found in the cache."""
+    """Contents of the cache."""
 
     content: Any
     measured: str
-    """When, as ISO 8601."""
+    """Time of the measurement, as ISO 8601."""
     path: Path
 
 
@@ -59,7 +58,9 @@ def folder() -> Path | None:
 
 
 def identity() -> tuple[str, ...]:
-    """What a measurement of this machine depends on, as ``name=value``; found without importing torch."""
+    """Return the facts that a measurement of this machine depends on, as ``name=value``, without importing
+    torch.
+    """
     facts = {
         "host": platform.node(),
         "processor": processor_name(),
@@ -74,7 +75,9 @@ def identity() -> tuple[str, ...]:
 
 
 def load(kind: str, key: Sequence[str]) -> Kept | None:
-    """What :func:`save` kept under ``kind`` and ``key``; None when there is nothing that counts."""
+    """Return the content that :func:`save` stored under ``kind`` and ``key``; None when there is no valid
+    one.
+    """
     path = _path(kind, key)
     if path is None:
         return None
@@ -95,7 +98,13 @@ def load(kind: str, key: Sequence[str]) -> Kept | None:
 
 
 def save(kind: str, key: Sequence[str], content: Any) -> str:
-    """Keep ``content`` (plain JSON), measured now; empty, or one line that says why that did not work."""
+    """Store ``content``, measured now; return an empty text, or one line with the reason why that failed.
+
+    Args:
+        kind: of the measurement.
+        key: facts that it depends on.
+        content: plain JSON.
+    """
     path = _path(kind, key)
     if path is None:
         return "nothing is kept for the next time: this user has no home folder"

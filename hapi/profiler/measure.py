@@ -1,8 +1,8 @@
 """This machine's share of a profile, measured on synthetic data in a second or two.
 
-Small models are timed layer by layer. Of large ones as many layers are timed as the budget allows, the largest first;
-the seconds of the others are predicted from their operations and bytes, and scaled by how the timed ones of their
-kind compare with the same prediction. The profile's notes say which it was.
+Small models are timed layer by layer. In large ones as many layers are timed as the budget allows, the
+largest first. The seconds of the others are predicted from their operations and bytes, and scaled by how the
+timed ones of their kind compare with the same prediction. The profile's notes say which it was.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ REQUEST_SECONDS = 3e-3
 _BATCHES = (16, 4, 2, 1)
 """Samples to time with, the first that the budget allows: flat from 16 on (HAPI, section 4.4)."""
 _TRAINED_BATCHES = (16, 4, 2)
-"""Not 1, which a BatchNorm that is trained refuses."""
+"""Batch sizes of trained layers; not 1, which a BatchNorm in training refuses."""
 _SMALL = 0.3
 """Layers below this share of the mean layer's work are predicted: their time is mostly torch's overhead."""
 _RUNS = 3
-"""One to warm up, and two whose mean counts: there is a second or two for everything."""
+"""Runs: one to warm up, and two whose mean counts; there is a second or two for everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What cannot be measured on this machine alone."""
+    """Facts that cannot be measured on this machine alone."""
 
     stored_bytes: int | None = None
     """Bytes of a stored JPEG; None for samples stored as float32 tensors, which need no decoding."""
     bits_per_second: float = 1e9
     variation: float = 0.0
     server_speed: float = 1.0
-    """How many times as fast as this machine the server is."""
+    """Speed of the server, as a multiple of this machine's."""
     concurrency: int = 4
     cos_batch: int = 16
     waiting_seconds: float = 0.0
@@ -68,10 +68,19 @@ def measure(
     device: torch.device | None = None,
     budget: float = 0.8,
 ) -> Profile:
-    """The profile of ``model`` frozen at ``freeze``, both tiers like ``machine`` but for ``server_speed``.
+    """Return the profile of ``model``, both tiers like ``machine`` but for ``server_speed``.
 
-    ``model`` may be on the meta device and stays as it is. ``budget``: seconds for timing layers. :class:`ModelError`
-    for a model that does not run, or whose result has no gradient.
+    Args:
+        model: its layers; may be on the meta device, and stays as it is.
+        title: the model's name in the profile.
+        freeze: last frozen layer.
+        conditions: link, server and samples.
+        machine: this machine's constants.
+        device: that runs the layers; None for the machine's own.
+        budget: seconds for timing layers.
+
+    Raises:
+        ModelError: the model does not run, or its result has no gradient.
     """
     device = device or torch.device("cpu")
     encoded = conditions.stored_bytes is not None
@@ -182,7 +191,7 @@ class _Timer:
         ]
 
     def _factor(self, layer: int, measured: dict[int, float]) -> float:
-        """How much longer than predicted the timed layers of this one's kind took."""
+        """Factor by which the timed layers of this one's kind took longer than predicted."""
         alike = [i for i in measured if bool(self._work[i - 1].flops) == bool(self._work[layer - 1].flops)]
         chosen = alike or list(measured)
         if not chosen:

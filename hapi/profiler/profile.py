@@ -1,4 +1,4 @@
-"""What a plan is computed from: sizes, measured seconds, and the settings of one job. Plain JSON, no torch."""
+"""Input of a plan: sizes, measured seconds, and the settings of one job. Plain JSON, no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hapi.profiler.reading import load_document, read_strictly
 
 PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 64 << 20
-"""Also of the report of a run, which has its profile in it."""
+"""Largest profile, also as a part of a run's report."""
 _MAX_LAYERS = 100_000
 _LEAST = 1e-9
 """Smallest bandwidth and share of a server that are believed: seconds stay finite."""
@@ -52,7 +52,7 @@ class TierProfile:
     processors: int = 1
     """Processor cores that the tier may use."""
     threads: int = 1
-    """Of them, those that a forward pass on a CPU keeps busy."""
+    """Number of them that a forward pass on a CPU keeps busy."""
     devices: int = 1
     """Devices that run forward passes at the same time."""
     decode_seconds: float
@@ -81,14 +81,14 @@ class LinkProfile:
     variation: float
     """Standard deviation of the bandwidth over its mean, from 0 to below 1."""
     request_seconds: float
-    """What a request costs beside its bytes: the way there, the store's first byte."""
+    """Seconds of a request beside its bytes: the way there, the store's first byte."""
     sample_bytes: float = 0.0
     """Bytes a sample takes on the wire beside its content: its share of frame headers, its id and label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProfile:
-    """What the server does beside computing."""
+    """Costs of the server beside computing."""
 
     read_seconds: float
     """Seconds to read one stored sample."""
@@ -108,15 +108,15 @@ class ServerProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleProfile:
-    """Bytes of one sample in the forms in which it could be sent."""
+    """Bytes of one sample in the possible forms of sending it."""
 
     stored_bytes: int
-    """As it is stored (JPEG, or a tensor packed before); this is what split 0 sends."""
+    """Bytes as stored (JPEG, or a tensor packed before); split 0 sends them."""
     encoded: bool
-    """Whether the stored form has to be decoded and transformed."""
+    """True when the stored form has to be decoded and transformed."""
     uint8_bytes: int
     tensor_bytes: int
-    """As the float32 tensor that enters the model."""
+    """Bytes of the float32 tensor that enters the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,8 @@ class Profile:
     last_split: int
     """The largest candidate split: the freeze, or later over layers without parameters and randomness.
 
-    What is not pushed down of layers 1 to here runs on the client without gradients, the layers after in training.
+    Layers 1 to here that the server does not run are run on the client without gradients; later layers are
+    trained.
     """
     layers: tuple[LayerProfile, ...]
     samples: SampleProfile
@@ -150,7 +151,7 @@ class Profile:
     optimizer_bytes_per_parameter_byte: float
     """State that the optimiser keeps beside the gradients (1 for momentum, 2 for Adam)."""
     notes: tuple[str, ...] = ()
-    """How the figures were obtained: measured, scaled or assumed; when, and with which versions."""
+    """Origin of the figures: measured, scaled or assumed; when, and with which versions."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.layers) <= _MAX_LAYERS:
@@ -179,12 +180,12 @@ class Profile:
         return [self.samples.tensor_bytes, *(layer.output_bytes for layer in self.layers)]
 
     def to_json(self) -> dict[str, Any]:
-        """A document that :meth:`from_json` reads back, equal to this one."""
+        """Return a document that :meth:`from_json` reads back, equal to this one."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """The profile of ``document``; :class:`ConfigError` names the first field that is wrong."""
+        """Parse ``document``; :class:`ConfigError` names the first field that is wrong."""
         version = document.get("version") if isinstance(document, Mapping) else None
         # First: of another version the fields are others, too.
         if isinstance(version, int) and version != PROFILE_VERSION:
@@ -210,7 +211,7 @@ class Profile:
 
 
 def _reported(report: Mapping[str, Any], path: str) -> Any:
-    """What the report of a run, read from ``path``, has as its profile."""
+    """Profile in the report of a run that was read from ``path``."""
     plan = report.get("plan")
     found = plan.get("profile") if isinstance(plan, Mapping) else None
     if found is None:

@@ -19,13 +19,13 @@ def load_document(path: str, max_bytes: int, advice: str) -> Any:
     """Read the JSON document in the file at ``path``.
 
     Args:
-        path: The file, as the person wrote it.
-        max_bytes: Largest size that is meant, in bytes.
-        advice: What to do when there is no JSON in it.
+        path: the file, as the person wrote it.
+        max_bytes: largest sensible size, in bytes.
+        advice: what to do if the file is not JSON.
 
     Raises:
-        UsageError: It cannot be read, or is larger.
-        ConfigError: It is not JSON.
+        UsageError: it cannot be read, or is larger.
+        ConfigError: it is not JSON.
     """
     raw = read_bounded(path, max_bytes, path)
     try:

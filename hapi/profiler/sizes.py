@@ -1,4 +1,4 @@
-"""What is known of a job before it runs: its layers' sizes and operations, its samples' bytes."""
+"""Facts of a job before it runs: its layers' sizes and operations, its samples' bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,17 @@ def sizes_of(
     optimizer_bytes: float = 1.0,
     work: Sequence[LayerWork] | None = None,
 ) -> Sizes:
-    """Sizes of ``model`` frozen at ``freeze`` for samples of ``stored_bytes`` each; ``encoded`` ones are decoded first.
+    """Return the sizes of a job.
 
-    ``optimizer_bytes``: the optimiser's per byte of parameters. ``work``: of these layers, if it is known already.
+    Args:
+        model: its layers.
+        title: the model's name.
+        freeze: last frozen layer.
+        stored_bytes: of one sample, in the mean.
+        encoded: samples are decoded first.
+        client: resources of this side.
+        optimizer_bytes: the optimiser's per byte of parameters.
+        work: of these layers, if it is known already.
     """
     tensor_bytes = model.output_bytes()[0]
     last_split = model.last_split(freeze)

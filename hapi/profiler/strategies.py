@@ -1,7 +1,7 @@
-"""Where to split: every strategy as a pure function behind one name.
+"""Strategies for the split: every one as a pure function behind one name.
 
-The static ones (HAPI, section 5.1, competitors) need sizes only: :func:`choose_split`. With a profile all of them
-are compared: :func:`plan`.
+The static ones (HAPI, section 5.1, competitors) need sizes only: :func:`choose_split`. With a profile all of
+them are compared: :func:`plan`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Candidate:
     """A split that was considered."""
 
     name: str
-    """Of the layer that the server ends with; empty for split 0."""
+    """Name of the last layer on the server; empty for split 0."""
     estimate: Estimate
     fits: bool
-    """Whether the client's memory budget holds it."""
+    """True when the client's memory budget holds it."""
     rejected: str
-    """Why it was not chosen; empty for the chosen one."""
+    """Reason why it was not chosen; empty for the chosen one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Plan:
     strategy: str
     split: int
     candidates: tuple[Candidate, ...]
-    """One for each candidate split from 0, in order."""
+    """Every candidate split from 0, in order."""
 
     @property
     def chosen(self) -> Candidate:
@@ -161,7 +161,7 @@ def plan(strategy: str, profile: Profile, job: Job) -> Plan:
 
 
 def choices(profile: Profile, job: Job) -> dict[str, int | None]:
-    """What every strategy would choose, by name; None for one that finds nothing that fits the memory."""
+    """Return the split that every strategy would choose, by name; None where nothing fits the memory."""
     estimates = _estimates(profile, job)
     found: dict[str, int | None] = {}
     for name, planner in PLANNERS.items():
@@ -197,7 +197,7 @@ def _smallest(
 
 
 def _why_not(strategy: str, profile: Profile, job: Job, this: Estimate, chosen: Estimate) -> str:
-    """Why ``this`` was not chosen, in the strategy's own terms."""
+    """Reason why ``this`` was not chosen, in the strategy's own terms."""
     if this.split == chosen.split:
         return ""
     if not _fits(job, this):

@@ -22,7 +22,7 @@ def work_clock(device: torch.device) -> Callable[[], float]:
 
 
 def layer_segments(model: LayeredModel, start: int, stop: int) -> list[Segment]:
-    """Layers ``start + 1`` to ``stop`` one by one; what one gives to the next may be changed in place."""
+    """Return layers ``start + 1`` to ``stop`` one by one; each may change its input in place."""
     return [model.segment(i, i + 1, frozen=True, own_input=i > start) for i in range(start, stop)]
 
 

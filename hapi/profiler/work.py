@@ -1,4 +1,4 @@
-"""What each layer has to do for one sample, found without computing it: the graph is run on the meta device."""
+"""Each layer's work for one sample, found without computing it: the graph is run on the meta device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hapi.models.graph.meta_rules import meta_result
 from hapi.models.graph.views import shadow
 
 _TRAINED_BATCH = 2
-"""Not 1, which a BatchNorm that is trained refuses."""
+"""Batch size of trained layers; not 1, which a BatchNorm in training refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +39,21 @@ class LayerWork:
     On a CPU with the copies that convolutions make of their input and output, in the layout that oneDNN computes in.
     """
     saved_bytes: int
-    """What training keeps for the backward pass of the tensors that it makes; 0 in layers that are not trained."""
+    """Bytes that training keeps for the backward pass of its tensors; 0 in layers that are not trained."""
     workspace_bytes: int
     """Whatever the batch: a CPU's copy of a convolution's weights in oneDNN's layout, the largest one."""
 
 
 def layer_work(model: LayeredModel, last_split: int, device: str = "cpu") -> list[LayerWork]:
-    """The work of each layer on ``cpu`` or ``cuda``, in order, when the layers after ``last_split`` are trained.
+    """Return the work of each layer, in order.
 
-    :class:`ModelError` for a layer that needs data to run.
+    Args:
+        model: its layers.
+        last_split: the layers after it are trained.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        ModelError: a layer needs data to run.
     """
     counter = _Counter(copies=device == "cpu")
     try:
@@ -94,7 +100,7 @@ def _without_content(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Cost:
-    """Of one node."""
+    """Cost of one node."""
 
     flops: int = 0
     traffic: int = 0
@@ -139,7 +145,7 @@ class _Counter(_Visitor):
 
     @contextmanager
     def around(self, node: fx.Node) -> Iterator[None]:
-        """Inside it operations belong to ``node``."""
+        """Count operations in the block for ``node``."""
         self._node = node
         with self:
             yield
@@ -165,7 +171,7 @@ class _Counter(_Visitor):
 
 
 class _Keeper(_Visitor):
-    """What autograd keeps for the backward pass, each piece of memory for the layer that made it."""
+    """Memory that autograd keeps for the backward pass, each piece for the layer that made it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +181,7 @@ class _Keeper(_Visitor):
 
     @contextmanager
     def during(self, layer: int) -> Iterator[None]:
-        """Inside it operations belong to ``layer``."""
+        """Count operations in the block for ``layer``."""
         self._layer = layer
         with self, torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t):
             yield
@@ -200,7 +206,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def fill(model: LayeredModel, start: int, stop: int, device: torch.device) -> None:
-    """Give layers ``start + 1`` to ``stop`` weights of no meaning, to be timed with."""
+    """Give layers ``start + 1`` to ``stop`` meaningless weights, for timing."""
     for name in model.tensor_names(start, stop):
         old = model.tensors.get(name)
         if not old.is_meta:

@@ -1,7 +1,8 @@
-"""The server's account of its work: what each request cost, beside what all of them cost meanwhile.
+"""The server's account of its work: the cost of each request, beside the cost of all of them meanwhile.
 
-A client plans with it: its own CPU seconds say what its requests cost, the whole process's what the server spends
-beside, all tenants' what is left for this one (HAPI, section 4.3: the server would have to expose waiting time).
+A client plans with it: its own CPU seconds are the cost of its requests, the whole process's include the
+server's overhead, and all tenants' tell how much is left for this one (HAPI, section 4.3: the server would
+have to expose waiting time).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hapi.wire.report import STAGES, RequestReport, ServerTier
 
 @dataclass(frozen=True)
 class Marks:
-    """Where the account stood when a request began."""
+    """State of the account when a request began."""
 
     busy: float
     work: float
@@ -62,7 +63,9 @@ class Account:
         """Held by their requests' clocks: as many as there are requests under way, whatever jobs are called."""
 
     def clock(self, job: str) -> RequestClock:
-        """For one request of ``job`` (empty: of nobody known); what it counts is in the job's and the total too."""
+        """Return the clock of one request of ``job`` (empty: unknown); its counts go into the job's and the
+        total too.
+        """
         if not job:
             return RequestClock(self._total, None)
         with self._lock:
@@ -85,13 +88,13 @@ class Account:
     def report(
         self, begun: Marks, context: RequestContext, cos_batch: int = 0, layers: tuple[float, ...] = ()
     ) -> RequestReport:
-        """What the request of ``context``, which began at ``begun``, has cost.
+        """Return the costs of a request, for its end frame.
 
         Args:
-            begun: Of :meth:`marks`.
-            context: The request's.
-            cos_batch: The largest that fitted, in samples; 0 for none.
-            layers: Seconds of each layer, if they were timed.
+            begun: from :meth:`marks`.
+            context: the request's.
+            cos_batch: the largest that fitted, in samples; 0 for none.
+            layers: seconds of each layer, if they were timed.
         """
         clock = context.clock
         now = self.marks(clock)
@@ -113,7 +116,9 @@ class Account:
         )
 
     def _work(self, clock: StageClock) -> float:
-        """On a CPU all stages compete for it, on a GPU the forward passes."""
+        """Seconds of the contended resource: on a CPU those of all stages, on a GPU those of the forward
+        passes.
+        """
         if self._device == "cpu":
             return sum(clock.cpu_seconds().values())
         return clock.seconds()["forward"]

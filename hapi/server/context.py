@@ -1,4 +1,4 @@
-"""The facts of one request, which all that work on it share: HTTP, the service, reading, decoding, the device."""
+"""The facts of one request, shared by HTTP, the service, reading, decoding and the device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class RequestClock(StageClock):
     """The stages of one request."""
 
     def __init__(self, total: StageClock, job: StageClock | None) -> None:
-        """``total`` counts everything too, and so does ``job``, if that is known, which is in the total itself."""
+        """Add everything to ``total`` too, and, if it is known, to ``job``, which adds to the total itself."""
         super().__init__(STAGES, job or total)
         self.job = job
-        """Of all requests of its job that are under way, and while they are."""
+        """Clock of all requests of its job that are under way, and while they are."""
         self.first = 0.0
         """Seconds until the answer's first frame was made, those in the queue included; 0 before."""
         self._began = time.monotonic()
         self._now: list[str] = []
 
     def begin(self) -> None:
-        """The work begins now, in a thread of its own: the seconds until the first frame count from here."""
+        """Begin the work, in a thread of its own: the seconds until the first frame count from here."""
         self._began = time.monotonic()
 
     @contextmanager
@@ -42,17 +42,17 @@ class RequestClock(StageClock):
             self._now.remove(name)
 
     def frame_made(self) -> None:
-        """A frame of the answer is there; the first one counts."""
+        """Note that a frame of the answer exists; the first one counts."""
         if not self.first:
             self.first = time.monotonic() - self._began + self.seconds()["queue"]
 
     def under_way(self) -> Sequence[str]:
-        """The stages that threads are in now."""
+        """Return the stages that threads are in now."""
         return list(self._now)
 
 
 class Progress:
-    """How far one request is: told by the threads that work on it, read by any."""
+    """Progress of one request: written by the threads that work on it, read by any."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Progress:
         """Begin with nothing done.
 
         Args:
-            chosen: Told the device and the COS batch, in samples, once they are known.
-            stages_now: The stages that threads are in, as the request's clock has them.
+            chosen: told the device and the COS batch, in samples, once they are known.
+            stages_now: returns the stages that threads are in, from the request's clock.
         """
         self._chosen = chosen
         self._stages_now = stages_now
@@ -75,12 +75,12 @@ class Progress:
         """The stage that its newest forward pass is in; empty when that is over."""
 
     def choose(self, device: str, batch: int) -> None:
-        """The request runs on ``device`` with COS batches of ``batch`` samples."""
+        """Note that the request runs on ``device`` with COS batches of ``batch`` samples."""
         self.device, self.cos_batch = device, batch
         self._chosen(device, batch)
 
     def stages(self) -> tuple[str, ...]:
-        """Stages (:data:`hapi.wire.report.STAGES`) that are under way; several, as reading runs ahead."""
+        """Return the stages (:data:`hapi.wire.report.STAGES`) under way; several, as reading runs ahead."""
         now = {*self._stages_now(), self.forward()}
         return tuple(stage for stage in STAGES if stage in now)
 
@@ -91,7 +91,7 @@ def _none() -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestContext:
-    """Whose a request is, who still wants it and until when, how far it is, and what it costs."""
+    """Tenant, interest, deadline, progress and costs of a request."""
 
     clock: RequestClock
     tenant: Tenant = ANONYMOUS
@@ -102,10 +102,10 @@ class RequestContext:
     """Asked when the request ends, from any thread: seconds that the tenant's next one has to expect."""
 
     def step(self) -> None:
-        """Tell that the work goes on.
+        """Note that the work goes on.
 
         Raises:
-            BadRequestError: Nobody wants it any more.
+            BadRequestError: the client is gone.
         """
         if self.interest.is_set():
             raise BadRequestError("the client went away")

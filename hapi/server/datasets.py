@@ -1,4 +1,4 @@
-"""The data sets that a server has open: each version once, opened under a lock of its own."""
+"""The open datasets of a server: each version once, opened under a lock of its own."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ _SEEN = 100
 
 
 class OpenDatasets:
-    """Data sets of one store by name and version. Thread-safe.
+    """Datasets of one store by name and version. Thread-safe.
 
-    One that hangs in a slow store holds up those who ask for it, and nobody else. Those that were not asked for the
-    longest are let go when all indexes together are above the bound; who reads from one keeps it until he is done.
+    A dataset that hangs in a slow store delays only the requests for it. The least recently used ones are
+    dropped when all indexes together are above the bound; requests that read from one keep it until they are
+    done.
     """
 
     def __init__(self, store: ObjectStore, chunks: ChunkCache, index_bytes: int = INDEX_BYTES) -> None:
-        """``chunks``: the cache that all of them share."""
+        """Open datasets of ``store``; all of them share the cache ``chunks``."""
         self._store, self._chunks, self._max_bytes = store, chunks, index_bytes
         self._guard = threading.Lock()
         self._opening = KeyedLocks()
         self._open: OrderedDict[DatasetReference, Dataset] = OrderedDict()
         self._seen: OrderedDict[str, tuple[bytes, Manifest]] = OrderedDict()
-        """By name, the manifest as it was last found."""
+        """Latest known manifest by name."""
 
     def get(self, reference: DatasetReference) -> Dataset:
-        """The data set in that very version; errors as of :func:`find_dataset`."""
+        """Return the dataset in that very version; errors are those of :func:`find_dataset`."""
         found = self._known(reference)
         if found is not None:
             return found
@@ -51,9 +52,9 @@ class OpenDatasets:
             return found
 
     def current(self, name: str) -> Dataset:
-        """The data set ``name`` in the version that it has now.
+        """Return the dataset ``name`` in its present version.
 
-        Of one that is open only the manifest is read; it is parsed when its bytes have changed.
+        If it is open only the manifest is read; it is parsed when its bytes have changed.
         """
         manifest = self._manifest(name)
         dataset = self.get(DatasetReference(name=name, version=manifest.version))

@@ -1,8 +1,8 @@
-"""The sequences that requests named lately, so that one epoch's many requests compute its order once.
+"""The sequences of recent requests, so that one epoch's many requests compute its order once.
 
-A request that names chunk windows tells what the next ones will ask for. Where the windows of all jobs that read just
-now fit into the chunk cache together, their chunks are read whole at once, as ``mount`` does for its own. A job is
-what its client calls one, so what tenants name costs others little.
+A request that names chunk windows tells which samples the next ones will ask for. If the windows of all jobs
+that read just now fit into the chunk cache together, their chunks are read whole at once, as ``mount`` does
+for its own. Clients name their jobs, so names from a tenant cost others little.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hapi.server.scheduling.fair_queue import ANONYMOUS, Tenant
 from hapi.wire.sequences import ChunkWindows, SequenceRange
 
 KEPT_BYTES = 256 << 20
-"""Of the sequences kept; the last one is kept in any case, at 4 bytes a sample."""
+"""Bytes of the sequences kept; the last one is kept in any case, at 4 bytes a sample."""
 READ_SECONDS = 30.0
 """A job counts as reading for so long after its last request: longer than a batch takes to train on."""
 JOBS_FOR_OTHERS = 4
@@ -35,7 +35,7 @@ JOBS_KEPT = 64
 
 _Key = tuple[int, int, int, int, int]
 _Job = tuple[str, int, int, int]
-"""A data set's version and the windows' numbers: trainers of one job have the same, in all epochs."""
+"""A dataset's version and the windows' numbers: trainers of one job have the same, in all epochs."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class EpochOrderCache:
         self._computing = threading.Lock()
         self._kept: OrderedDict[_Key, _KeptOrder] = OrderedDict()
         self._reading: dict[Tenant, OrderedDict[_Job, float]] = {}
-        """When each job with windows asked last, the latest at the end."""
+        """Time of the last request of each job with windows, the latest at the end."""
         self.computed = 0
         """Sequences computed so far."""
 
     def find(self, dataset: Dataset, wanted: SequenceRange, tenant: Tenant = ANONYMOUS) -> IntArray:
-        """The samples of ``wanted``, int64; :class:`NotFoundError` past the end of the data set."""
+        """Return the samples of ``wanted``, int64; :class:`NotFoundError` past the end of the dataset."""
         if wanted.stop > dataset.count:
             raise NotFoundError(
-                f"stop: data set {dataset.name!r} has {dataset.count} samples, so a sequence of it has no place "
+                f"stop: dataset {dataset.name!r} has {dataset.count} samples, so a sequence of it has no place "
                 f"{wanted.stop - 1}"
             )
         key = (dataset.count, wanted.seed, wanted.epoch, wanted.group, wanted.window)
@@ -98,15 +98,17 @@ class EpochOrderCache:
         return sum(kept.sequence.nbytes for kept in self._kept.values())
 
     def _dispensable(self, newest: _Key) -> _Key:
-        """Of the tenant with the most sequences the one that was not asked for longest: a tenant that names many
-        pushes out its own."""
+        """The least recently used sequence of the tenant with the most: a tenant that names many pushes out
+        its own.
+        """
         counts = Counter(kept.tenant for kept in self._kept.values())
         return max((key for key in self._kept if key != newest), key=lambda k: counts[self._kept[k].tenant])
 
     def access_hint(
         self, dataset: Dataset, windows: ChunkWindows | None, tenant: Tenant = ANONYMOUS
     ) -> AccessHint | None:
-        """How :meth:`hapi.data.dataset.Dataset.read_at` is to read for a request from these windows, if any.
+        """Return the hint for :meth:`hapi.data.dataset.Dataset.read_at` for a request from these windows, if
+        any.
 
         The jobs that read just now share the cache: the tenant's own, and a few of each other one.
         """

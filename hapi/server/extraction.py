@@ -50,8 +50,8 @@ from hapi.wire.frames import (
 class Extraction:
     """Answers extract requests; thread-safe.
 
-    Of a request at most two COS batches of outputs are in memory, the one being sent and the one being made, and two
-    of inputs, of which one is read and decoded ahead.
+    At most two COS batches of a request's outputs are in memory, the one being sent and the one being made,
+    and two of inputs, of which one is read and decoded ahead.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Extraction:
         """Answer ``request``: layers are loaded and memory is reserved now, samples are read with the frames.
 
         Args:
-            dataset: The one that the request names.
-            request: What to compute.
-            hint: For :meth:`Dataset.read_at`.
-            context: Of the request.
+            dataset: the one that the request names.
+            request: the samples and layers.
+            hint: for :meth:`Dataset.read_at`.
+            context: of the request.
 
         Raises:
-            NotFoundError: The data set has no such id; told before anything is loaded.
-            UnprocessableError: The samples do not fit the model.
-            TooLargeError: One sample is more than the server allows.
-            BusyError: The memory did not come free by the deadline.
+            NotFoundError: the dataset has no such id; told before anything is loaded.
+            UnprocessableError: the samples do not fit the model.
+            TooLargeError: one sample is more than the server allows.
+            BusyError: the memory did not come free by the deadline.
         """
         _check_input(dataset, request)
         feeding = Feeding(dataset, request, hint, self._decoders, context.clock)
@@ -255,7 +255,7 @@ class _Passes:
         self.spans: list[Span] = [(i, min(i + self.batch, count)) for i in range(0, count, self.batch)]
         """The samples of each."""
         self.headers = [_features_header(self.request.ids[low:high], self.front) for low, high in self.spans]
-        """Of their frames."""
+        """Headers of their frames."""
         self.timed_layers = self.request.split if self.request.time_layers else 0
         """Layers whose seconds the end frame has."""
 

@@ -1,7 +1,7 @@
-"""The inputs of COS batches: stored samples, read and decoded in pieces that fit what their request may hold.
+"""Inputs of COS batches: stored samples, read and decoded in pieces that fit the request's memory.
 
-Usually a COS batch is one piece. Of long samples several are: a piece's stored bytes go when it is decoded, so that
-256 photographs of 6 MB are never there at once. What the layers then see is the same.
+Usually a COS batch is one piece, of long samples several: a piece's stored bytes are freed when it is
+decoded, so that 256 photographs of 6 MB are never in memory at once. The layers see the same.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Feeding:
         decoders: Decoders,
         clock: StageClock,
     ) -> None:
-        """``hint`` is for :meth:`Dataset.read_at`. :class:`NotFoundError` for an id that is not there."""
+        """Feed ``request``; ``hint`` is for :meth:`Dataset.read_at`. :class:`NotFoundError` for an absent id."""
         self._dataset = dataset
         self._transform = request.transform
         self._hint = hint
@@ -65,9 +65,10 @@ class Feeding:
         """Most stored bytes of a piece, if that is at least one sample."""
 
     def need(self, batch: int, sample_bytes: int) -> HostNeed:
-        """What COS batches of ``batch`` samples take of the host's memory, and ``sample_bytes`` beside for each sample.
+        """Return the host memory of COS batches of ``batch`` samples, with ``sample_bytes`` more for each
+        sample.
 
-        ``least`` is with pieces of one sample, ``most`` with whole COS batches.
+        It is a range, from pieces of one sample to whole COS batches.
         """
         lengths = self._located.length
         longest = int(lengths.max())
@@ -81,7 +82,9 @@ class Feeding:
         self.piece_bytes = (nbytes - fixed) // self._copies
 
     def load(self, span: Span) -> Fed:
-        """The samples of ``span``. Raises what reading and decoding raise, and what says that memory was short."""
+        """Return the samples of ``span``. Raises the errors of reading and decoding, and those of lacking
+        memory.
+        """
         low, high = span
         inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
         for start, stop in self._pieces(low, high):
@@ -90,7 +93,7 @@ class Feeding:
 
     @property
     def _copies(self) -> int:
-        """How often stored bytes are there: a process that decodes has its own."""
+        """Copies of stored bytes in memory: a decoding process has its own."""
         return 2 if self._decoders.processes else 1
 
     def _fixed(self, longest: int, batch: int, sample_bytes: int) -> int:

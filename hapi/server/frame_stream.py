@@ -1,4 +1,6 @@
-"""The typed answer to a request: how long it is, its frames, and what they need until they are sent."""
+"""The typed answer to a request: its length, its frames, and the resources that they hold until they are
+sent.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ Frames = Generator[Frame, None, None]
 class FrameStream:
     """An answer; close it when it is not read to its end. Used by one thread at a time.
 
-    Until its last frame, an error, or :meth:`close` it holds its resources: resident layers, reservations of memory.
+    Until its last frame, an error, or :meth:`close` it holds its resources: resident layers, reservations of
+    memory.
     """
 
     def __init__(
@@ -30,11 +33,11 @@ class FrameStream:
         """Wrap ``frames``, which have not begun.
 
         Args:
-            context: Of the request; its clock is told of the first frame.
-            content_length: Bytes of all frames.
-            frames: Each an iterable of buffers.
-            samples: How many it answers for; 0 for tensors.
-            resources: What is left at the end. They see the error that ends the frames, and may exchange it.
+            context: of the request; its clock is told of the first frame.
+            content_length: bytes of all frames.
+            frames: each an iterable of buffers.
+            samples: samples that it answers for; 0 for tensors.
+            resources: left at the end. They see the error that ends the frames, and may exchange it.
         """
         self.context = context
         self.content_length = content_length
@@ -43,7 +46,7 @@ class FrameStream:
         self.frames = _timed(frames, context.clock, self._resources)
 
     def close(self) -> None:
-        """Release what the stream holds."""
+        """Release the stream's resources."""
         self.frames.close()
         self._resources.close()  # of frames that have not begun, whose generator has nothing to end
 

@@ -24,8 +24,11 @@ class Prefetcher(Generic[I, R]):
         items: Sequence[I],
         cancelled: threading.Event,
     ) -> None:
-        """At least one item. Once ``cancelled`` is set there are no more results; once the calling thread's work is
-        given up nobody waits for one."""
+        """Prefetch the results of ``items``, at least one.
+
+        Once ``cancelled`` is set there are no more results; once the calling thread's work is given up, waits
+        end.
+        """
         self._pool = pool
         self._work = work
         self._items = iter(items)
@@ -33,7 +36,7 @@ class Prefetcher(Generic[I, R]):
         self._pending: Work[R] | None = pool.submit(work, next(self._items))
 
     def ready(self) -> bool:
-        """Whether the next result is there already."""
+        """Return whether the next result is there already."""
         return self._pending is None or self._pending.done()
 
     def next(self) -> R:

@@ -1,7 +1,7 @@
-"""Reading all that the server serves once in a while, at a bounded rate, to find damage before a job does.
+"""Scrubbing: all stored data is read once in a while, at a bounded rate, to find damage before a job does.
 
-One thread of the lowest priority, which holds no slot: it stands still while requests wait, and leaves at once when it
-is told to stop.
+One thread of the lowest priority, without a slot: it stands still while requests wait, and ends at once when
+told to.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("hapi.server")
 PASS_SECONDS = 3600.0
 """Least time from the beginning of one pass over everything to that of the next."""
 _WAIT_SECONDS = 0.2
-"""How often a scrub that stands still looks whether requests still wait."""
+"""Seconds between two checks of a paused scrub whether requests still wait."""
 _LINES = 20
-"""Most lines of the log for one data set or model and pass; all findings are counted."""
+"""Most lines of the log for one dataset or model and pass; all findings are counted."""
 _NICE = 19
 
 
@@ -38,14 +38,14 @@ class _Stopped(Exception):
 
 
 class _Changed(Exception):
-    """What is being read was replaced meanwhile: what is missing of it is no damage."""
+    """The dataset or model being read was replaced meanwhile: missing objects are no damage."""
 
 
 class Scrub:
     """Thread-safe; nothing runs before :meth:`start`."""
 
     def __init__(self, store: ObjectStore, rate: int, busy: Callable[[], bool] = lambda: False) -> None:
-        """Make one that reads ``rate`` bytes a second (0: nothing), but nothing while ``busy()``."""
+        """Read ``rate`` bytes a second (0: nothing), but nothing while ``busy()``."""
         self.rate = rate
         self._store = store
         self._busy = busy
@@ -63,7 +63,7 @@ class Scrub:
             self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread leave; one that waits for the store is left behind by the process's end."""
+        """Tell the thread to end; one that waits for the store is left behind by the process's end."""
         self._stop.set()
 
     def join(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class Scrub:
 
     @property
     def damaged(self) -> Mapping[str, int]:
-        """Findings of the last look by data set, or by ``model:NAME``; sound ones are not in it."""
+        """Findings of the last look by dataset, or by ``model:NAME``; sound ones are not in it."""
         return dict(self._damaged)
 
     @property
@@ -87,7 +87,7 @@ class Scrub:
         return self._last_complete
 
     def to_json(self) -> dict[str, object]:
-        """As ``/v1/status`` has it."""
+        """Return the figures for ``/v1/status``."""
         damaged = self.damaged
         return {
             "rate": self.rate,
@@ -168,7 +168,7 @@ class Scrub:
         return findings.count
 
     def found(self, title: str, count: int) -> None:
-        """Count a finding as soon as it is there."""
+        """Count a finding at once."""
         self._damaged[title] = max(count, self._damaged.get(title, 0))
 
     def _progress(self, _: int, size: int) -> None:
@@ -187,7 +187,7 @@ class Scrub:
 
 
 class _Findings:
-    """Damage of one data set or model: a line of the log for each, up to a bound."""
+    """Damage of one dataset or model: a line of the log for each, up to a bound."""
 
     def __init__(self, scrub: Scrub, title: str, changed: Callable[[], bool]) -> None:
         self._scrub, self._title, self._changed = scrub, title, changed

@@ -1,8 +1,8 @@
-"""What a server does with a request, without sockets: documents in, streams of frames out.
+"""A server's answers to requests, without sockets: documents in, streams of frames out.
 
 The HTTP application and the loopback handler are two thin skins over this class. A stream holds its resources
-(resident layers, reserved memory) until it ends or is closed; at most two COS batches of it are in memory: the one
-being sent and the one being made.
+(resident layers, reserved memory) until it ends or is closed; at most two COS batches of it are in memory:
+the one being sent and the one being made.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Service:
 
     @property
     def device_names(self) -> str:
-        """Of all devices, with commas between them."""
+        """Names of all devices, with commas between them."""
         return ",".join(str(worker.device.device) for worker in self.workers.all)
 
     def children(self) -> list[int]:
@@ -114,7 +114,7 @@ class Service:
         if parts == ["v1", "models"]:
             return {"models": [summary.to_json() for summary in list_models(self.store)]}
         if len(parts) == 3 and parts[:2] == ["v1", "datasets"]:
-            return self._describe_dataset(check_name(parts[2], "data set")).to_json()
+            return self._describe_dataset(check_name(parts[2], "dataset")).to_json()
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
             return open_model(self.store, check_name(parts[2], "model")).to_json()
         raise NotFoundError(f"no such path: {path[:200]!r}")
@@ -136,7 +136,7 @@ class Service:
     # -- streams -----------------------------------------------------------------------------------------
 
     def request(self, path: str, body: bytes) -> Request:
-        """What a POST of ``body`` to ``path`` asks for; nothing is looked up yet."""
+        """Parse a POST of ``body`` to ``path``; nothing is looked up yet."""
         kinds: dict[str, Callable[[Any], Request]] = {
             messages.EXTRACT_PATH: messages.ExtractRequest.from_json,
             messages.SAMPLES_PATH: messages.SamplesRequest.from_json,
@@ -147,18 +147,18 @@ class Service:
         return kinds[path](messages.parse_body(body))
 
     def clock(self, request: Request) -> RequestClock:
-        """A clock for ``request``; what it counts is in its job's and the server's account too."""
+        """Return a clock for ``request``; its counts go into its job's and the server's account too."""
         return self.account.clock("" if isinstance(request, messages.TensorsRequest) else request.job)
 
     def stream(self, request: Request, context: RequestContext | None = None) -> FrameStream:
         """Answer ``request``; the stream's report has the stages of the context's clock.
 
-        It stops at the next COS batch once nobody is interested. Without ``context`` it is anonymous and has no
+        It stops at the next COS batch once the client is gone. Without ``context`` it is anonymous and has no
         deadline.
 
         Raises:
-            TooLargeError: The answer would be longer than the server allows.
-            HapiError: What the request names is not there, does not fit, or has no room now.
+            TooLargeError: the answer would be longer than the server allows.
+            HapiError: the named dataset or model does not exist, does not fit, or has no room now.
         """
         context = context or RequestContext(clock=self.clock(request))
         context.clock.begin()

@@ -1,4 +1,4 @@
-"""Settings of a server. Defaults say where they come from; docs/operations.md says when to change them."""
+"""Settings of an operator. Defaults say where they come from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOST_MEMORY = host_memory()
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """How requests are served: what they may take, and what is kept between them."""
+    """Settings of serving requests: their limits, and the state kept between them."""
 
     store: str = setting("URL or folder of the object store", env="HAPI_STORE")
     device: str = setting(
@@ -203,11 +203,11 @@ class ServiceSettings:
 
     @property
     def policy(self) -> str:
-        """How the COS batch is really chosen."""
+        """Real choice of the COS batch."""
         return self.batching if self.cos_batch is None else "fixed"
 
     def pace_limits(self) -> PaceLimits:
-        """What the reader of an answer must do to keep its slot."""
+        """Requirements on the reader of an answer to keep its slot."""
         return PaceLimits(
             silence=self.send_timeout, rate=self.slow_reader_rate, window=self.slow_reader_seconds
         )
@@ -215,7 +215,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenSettings:
-    """Where a server listens, and who may ask."""
+    """Address and tenants of a server."""
 
     host: str = setting("address to listen on", default="127.0.0.1")
     port: int = setting("port to listen on; 0: any free one", default=8099, low=0, high=65535)

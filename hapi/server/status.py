@@ -1,7 +1,7 @@
-"""What a server is doing now, for whoever runs it: devices, requests at work, tenants' counts, the last errors.
+"""State of a server for its operator: devices, requests at work, tenants' counts, the last errors.
 
-Cheap to keep: a few assignments for each request and COS batch. Of a request that is over nothing is kept but, if it
-failed, one line in a list of bounded length.
+It is cheap: a few assignments for each request and COS batch. A request that is over leaves nothing, or, if
+it failed, one line in a list of bounded length.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class DeviceStatus:
     memory: Mapping[str, int]
     """Bytes of the budget by :data:`MEMORY_KINDS`."""
     budget_bytes: int | None
-    """None: unbounded, the system does not tell what is free."""
+    """None: unbounded, since the system does not tell the free memory."""
     allocated_bytes: int | None
-    """What torch holds on a GPU; None on the CPU, where the process's size tells."""
+    """Bytes that torch holds on a GPU; None on the CPU, where the process's size tells."""
     memory_waiting: int
     """Requests that wait for memory."""
     out_of_memory: int
@@ -60,7 +60,7 @@ class DeviceStatus:
     adaptations: int
     adapt_seconds: float
     resident_bytes: int
-    """Of layers that are loaded, in use or not."""
+    """Bytes of loaded layers, in use or not."""
     cache_hits: int
     cache_misses: int
     cos_batch: int | None
@@ -83,7 +83,7 @@ class RunningRequest:
     began: float = field(default_factory=time.monotonic)
 
     def to_json(self, now: float) -> dict[str, object]:
-        """As ``/v1/status`` has it; ``now`` in ``time.monotonic`` seconds."""
+        """Return the entry for ``/v1/status``; ``now`` in ``time.monotonic`` seconds."""
         asked, progress = self.asked, self.context.progress
         kind, name, dataset, total = _what(asked)
         return {
@@ -105,7 +105,7 @@ class RunningRequest:
 
 
 def _what(asked: Request) -> tuple[str, str, str, int]:
-    """Kind, model, data set, and how many samples or tensors."""
+    """Kind, model, dataset, and how many samples or tensors."""
     if isinstance(asked, ExtractRequest):
         return "extract", asked.model.name, asked.dataset.name, len(asked.ids)
     if isinstance(asked, SamplesRequest):
@@ -130,7 +130,7 @@ class Failure:
 
 @dataclass
 class TenantCounts:
-    """What one tenant got so far."""
+    """Counts of one tenant so far."""
 
     served: int = 0
     """Requests answered wholly."""
@@ -154,7 +154,7 @@ class Board:
 
     @contextmanager
     def running(self, request: RunningRequest) -> Iterator[None]:
-        """``request`` is at work inside the block."""
+        """List ``request`` as at work inside the block."""
         number = next(self._numbers)
         with self._lock:
             self._running[number] = request
@@ -165,7 +165,7 @@ class Board:
                 del self._running[number]
 
     def failed(self, error: HapiError, *, request_id: str, tenant: str, path: str) -> None:
-        """``error`` ended a request. One that a healthy server gives is not kept."""
+        """Record that ``error`` ended a request; errors that a healthy server gives are not kept."""
         if isinstance(error, EXPECTED):
             return
         failure = Failure(
@@ -181,11 +181,11 @@ class Board:
             self._errors.append(failure)
 
     def requests(self) -> Sequence[RunningRequest]:
-        """Those at work now, the oldest first."""
+        """Return those at work now, the oldest first."""
         with self._lock:
             return list(self._running.values())
 
     def errors(self) -> Sequence[Failure]:
-        """The last ones, the newest first."""
+        """Return the last errors, the newest first."""
         with self._lock:
             return list(reversed(self._errors))

@@ -1,8 +1,8 @@
-"""Stored bytes as they are: samples of a data set (split 0) and tensors of a pushed model.
+"""Stored bytes, unchanged: samples of a dataset (split 0) and tensors of a pushed model.
 
-What is long is read twice, piece by piece: first it is held against its checksum, then it is sent. So nothing of it is
-sent before all of it was found whole, and no more than two pieces of it are in memory. If it is another one the second
-time, its last piece is not sent: the frame stays unfinished, and is not believed.
+Long ones are read twice, piece by piece: first to compare the checksum, then to send. So nothing is sent
+before all of it was found whole, and at most two pieces are in memory. If it differs the second time, its
+last piece is not sent: the frame stays unfinished, and the client rejects it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Payload = Sequence[Buffer | Long]
 
 
 class _Stored(Protocol):
-    """What is asked for, frame by frame."""
+    """Requested objects, frame by frame."""
 
     kind: str
     """One of :data:`hapi.server.device.host_memory.HOST_KINDS`."""
@@ -81,7 +81,7 @@ class _Stored(Protocol):
 
 
 class StoredBytes:
-    """Answers requests for what is stored; thread-safe."""
+    """Answers requests for stored bytes; thread-safe."""
 
     def __init__(self, account: Account, loaders: Threads, host: HostMemory) -> None:
         self._account = account

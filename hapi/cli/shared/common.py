@@ -1,4 +1,4 @@
-"""What every command shares: one-line errors, exit codes, and the guard around ``main``."""
+"""Parts of every command: one-line errors, exit codes, and the guard around ``main``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ EXIT_DIVERGED = 3
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the flag that was probably meant, instead of the whole usage.
+    """A parser that reports an error in one line, with the flag that was probably meant, instead of the whole
+    usage.
 
-    A flag is written in full: what is short for one today may be short for two, or for another one, tomorrow.
+    Flags must be written in full: an abbreviation of one today may fit two, or another one, tomorrow.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -32,7 +33,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """The parsed arguments; exits with code 2 after one line when there are wrong ones.
+        """Return the parsed arguments; exit with code 2 after one line when some are wrong.
 
         A parser of a sub-command is asked by this name too, so that its own flags are named.
         """
@@ -46,17 +47,22 @@ class OneLineParser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        """One line on stderr, exit code 2."""
+        """Print one line on stderr, and exit with code 2."""
         line = f"{self.prog}: error: {message} ({self.prog} --help lists everything)"
         self.exit(EXIT_USAGE, printable(" ".join(line.split()), MESSAGE_CHARACTERS) + "\n")
 
 
 def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False) -> int:
-    """Run ``body`` and turn what it raises into one line on stderr and an exit code.
+    """Run ``body``; turn its exceptions into one line on stderr and an exit code.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An error
-    that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with ``HAPI_DEBUG=1``).
-    ``goes_on``: what it prints is not what it is for, so it does its work without stdout too.
+    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An
+    error that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with
+    ``HAPI_DEBUG=1``).
+
+    Args:
+        program: name of the command.
+        body: the command; returns its exit code.
+        goes_on: the work counts even without the output, so it goes on without stdout.
     """
     with standard_outputs(program, goes_on=goes_on):
         return _guarded(program, body, goes_on)
@@ -96,7 +102,7 @@ def tell(program: str, line: str) -> None:
 
 
 def exit_code(error: HapiError) -> int:
-    """The exit code of a command that ended with ``error``."""
+    """Return the exit code of a command that ended with ``error``."""
     if isinstance(error, DivergedError):
         return EXIT_DIVERGED
     return EXIT_USAGE if isinstance(error, UsageError | ModelChoiceError) else EXIT_FAILED

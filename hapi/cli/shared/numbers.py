@@ -1,6 +1,7 @@
-"""Numbers on the command line: every one has its bounds, so that none is found out later, or by a traceback.
+"""Bounded numbers on the command line: errors are reported at once, in one line.
 
-``parser.add_argument("--bs", type=count(1, 65536))``: what is no number, not finite or outside is told in one line.
+``parser.add_argument("--bs", type=count(1, 65536))`` refuses text that is not a number, not finite or out of
+bounds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Number:
     """Reads one kind of number within bounds; the ``type`` of an argument."""
 
     def __init__(self, read: Callable[[str], Any], low: float, high: float, expected: str) -> None:
-        """``expected``: the range as a person reads it, such as ``1 to 64``."""
+        """Read numbers in ``low`` to ``high``; ``expected`` is the range for people, such as ``1 to 64``."""
         self._read, self.low, self.high, self.expected = read, low, high, expected
 
     def __call__(self, text: str) -> Any:
-        """The number; ``ArgumentTypeError`` for anything else."""
+        """Return the number; ``ArgumentTypeError`` for anything else."""
         shown = repr(text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "...")
         try:
             value = self._read(text)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr with samples/s and MB/s; silent when asked to be, or when nobody watches."""
+"""A progress bar on stderr with samples/s and MB/s; silent when asked to be, or without a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TransferBar:
     """Counts samples and bytes. A context manager; :meth:`start` may be called once inside."""
 
     def __init__(self, label: str, quiet: bool = False, by_bytes: bool = False) -> None:
-        """``by_bytes``: the total is known in bytes, not in samples."""
+        """Make a bar; ``by_bytes``: the total is known in bytes, not in samples."""
         self._label = label
         self._by_bytes = by_bytes
         self._disabled = quiet or not sys.stderr.isatty()
@@ -34,7 +34,7 @@ class TransferBar:
         )  # fmt: skip
 
     def advance(self, samples: int, size: int) -> None:
-        """Count samples and bytes that were done since the last call."""
+        """Count samples and bytes since the last call."""
         self.samples += samples
         self.size += size
         if self._bar is not None and not self._disabled:
@@ -44,11 +44,12 @@ class TransferBar:
             self._bar.update(size if self._by_bytes else samples)
 
     def print(self, line: str) -> None:
-        """A line on stdout that does not tear the bar."""
+        """Print a line on stdout that does not tear the bar."""
         tqdm.write(printable(line, MESSAGE_CHARACTERS), file=sys.stdout)
 
     @property
     def seconds(self) -> float:
+        """Return the seconds since the bar began."""
         return time.monotonic() - self._began
 
     def __enter__(self) -> Self:

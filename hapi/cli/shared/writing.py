@@ -1,4 +1,6 @@
-"""What ``hapi pack`` and ``hapi index`` share: how a data set is written, and what becomes of the one before."""
+"""Common parts of ``hapi pack`` and ``hapi index``: flags for writing a dataset, and notes on the replaced
+one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from hapi.units import format_bytes
 
 def configure_writing(parser: argparse.ArgumentParser, work: str) -> None:
     """Declare the flags; ``work`` is "packing" or "indexing"."""
-    parser.add_argument("--replace", action="store_true", help="replace the data set of this name")
+    parser.add_argument("--replace", action="store_true", help="replace the dataset of this name")
     parser.add_argument(
         "--keep-old", type=seconds(0, MAX_KEEP_SECONDS), default=KEEP_OLD_SECONDS, metavar="TIME",
         help="keep a replaced version readable for so long, for jobs that run with it (default 24h); "
@@ -39,7 +41,7 @@ def lasting_store(url: str) -> ObjectStore:
 
 
 def tell_replaced(program: str, store: ObjectStore, name: str) -> None:
-    """A line for each replaced version of data set ``name`` that is kept."""
+    """Print a line for each replaced version of dataset ``name`` that is kept."""
     for known in list_replaced(store, name):
         size = format_bytes(known.manifest.total_bytes)
         tell(

@@ -1,7 +1,7 @@
-"""What a COS batch takes on the server's device: from the layers' sizes, corrected by what was seen. Pure.
+"""Memory of a COS batch on the server's device: from the layers' sizes, corrected by observed peaks. Pure.
 
-HAPI (earlier text, section 4.3): weights, plus the most expensive layer's input and output times the batch, compared
-with a measured peak; better too much than too little.
+HAPI (earlier text, section 4.3): weights, plus the most expensive layer's input and output times the batch,
+compared with a measured peak; better too much than too little.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ Key = tuple[str, int, tuple[int, ...]]
 
 
 class LayerMemory(Protocol):
-    """Of one layer: :class:`~hapi.profiler.work.LayerWork`, :class:`~hapi.profiler.profile.LayerProfile`."""
+    """Sizes of one layer: :class:`~hapi.profiler.work.LayerWork`,
+    :class:`~hapi.profiler.profile.LayerProfile`.
+    """
 
     @property
     def working_bytes(self) -> int:
-        """Of one sample, most bytes alive at once inside it, its input included."""
+        """Most bytes of one sample alive at once inside it, its input included."""
 
     @property
     def workspace_bytes(self) -> int:
-        """Whatever the batch."""
+        """Bytes whatever the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Line:
     sample_bytes: int
 
     def of(self, batch: int) -> int:
-        """Bytes of a COS batch."""
+        """Return the bytes of a COS batch."""
         return self.fixed_bytes + batch * self.sample_bytes
 
 
@@ -62,22 +64,31 @@ class ForwardMemory:
     """(bytes whatever the batch, bytes a sample) of each layer while it runs."""
 
     def of(self, batch: int) -> int:
-        """Peak bytes of a COS batch."""
+        """Return the peak bytes of a COS batch."""
         return max(fixed + batch * each for fixed, each in self.layers)
 
     def line(self, smallest: int, largest: int) -> Line:
-        """A line that is nowhere below the peak from ``smallest`` to ``largest``."""
+        """Return a line that is nowhere below the peak from ``smallest`` to ``largest``."""
         return _line(smallest, self.of(smallest), largest, self.of(largest))
 
 
 def forward_memory(
     layers: Sequence[LayerMemory], input_bytes: int, output_bytes: int, device: str
 ) -> ForwardMemory:
-    """Of layers 1..split (``layers``), given the bytes of one sample before and after them.
+    """Return the memory of layers 1..split.
 
-    On ``cuda``: a COS batch's input stays until its pass has ended, and the last results may still be on their way
-    to the host. On a ``cpu`` inputs are read ahead and the frame before is being sent meanwhile, all of it in
-    host memory: two of each. :class:`UsageError` without layers, or for another device.
+    On ``cuda`` a COS batch's input stays until its pass has ended, and the last results may still be on their
+    way to the host. On a ``cpu`` inputs are read ahead and the frame before is being sent meanwhile, all of
+    it in host memory: two of each.
+
+    Args:
+        layers: their sizes.
+        input_bytes: of one sample before them.
+        output_bytes: of one sample after them.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: there are no layers, or it is another device.
     """
     if not layers or device not in ("cpu", "cuda"):
         raise UsageError(
@@ -103,7 +114,7 @@ def _line(smallest: int, low: float, largest: int, high: float) -> Line:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """How predictions compared with what was then observed."""
+    """Comparison of predictions with the peaks observed afterwards."""
 
     observations: int
     under: int
@@ -118,10 +129,10 @@ class MemoryReport:
 
 @dataclass
 class _Seen:
-    """Of one key."""
+    """Observations of one key."""
 
     peaks: OrderedDict[int, deque[tuple[float, float]]]
-    """By batch size: (observed bytes, bytes by the sizes)."""
+    """(Observed bytes, bytes by the sizes) by batch size."""
     factor: float = 1.0
     excess: float = 0.0
     ceiling: int | None = None
@@ -171,12 +182,14 @@ class ObservedMemory:
         return _line(smallest, next(ends), largest, next(ends))
 
     def correction(self, key: Key) -> tuple[float, float]:
-        """(factor, bytes): the prediction by sizes is multiplied by the one, and the other is added."""
+        """Return (factor, bytes): the prediction by sizes is multiplied by the one, and the other is added."""
         seen = self._seen.get(key)
         return (1.0, 0.0) if seen is None else (seen.factor, seen.excess)
 
     def observe(self, key: Key, forward: ForwardMemory, batch: int, peak_bytes: int) -> None:
-        """A forward pass of ``batch`` samples had a peak of ``peak_bytes`` beside weights and other requests."""
+        """Record a forward pass of ``batch`` samples with a peak of ``peak_bytes`` beside weights and other
+        requests.
+        """
         if peak_bytes < 1 or batch < 1:
             raise UsageError(f"a peak of {peak_bytes} bytes with {batch} samples; both must be at least 1")
         self._compare(self.predict(key, forward, batch), peak_bytes)
@@ -190,13 +203,15 @@ class ObservedMemory:
         seen.passed(batch)
 
     def passed(self, key: Key, batch: int) -> None:
-        """``batch`` samples went well, with a peak that nobody saw."""
+        """Record that ``batch`` samples went well, with an unknown peak."""
         seen = self._seen.get(key)
         if seen is not None:
             seen.passed(batch)
 
     def out_of_memory(self, key: Key, batch: int) -> int:
-        """A COS batch ran out of memory: the batch to go on with, half as large and at least 1."""
+        """Record that a COS batch ran out of memory; return the next one to try, half as large and at least
+        1.
+        """
         if batch < 1:
             raise UsageError(f"a batch of {batch} samples cannot run out of memory; expected at least 1")
         self._out_of_memory += 1
@@ -206,12 +221,12 @@ class ObservedMemory:
         return seen.ceiling
 
     def ceiling(self, key: Key, batch: int) -> int:
-        """``batch``, or less if as many once ran out of memory."""
+        """Return ``batch``, or less if as many once ran out of memory."""
         seen = self._seen.get(key)
         return batch if seen is None or seen.ceiling is None else min(batch, seen.ceiling)
 
     def report(self) -> MemoryReport:
-        """Of all observations so far, each compared with what was predicted just before."""
+        """Return all observations so far, each compared with its prediction just before."""
         return MemoryReport(
             observations=self._observations,
             under=self._under,

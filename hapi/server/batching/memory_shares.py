@@ -1,4 +1,4 @@
-"""Free memory shared out among admitted requests: by how much each one's batch is raised. Pure."""
+"""Division of free memory among admitted requests: by how much each one's batch is raised. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Bounds(NamedTuple):
-    """Between which batches a request may run."""
+    """Bounds of a request's batch."""
 
     sample_bytes: int
     """Bytes that each sample of its batch takes; at least 1."""
@@ -16,11 +16,12 @@ class Bounds(NamedTuple):
 
 
 def raise_batches(requests: Sequence[Bounds], room: int) -> list[int]:
-    """Batches from ``low`` to ``high``, of which all that lies above ``low`` takes ``room`` bytes at most.
+    """Return batches from ``low`` to ``high``; all above ``low`` takes at most ``room`` bytes.
 
-    Each size of samples is raised by the same part of what it may grow, and the largest get what is left. Then no
-    batch can be raised any more: unless all have their ``high``, less of the room is left than one sample takes of
-    the smallest that are below it. Requests with the same bytes a sample get equal batches where their bounds allow.
+    Each size of samples is raised by the same part of its possible growth, and the largest get the rest. Then
+    no batch can be raised any more: unless all have their ``high``, less room is left than one sample takes
+    of the smallest below it. Requests with the same bytes a sample get equal batches where their bounds
+    allow.
     """
     by_size: dict[int, list[int]] = {}
     for index, request in enumerate(requests):
@@ -35,7 +36,7 @@ def raise_batches(requests: Sequence[Bounds], room: int) -> list[int]:
 
 
 def _in_proportion(limits: dict[int, int], room: int) -> dict[int, int]:
-    """How many more samples of each size: the same part of its limit, one more if it still goes in, then the rest."""
+    """Further samples of each size: the same part of its limit, one more if it still fits, then the rest."""
     total = max(1, sum(size * limit for size, limit in limits.items()))
     counts = {size: min(limit, limit * room // total) for size, limit in limits.items()}
     left = room - sum(size * count for size, count in counts.items())

@@ -1,16 +1,16 @@
-"""How many samples at a time each request gets: every batch adaptation policy behind one name. Pure.
+"""Samples at a time for each request: every batch adaptation policy behind one name. Pure.
 
-A policy says between which bounds a request's COS batch may lie; who is admitted and how the memory is shared
-out is the same for all (:func:`adapt`):
+A policy gives the bounds of a request's COS batch. Admission and the division of memory are the same for all
+(:func:`adapt`):
 
 ``fixed``
     16 samples (HAPI, later text, section 4.4).
 ``adaptive``
-    Between the provider's smallest and the client's largest batch, as much memory used as can be (earlier text,
+    Between the provider's smallest and the client's largest batch, as much memory used as possible (earlier text,
     section 4.5, equation 1).
 ``auto``
-    Ours. At most the smallest batch on the flat part of the measured time curve, since more memory buys no time
-    beyond it; at least the smallest batch that is not much slower, since another request may well wait instead.
+    Ours. At most the smallest batch on the flat part of the measured time curve, since more memory buys no time beyond
+    it; at least the smallest batch that is not much slower, since another request may well wait instead.
 
 Each device has its own queue and its own adaptation (earlier text, section 4.5).
 """
@@ -31,8 +31,9 @@ FLAT = 1.02
 SLOW = 1.25
 """Seconds per sample over the best from which on ``auto`` lets a request wait rather than run with less memory."""
 GATHER_SECONDS = 0.005
-"""How long a caller should wait for more requests before it adapts (earlier text, section 4.5: "a small amount of
-time"; a fifth of the 25 ms that its adaptation takes)."""
+"""Seconds that a caller should wait for more requests before it adapts (earlier text, section 4.5: "a small
+amount of time"; a fifth of the 25 ms that its adaptation takes).
+"""
 MAX_REQUESTS = 4096
 """Queued requests in one adaptation."""
 MAX_BYTES = 1 << 48
@@ -41,25 +42,31 @@ MAX_BYTES = 1 << 48
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Frozen weights that are in memory once, whoever uses them: a whole front, or one layer of it."""
+    """Frozen weights that are in memory once, however many requests use them: a whole prefix, or one layer of
+    it.
+    """
 
     key: str
-    """Of their content, such as a digest."""
+    """Key of their content, such as a digest."""
     nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a queued request asks of the device. Bytes as :mod:`hapi.server.batching.forward_memory` predicts them."""
+    """A queued request's demands on the device. Bytes as :mod:`hapi.server.batching.forward_memory` predicts
+    them.
+    """
 
     id: str
     samples: int
     sample_bytes: int
-    """What each sample of a COS batch takes at the request's split: input and results between layers."""
+    """Bytes of each sample of a COS batch at the request's split: input and results between layers."""
     fixed_bytes: int = 0
-    """What the request takes whatever its batch, beside weights."""
+    """Bytes of the request whatever its batch, beside weights."""
     weights: tuple[Weights, ...] = ()
-    """With distinct keys. Requests for the same front should share one tuple, which is then looked at once."""
+    """Weights with distinct keys. Requests for the same prefix should share one tuple, which is then checked
+    once.
+    """
     smallest: int = 1
     """The provider's bound, in samples (25 in the earlier text); given up where it does not fit an empty device."""
     largest: int = 1000
@@ -95,7 +102,7 @@ class DeviceState:
 
     budget_bytes: int
     held_bytes: int = 0
-    """Of running requests and resident weights, as they are now."""
+    """Bytes of running requests and resident weights, as they are now."""
     resident: frozenset[str] = frozenset()
     """Keys of weights that ``held_bytes`` counts."""
 
@@ -118,9 +125,9 @@ class Adaptation:
     impossible: Mapping[str, int]
     """Requests that do not fit the empty device even with one sample, and the bytes that they would need."""
     predicted_bytes: int
-    """What the admitted requests add to what is held."""
+    """Bytes that the admitted requests add to the held ones."""
     missing_bytes: int
-    """What the first waiting request lacks to be admitted; 0 when none waits."""
+    """Bytes that the first waiting request lacks to be admitted; 0 when none waits."""
 
 
 Policy = Callable[[Request], tuple[int, int]]
@@ -138,7 +145,9 @@ def adaptive(request: Request) -> tuple[int, int]:
 
 
 def auto(request: Request) -> tuple[int, int]:
-    """From where the measured curve is not much above its lowest point to where it is flat; see :func:`flat_batch`."""
+    """Return the range from where the measured curve is close to its lowest point to where it is flat; see
+    :func:`flat_batch`.
+    """
     if not request.curve:
         return fixed(request)
     best = min(request.curve.values())
@@ -170,19 +179,26 @@ def _within(request: Request, low: int, high: int) -> tuple[int, int]:
 
 
 def adapt(policy: str, device: DeviceState, queue: Sequence[Request]) -> Adaptation:
-    """Who of ``queue`` (oldest first) is admitted to ``device`` now, and with which COS batch.
+    """Choose the requests of ``queue`` that are admitted to ``device`` now, and their COS batches.
 
-    Admission: as many as fit with their smallest batches. When they do not all fit, the newest is removed, one
-    at a time, until they do (the earlier text does not say which; so nobody is overtaken, and nobody starves).
-    Weights count once, and not at all when they are resident. Then the batches are raised by the same part of what
-    each may grow, and what is left of the memory goes to the largest samples first
-    (:func:`hapi.server.batching.memory_shares.raise_batches`). The paper's equation 1 asks for the most memory that is
-    possible; what is missing to that is less than the bytes of one sample of a request that could have had one more.
-    Requests whose samples take equally many bytes get equal batches where their bounds allow.
+    Admission: as many as fit with their smallest batches. When they do not all fit, the newest is removed,
+    one at a time, until they do (the earlier text leaves this open; so no request is overtaken, and none
+    starves). Weights count once, and not at all when they are resident. Then the batches are raised by the
+    same part of their possible growth, and the rest of the memory goes to the largest samples first
+    (:func:`hapi.server.batching.memory_shares.raise_batches`). The paper's equation 1 asks for the most
+    memory that is possible; the difference is less than the bytes of one sample of a request that could have
+    had one more. Requests whose samples take equally many bytes get equal batches where their bounds allow.
 
-    With a larger budget never fewer are admitted. The memory used may be less by less than one sample's bytes.
+    With a larger budget never fewer are admitted. The memory used may be less by less than one sample's
+    bytes.
 
-    :class:`UsageError` for an unknown policy, requests that share an id, weights that disagree on their bytes.
+    Args:
+        policy: ``fixed``, ``adaptive`` or ``auto``.
+        device: its memory.
+        queue: requests, the oldest first.
+
+    Raises:
+        UsageError: the policy is unknown, requests share an id, or weights disagree on their bytes.
     """
     if policy not in POLICIES:
         raise UsageError(f"unknown batch adaptation {policy!r:.60}; known are {', '.join(POLICIES)}")
@@ -211,7 +227,7 @@ def alone_bytes(request: Request, batch: int = 1) -> int:
 
 
 def check_fits(request: Request, budget_bytes: int) -> None:
-    """:class:`DeviceMemoryError`, with the numbers, when not even one sample fits the empty device."""
+    """Raise :class:`DeviceMemoryError`, with the numbers, when not even one sample fits the empty device."""
     if alone_bytes(request) > budget_bytes:
         raise DeviceMemoryError(
             f"request {request.id!r:.60} needs {alone_bytes(request)} bytes for one sample "
@@ -259,9 +275,11 @@ def _check_weights(queue: Sequence[Request]) -> None:
 
 
 def _admissible(requests: Sequence[_Bounded], resident: frozenset[str], free: int) -> tuple[int, int, int]:
-    """How many of the oldest fit with their smallest batches, the bytes these take, and what the next one lacks.
+    """Number of the oldest that fit with their smallest batches, their bytes, and the bytes that the next one
+    lacks.
 
-    Removing the newest until the rest fits, and adding the oldest as long as they do, are the same: each takes bytes.
+    Removing the newest until the rest fits, and adding the oldest as long as they do, are the same: each
+    takes bytes.
     """
     loaded, settled, needed = set(resident), set[int](), 0
     for count, (request, low, _) in enumerate(requests):

@@ -1,8 +1,9 @@
-"""What a server learns of its seconds per sample over the COS batch, and which one it tries next. Pure.
+"""A server's measurements of seconds per sample over the COS batch, and the size that it tries next. Pure.
 
-HAPI (later text, section 4.4) found nothing gained beyond a certain COS batch, and too small a one to be waste. Where
-that point lies differs by layers, input and device, so it is looked for: a *look* tries powers of two from the present
-choice on, upwards and downwards, as long as they are not clearly slower, and settles on the smallest of the flat part.
+HAPI (later text, section 4.4) found nothing gained beyond a certain COS batch, and too small a one to be
+waste. That point differs by layers, input and device, so it is searched: a *look* tries powers of two from
+the present choice on, upwards and downwards, as long as they are not clearly slower, and settles on the
+smallest of the flat part.
 
     look: start -> upwards -> downwards -> settled (choice) -> looks again, rarely, or soon when the speed has changed
 """
@@ -47,7 +48,7 @@ class _BatchSizeSearch:
     times: dict[int, deque[float]] = field(default_factory=dict)
     """Seconds per sample by size, of this look."""
     samples: int = 0
-    """Of all its passes."""
+    """Samples of all its passes."""
     ended: set[int] = field(default_factory=set)
     """Directions (1 upwards, -1 downwards) in which it goes no further."""
     proposed: int = 0
@@ -64,7 +65,9 @@ class _BatchSizeSearch:
         self.times.setdefault(size, deque(maxlen=OBSERVATIONS)).append(each)
 
     def enough(self, size: int) -> bool:
-        """Whether ``size`` was seen often enough; two passes are, when both were far slower than another size."""
+        """Return whether ``size`` was seen often enough; two passes are, when both were far slower than
+        another size.
+        """
         times = self.times.get(size, ())
         if len(times) < 2 or len(times) >= OBSERVATIONS:
             return len(times) >= OBSERVATIONS
@@ -94,7 +97,7 @@ class _BatchSizeSearch:
 
 @dataclass
 class _Known:
-    """Of one key."""
+    """Knowledge of one key."""
 
     search: _BatchSizeSearch | None
     choice: int = FIXED_BATCH
@@ -106,13 +109,13 @@ class _Known:
     """Samples since the last look."""
 
     def due(self) -> bool:
-        """Whether it is time for another look."""
+        """Return whether it is time for another look."""
         if self.since >= RARELY * self.search_samples:
             return True
         return self.since >= SOON * self.search_samples and self.changed()
 
     def changed(self) -> bool:
-        """Whether the choice takes far more or less time than when it was made."""
+        """Return whether the choice takes far more or less time than when it was made."""
         if self.curve is None or len(self.recent) < OBSERVATIONS:
             return False
         ratio = statistics.median_low(self.recent) / self.curve[self.choice]
@@ -133,14 +136,15 @@ class TimeCurves:
     """
 
     def __init__(self, keys: int = KEYS, lowest: int = LOWEST) -> None:
-        """``keys``: how many are remembered; ``lowest``: smallest size that is tried where a request may have it."""
+        """Remember ``keys`` keys; ``lowest`` is the smallest size that is tried where a request may have it."""
         if keys < 1 or lowest < 1:
             raise UsageError(f"time curves of {keys} keys from size {lowest} on; expected at least 1")
         self._keys, self._lowest = keys, lowest
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
 
     def propose(self, key: Hashable, largest: int) -> int:
-        """The COS batch for the next request: what is being looked at, else the choice; never above ``largest``.
+        """Return the COS batch for the next request: the size being tried, else the choice; never above
+        ``largest``.
 
         :class:`UsageError` for a ``largest`` below 1.
         """
@@ -154,11 +158,12 @@ class TimeCurves:
         return min(self._wanted(known, largest), largest)
 
     def observe(self, key: Hashable, batch: int, seconds: float) -> None:
-        """One forward pass of ``batch`` samples took ``seconds``, by :func:`hapi.profiler.timing.work_clock`.
+        """Record that a forward pass of ``batch`` samples took ``seconds``, by
+        :func:`hapi.profiler.timing.work_clock`.
 
-        Counts for this size alone, and only where it is the choice or part of the look: a request's last COS batch,
-        which may be of any size, tells nothing about another one. :class:`UsageError` for less than one sample, or no
-        time.
+        Counts for this size alone, and only where it is the choice or part of the look: a request's last COS
+        batch, which may be of any size, tells nothing about another one. :class:`UsageError` for less than
+        one sample, or no time.
         """
         if batch < 1 or not 0 < seconds < float("inf"):
             raise UsageError(
@@ -198,7 +203,7 @@ class TimeCurves:
         return known
 
     def _wanted(self, known: _Known, largest: int) -> int:
-        """What is being looked at; a size that no request can have is given up after a while."""
+        """Size that is being tried; a size that no request can have is given up after a while."""
         while (search := known.search) is not None:
             size = search.next()
             if size is None:

@@ -1,1 +1,1 @@
-"""Decoding in processes of their own."""
+"""Decoding in separate processes."""

@@ -1,7 +1,7 @@
-"""The environment of a process that decodes: what an interpreter and its libraries need, and nothing of the server's.
+"""Environment of a decoding process: only variables that an interpreter and its libraries need.
 
-A decoder is given the stored bytes of strangers. Tokens, cloud keys and proxies with passwords in them are not its
-business, so names are allowed one by one: a list of secrets would never be complete.
+A decoder is given strangers' bytes. It must not see tokens, cloud keys and proxies with passwords, so names
+are allowed one by one: a list of secrets would never be complete.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ALLOWED_PREFIXES = (
 
 
 def decoder_environment(environment: Mapping[str, str], path: Iterable[str]) -> dict[str, str]:
-    """What a decoder may know of ``environment``.
+    """Return the part of ``environment`` that a decoder may know.
 
     Args:
-        environment: The server's.
-        path: Folders of the decoder's modules, its ``PYTHONPATH``.
+        environment: the server's.
+        path: folders of the decoder's modules, its ``PYTHONPATH``.
     """
     kept = {
         name: value

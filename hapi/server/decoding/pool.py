@@ -1,8 +1,8 @@
-"""Decoding in processes of their own, for where Python's lock would bind (many small samples).
+"""Decoding in separate processes, for loads where Python's lock would bind (many small samples).
 
-A COS batch is cut into a task for each process that is idle. A process that dies is replaced, and its task decoded
-again, once. Results, and errors of samples, are those of :func:`hapi.data.transforms.pipeline.input_batch` in this
-process.
+A COS batch is cut into a piece for each idle process. A process that dies is replaced, and its piece decoded
+again, once. Results, and errors of samples, are those of :func:`hapi.data.transforms.pipeline.input_batch` in
+this process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ class Decoders:
     """The processes. Thread-safe; none of them: :meth:`batch` decodes in the calling thread."""
 
     def __init__(self, processes: int = 0, threads: int = 1, limits: DecodeLimits = NO_LIMITS) -> None:
-        """``threads`` decode in each process, within ``limits``. :meth:`wait` for them all, and :meth:`close` them."""
+        """Start the processes; :meth:`wait` for them all, and :meth:`close` them.
+
+        Args:
+            processes: number of processes; 0: decode in this one.
+            threads: that decode in each process.
+            limits: bounds of every image.
+        """
         if processes and sys.platform != "linux":
             raise UsageError("processes for decoding need Linux; leave --decode-processes at 0")
         self._threads = threads
@@ -64,7 +70,7 @@ class Decoders:
 
     @property
     def processes(self) -> int:
-        """How many there are; 0: samples are decoded in this one."""
+        """Number of processes; 0: samples are decoded in this one."""
         return len(self._all)
 
     @property
@@ -74,7 +80,7 @@ class Decoders:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes as they are now."""
+        """Return the ids of the present processes."""
         return [decoder.pid for decoder in self._all]
 
     @property
@@ -95,7 +101,7 @@ class Decoders:
             log.info("decoding processes ready", extra={"pids": self.pids})
 
     def close(self) -> None:
-        """End all of them at once; who waits for one gets :class:`DrainingError`."""
+        """End all of them at once; threads that wait for one get :class:`DrainingError`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -114,10 +120,21 @@ class Decoders:
         clock: StageClock,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The samples as :func:`input_batch` gives them, float32 [n, C, H, W], in ``out`` if given; the same errors.
+        """Decode and transform samples as :func:`input_batch` does, with the same errors.
 
-        What the processes use of the processor counts in ``clock`` as stage ``decode``, wall seconds are the caller's
-        to count. :class:`DataError` for samples that two processes died of, one after the other.
+        Args:
+            samples: stored samples.
+            layout: form of each.
+            transform: None for tensors that need none.
+            clock: gets the processes' CPU seconds as stage ``decode``; wall seconds are the caller's to
+                count.
+            out: buffer for the result; None for new memory.
+
+        Returns:
+            float32 [n, C, H, W].
+
+        Raises:
+            DataError: two processes died of a sample, one after the other, or it cannot be decoded.
         """
         if out is None:
             out = torch.empty((len(samples), *input_shape(layout, transform)), dtype=torch.float32)
@@ -183,7 +200,7 @@ class Decoders:
             self._cpu += cpu_seconds
 
     def _take(self, limit: int) -> list[DecoderProcess]:
-        """One that is idle; up to ``limit`` if nobody else waits."""
+        """An idle process; up to ``limit`` if nothing else waits."""
         with self._changed:
             self._waiting += 1
             try:

@@ -1,5 +1,4 @@
-"""The server's end of one process that decodes (:mod:`hapi.server.decoding.worker`): its socket, its memory, how it
-died."""
+"""The server's end of one decoding process (:mod:`hapi.server.decoding.worker`): its socket, memory and exit."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ START_SECONDS = 120.0
 
 
 class Died(Exception):
-    """The process is gone; the message says how."""
+    """The process is gone; the message has the reason."""
 
 
 @dataclass
@@ -38,12 +37,12 @@ class DecodeTask:
     data: npt.NDArray[np.uint8]
     """Their stored bytes."""
     out: npt.NDArray[np.float32]
-    """Where they go, [n, ...]."""
+    """Buffer for the results, [n, ...]."""
     deaths: list[str] = field(default_factory=list)
-    """How processes died of it."""
+    """Reasons of processes that died of it."""
 
     def given_up(self) -> DataError | None:
-        """Why it is not tried again, if it is not."""
+        """Reason why it is not tried again; None while it is."""
         if len(self.deaths) < 2:
             return None
         ids = self.document["ids"]
@@ -71,17 +70,17 @@ class DecoderProcess:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Id of its process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True when the process runs."""
         return self._process.poll() is None
 
     @property
     def ready(self) -> bool:
-        """Whether a task would be begun at once."""
+        """True when a task would be begun at once."""
         poll = select.poll()  # select would refuse descriptors from 1024 on
         poll.register(self._socket, select.POLLIN)
         return self._greeted or bool(poll.poll(0))
@@ -95,7 +94,7 @@ class DecoderProcess:
             self._greeted = True
 
     def begin(self, task: DecodeTask) -> None:
-        """Hand it over; what goes wrong is told by :meth:`finish`."""
+        """Hand an order over; errors show in :meth:`finish`."""
         self._task = task
         with contextlib.suppress(Died, ConnectionError):
             self.greet()
@@ -110,7 +109,7 @@ class DecoderProcess:
             self._socket.sendall(task.data.data)
 
     def finish(self) -> float:
-        """Wait for the task's end; CPU seconds that it took. The sample's error; :class:`Died`."""
+        """Wait for the order's end; return its CPU seconds. Raises the sample's error, or :class:`Died`."""
         reply, task = self._reply(), self._task
         self._task = None
         if "failure" in reply:
@@ -122,7 +121,7 @@ class DecoderProcess:
         return float(reply["cpu"])
 
     def abandon(self) -> None:
-        """End the process if it still works on a task, for which nobody waits any more."""
+        """End the process if it still works on an order that is not wanted any more."""
         if self._task is not None:
             self.kill()
 
@@ -132,7 +131,7 @@ class DecoderProcess:
         self._process.wait()
 
     def end(self) -> str:
-        """Give back all that it holds; how the process ended."""
+        """Release all that it holds; return how the process ended."""
         self.kill()
         self._socket.close()
         self._memory = None
@@ -140,7 +139,9 @@ class DecoderProcess:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _grow(self, nbytes: int) -> list[int]:
-        """Have shared memory of at least ``nbytes``; its descriptor, to be sent and closed, where it is new."""
+        """Make shared memory of at least ``nbytes``; return its descriptor, to be sent and closed, where it
+        is new.
+        """
         if self._memory is not None and len(self._memory) >= nbytes:
             return []
         fd = os.memfd_create("hapi-decoding")  # has no name: gone with the processes that hold it

@@ -100,7 +100,7 @@ def _serve(sock: socket.socket) -> None:
 
 
 def decoded(task: dict[str, Any], data: np.ndarray[Any, Any], memory: mmap.mmap | None) -> dict[str, Any]:
-    """Carry out ``task``; what was wrong with it, or nothing."""
+    """Carry out a task; return its error, if any."""
     try:
         ids = np.array(task["ids"], np.int64)
         samples = Samples(ids, data, np.array(task["offsets"], np.int64), np.zeros_like(ids))

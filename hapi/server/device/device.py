@@ -33,16 +33,16 @@ Layers = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PassMemory(Protocol):
-    """What is known about the memory of forward passes; called on the device's thread."""
+    """Memory of forward passes as known so far; called on the device's thread."""
 
     def ceiling(self, key: Any, batch: int) -> int:
-        """``batch``, or less if as many samples ran out of memory before."""
+        """Return ``batch``, or less if as many samples ran out of memory before."""
 
     def out_of_memory(self, key: Any, batch: int) -> int:
-        """``batch`` samples ran out of memory: how many to try next, at least 1."""
+        """Note that ``batch`` samples ran out of memory; return how many to try next, at least 1."""
 
     def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
-        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
+        """Note that ``batch`` samples took ``seconds``; ``peak_bytes`` is beside weights, None if unknown."""
 
 
 class Ceilings:
@@ -52,22 +52,25 @@ class Ceilings:
         self._observed = ObservedMemory()
 
     def ceiling(self, key: Any, batch: int) -> int:
+        """Return ``batch``, or less if as many samples ran out of memory before."""
         return self._observed.ceiling(key, batch)
 
     def out_of_memory(self, key: Any, batch: int) -> int:
+        """Remember half of ``batch``, and return it."""
         return self._observed.out_of_memory(key, batch)
 
     def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
+        """Do nothing."""
         self._observed.passed(key, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassPriority:
-    """For whom a forward pass is."""
+    """Owner of a forward pass, for the scheduler."""
 
     tenant: Tenant = ANONYMOUS
     order: int = 0
-    """Of its request, in the order in which requests began."""
+    """Number of its request, in the order in which requests began."""
     merge_key: Hashable = None
     """Passes that are equal in this, and not None, run the same layers on inputs of one shape: they may be merged."""
 
@@ -97,12 +100,11 @@ class Running:
 
     _pass: _Pass
     _computes: bool = False
-    """Whether it is processors of the host that compute: long as that may take, it does not hang."""
+    """True when it is processors of the host that compute: long as that may take, it does not hang."""
 
     def result(self) -> int:
-        """Wait until the output is there; the batch size that fitted.
-
-        Raises as :func:`does_not_fit` when even one sample does not.
+        """Wait for the output; return the batch size that fitted. Raises as :func:`does_not_fit` if one
+        sample does not.
         """
         with paused() if self._computes else contextlib.nullcontext():
             batch, ready = self._pass.future.result()
@@ -117,7 +119,7 @@ class Running:
         return "" if future.done() else "forward" if future.running() else "device_wait"
 
     def leave(self) -> None:
-        """Nobody wants the output: what has not begun does not begin, what has begun is waited for."""
+        """Drop the output: a pass that has not begun does not begin, one that has is waited for."""
         if not self._pass.future.cancel() and self._pass.future.exception() is None:
             self.result()
 
@@ -171,9 +173,15 @@ class Device:
         clock: StageClock,
         priority: PassPriority | None = None,
     ) -> Running:
-        """Begin to write ``layers(inputs)`` into ``output`` (host memory, batch first).
+        """Begin to write ``layers(inputs)`` into ``output``.
 
-        ``key`` identifies layers and input shape for what is remembered about memory.
+        Args:
+            layers: the prefix.
+            inputs: [n, ...] in host memory.
+            output: [n, ...] in host memory.
+            key: identifies layers and input shape, for what is remembered about memory.
+            clock: gets the seconds of waiting and forward.
+            priority: owner of the pass; None for none.
         """
         asked = _Pass(layers, inputs, output, key, clock, priority or PassPriority(), time.monotonic())
         with self._changed:
@@ -186,7 +194,7 @@ class Device:
         return Running(asked, self.device.type == "cpu")
 
     def close(self) -> None:
-        """Stop the thread after the forward that is under way; those that wait are cancelled."""
+        """Stop the thread after the present forward pass; waiting ones are cancelled."""
         with self._changed:
             self._closed = True
             for waiting in self._turns.take(lambda _: True):
@@ -260,7 +268,7 @@ class Device:
                 one.future.set_exception(self.health.failure())
 
     def _together(self, passes: Sequence[_Pass]) -> bool:
-        """One forward pass for all of them; false when memory did not suffice, or an error is somebody's own.
+        """Run one forward pass for all of them; False when memory did not suffice, or one of them fails.
 
         A model's layers may raise anything; alone, each pass gets its own error.
         """
@@ -346,7 +354,7 @@ class Device:
         return torch.empty(shape, dtype=dtype, pin_memory=self._copy_stream is not None)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` in pinned memory when the device is a GPU, else itself."""
+        """Return ``tensor`` in pinned memory when the device is a GPU, otherwise itself."""
         return tensor.pin_memory() if self._copy_stream is not None else tensor
 
     def memory_bytes(self) -> int:

@@ -35,9 +35,9 @@ class FrontLoader:
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
     def load(self, request: messages.ExtractRequest) -> FrozenPrefix:
-        """The front of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
+        """Return the prefix of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
 
-        Its weights are taken from the cache's pool; only what is not there is read or built.
+        Its weights are taken from the cache's pool; only missing ones are read or built.
         """
         split = request.split
         model, source = open_prefix(
@@ -66,7 +66,7 @@ class FrontLoader:
             yield key, self._place(tensor, split)
 
     def _place(self, tensor: torch.Tensor, split: int) -> torch.Tensor:
-        """On the device in memory of its own; when it does not fit, once more without the idle fronts."""
+        """Copy to the device; when it does not fit, once more without the idle prefixes."""
         for attempt in range(2):
             try:
                 placed = tensor.detach().to(self._device)
@@ -85,7 +85,7 @@ class FrontLoader:
 
 
 class PrefixTensors:
-    """The tensors that a front needs, by key of content. Several names may stand for one content."""
+    """The tensors that a prefix needs, by key of content. Several names may stand for one content."""
 
     def __init__(self, model: LayeredModel, source: PrefixSource, split: int) -> None:
         self._model = model
@@ -105,7 +105,7 @@ class PrefixTensors:
             self.sizes[key] = constant.nbytes
 
     def bring(self, keys: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of ``keys`` on the CPU; of names with the same content one is read."""
+        """Return the tensors of ``keys`` on the CPU; one is read for names with the same content."""
         names = {self._names[key][0]: key for key in keys if key in self._names}
         for key in keys:
             if key not in self._names:
@@ -137,12 +137,12 @@ def _front(
 
 
 def front_key(request: messages.ExtractRequest) -> str:
-    """All that the request says about its layers: whether a name is checked must not depend on the cache."""
+    """Return all facts of the request about its layers: the check of a name must not depend on the cache."""
     return json.dumps([request.model.to_json(), request.split, request.split_name])
 
 
 def check_split(model: LayeredModel, split: int, name: str) -> None:
-    """:class:`UnprocessableError` unless layer ``split`` is called ``name`` here too."""
+    """Raise :class:`UnprocessableError` unless layer ``split`` is called ``name`` here too."""
     if not 1 <= split <= len(model.layers):
         raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
     if model.layers[split - 1].name != name:

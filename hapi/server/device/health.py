@@ -1,7 +1,7 @@
-"""Whether a compute device still works.
+"""Health of a compute device.
 
-After some errors (a device-side assert, an illegal access, a GPU that fell off its bus) CUDA refuses all that follows
-in the same process. No other request can succeed there: somebody has to start the process again.
+After some errors (a device-side assert, an illegal access, a GPU that fell off its bus) CUDA refuses all
+further work in the same process. Every other request fails there until the process is started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("hapi.server")
 
 
 class Health:
-    """Of one device; thread-safe."""
+    """Health of one device; thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -25,12 +25,14 @@ class Health:
         """The error that broke it; empty while it works."""
 
     def probe(self) -> None:
-        """Raises RuntimeError when the device does not work any more."""
+        """Raise RuntimeError when the device does not work any more."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def diagnosed(self, error: BaseException) -> BaseException:
-        """``error``, which work for the device met; when it has broken the device, what to tell who waits for it."""
+        """Return ``error`` of work for the device, or the error for all waiting requests if it broke the
+        device.
+        """
         if not isinstance(error, RuntimeError) or is_out_of_memory(error):
             return error
         if not self.broken:
@@ -44,5 +46,7 @@ class Health:
         return self.failure() if self.broken else error
 
     def failure(self) -> TransportError:
-        """What who wants the broken device is told: another server, or this one started again, may do it."""
+        """Return the error for requests that want the broken device: another server, or this one restarted,
+        may do it.
+        """
         return TransportError(f"the server's device {self.device} does not work any more: {self.broken}")

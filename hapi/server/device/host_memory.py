@@ -1,15 +1,17 @@
-"""Who may use how much of the server's own memory: what is read, decoded and sent.
+"""The server's own memory for reading, decoding and sending, divided among requests.
 
-A CPU's weights, layers, inputs and outputs are in its device's budget (:mod:`hapi.server.device.memory_budget`), so
-that each byte counts once; a GPU's inputs and outputs, which lie in host memory, are in this one. It has two parts.
-From the one a request claims, before it reads anything, what its pipeline takes: a share for each slot, more where
-a single sample needs more. In the other, the *image room*, large images are while they are decoded; how large is
-known from their headers only. Who decodes waits for nothing but others who decode, so there is no circle of
-waiting.
+A CPU's weights, layers, inputs and outputs are in its device's budget
+(:mod:`hapi.server.device.memory_budget`), so that each byte counts once; a GPU's inputs and outputs, which
+lie in host memory, are in this one.
+
+It has two parts. From the first a request claims, before it reads anything, the memory of its pipeline: a
+share for each slot, more if a single sample needs more. The second, the *image room*, holds large images
+while they are decoded; their size is known from their headers only. A decoding thread waits only for other
+decoding threads, so there is no circle of waiting.
 
     claim -> waiting, first come first served -> granted -> released
-               |
-               +-- never fits (507), client gone, too late (429)
+      |          |
+      +-- never fits (507), client gone, too late (429)
 """
 
 from __future__ import annotations
@@ -29,23 +31,25 @@ from hapi.process.memory_errors import is_out_of_memory
 from hapi.waiting import Interest, check, paused, when_given_up
 
 SHORT_SECONDS = 1.0
-"""When whoever met a machine without memory is to ask again."""
+"""Seconds after which a client whose request met a machine without memory is to retry."""
 LOOK_SECONDS = 0.25
-"""How often a request that waits looks whether its client is still there."""
+"""Seconds between two checks whether a waiting request's client is still there."""
 LATE_SECONDS = 5.0
-"""When a request that waited for too long is to come back."""
+"""Seconds after which a request that waited for too long is to retry."""
 HOST_SHARE, LEAST_PART = 0.5, 8
 """The default budget: so much of what is free beside devices and caches; one in so many bytes of all that is free, when
 they were given nearly all."""
 UNKNOWN_BYTES = 1 << 46
 """The budget where the system does not tell what is free: none."""
 HOST_KINDS = ("features", "samples", "tensors", "images", "decoders")
-"""What claims are for: requests by their kind, images while they are decoded, memory shared with decoding processes."""
+"""Kinds of claims: requests by their kind, images while they are decoded, memory shared with decoding
+processes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostNeed:
-    """Bytes that a request asks for: what it takes with the smallest pieces, and from where on more is of no use."""
+    """Bytes that a request asks for: with the smallest pieces, and from where on more is of no use."""
 
     least: int
     most: int
@@ -62,7 +66,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting claims."""
         return len(self._line)
 
     def held(self) -> Mapping[str, int]:
@@ -71,7 +75,9 @@ class Ledger:
             return dict(self._held)
 
     def take(self, kind: str, nbytes: int, look: Callable[[int], None] = lambda waiting: None) -> None:
-        """Wait until ``nbytes`` (at most the budget) are there; ``look(waiting)`` may raise meanwhile."""
+        """Wait until ``nbytes`` (at most the budget) are free, and take them; ``look(waiting)`` may raise
+        meanwhile.
+        """
         place = object()
         with paused(), self._changed:
             self._line.append(place)
@@ -86,23 +92,23 @@ class Ledger:
                 self._changed.notify_all()
 
     def give_back(self, kind: str, nbytes: int) -> None:
-        """Return what was taken."""
+        """Return taken bytes."""
         with self._changed:
             self._held[kind] -= nbytes
             self._changed.notify_all()
 
 
 class ImageRoom:
-    """Where large images are while they are decoded: a :class:`hapi.data.transforms.decode_limits.Room`."""
+    """Memory for large images while they are decoded: a :class:`hapi.data.transforms.decode_limits.Room`."""
 
     def __init__(self, nbytes: int, processes: int = 1) -> None:
-        """``processes``: how many such rooms the half of the budget was shared among."""
+        """Make a room of ``nbytes``, one of ``processes`` among which half of the budget was divided."""
         self._ledger = Ledger(nbytes)
         self.processes = processes
 
     @property
     def nbytes(self) -> int:
-        """How large the room is."""
+        """Size of the room."""
         return self._ledger.budget
 
     @property
@@ -111,7 +117,7 @@ class ImageRoom:
         return sum(self._ledger.held().values())
 
     def enter(self, nbytes: int, width: int, height: int) -> None:
-        """Wait until there are ``nbytes`` for an image; :class:`HostBudgetError` when there never will be."""
+        """Wait until ``nbytes`` are free for an image; :class:`HostBudgetError` when they never will be."""
         if nbytes > self.nbytes:
             among = f", for each of {self.processes} processes" if self.processes > 1 else ""
             raise HostBudgetError(
@@ -122,7 +128,7 @@ class ImageRoom:
         self._ledger.take("images", nbytes)
 
     def leave(self, nbytes: int) -> None:
-        """Give back what :meth:`enter` waited for."""
+        """Return the bytes of :meth:`enter`."""
         self._ledger.give_back("images", nbytes)
 
 
@@ -130,31 +136,31 @@ class HostMemory:
     """The ledger of the server's own memory; thread-safe."""
 
     def __init__(self, budget: int, slots: int, decoders: int = 0, decoder_bytes: int = 0) -> None:
-        """Begin with nothing given out.
+        """Begin with all memory free.
 
         Args:
-            budget: Bytes.
-            slots: Requests at a time.
-            decoders: Processes that decode.
-            decoder_bytes: What each of these has always.
+            budget: bytes.
+            slots: requests at a time.
+            decoders: decoding processes.
+            decoder_bytes: bytes that each of these always has.
         """
         self.budget = budget
         self.decoders_bytes = decoders * decoder_bytes
         rooms = max(1, decoders)
         self.images = ImageRoom(budget // 2 // rooms, rooms)
-        """Of this process; with ``decoders`` each of them has one such."""
+        """Room of this process; with ``decoders`` each of them has one such."""
         self._claims = Ledger(max(0, budget - budget // 2 - self.decoders_bytes))
         self.share = self._claims.budget // slots
         """Bytes that a request gets if it can use them."""
 
     @contextmanager
     def claim(self, kind: str, need: HostNeed, interest: Interest) -> Iterator[int]:
-        """Bytes for a request of ``kind`` inside the block, from least to most of ``need``, once they are there.
+        """Hold bytes for a request of ``kind`` inside the block, between the least and the most of ``need``.
 
         Raises:
-            HostBudgetError: Even the least is never there.
-            BusyError: It is not there at the deadline of ``interest``.
-            BadRequestError: Nobody is interested any more.
+            HostBudgetError: even the least will never be free.
+            BusyError: it is not free at the deadline of ``interest``.
+            BadRequestError: the client is gone.
         """
         if need.least > self._claims.budget:
             raise HostBudgetError(
@@ -165,6 +171,7 @@ class HostMemory:
         nbytes = max(need.least, min(need.most, self.share))
 
         def look(waiting: int) -> None:
+            """Check that the request is still wanted."""
             if interest.is_set():
                 raise BadRequestError("the client went away")
             if time.monotonic() >= interest.deadline:
@@ -178,6 +185,7 @@ class HostMemory:
         given_back = threading.Lock()
 
         def give_back() -> None:
+            """Return the claim's bytes."""
             if given_back.acquire(blocking=False):  # once
                 self._claims.give_back(kind, nbytes)
 
@@ -193,7 +201,9 @@ class HostMemory:
         return self._claims.waiting
 
     def status(self) -> dict[str, Any]:
-        """What ``/v1/status`` says of it: bytes of the budget (None: none), those taken by kind, requests that wait."""
+        """Return the figures for ``/v1/status``: bytes of the budget (None: none), taken bytes by kind,
+        waiting requests.
+        """
         budget = self.budget if self.budget < UNKNOWN_BYTES else None
         return {"budget_bytes": budget, "reserved": self.kinds(), "waiting": self.waiting}
 
@@ -204,7 +214,7 @@ class HostMemory:
 
 
 def out_of_memory() -> HostMemoryError:
-    """The error for a request that found no memory on the server's machine."""
+    """Return the error for a request that found no memory on the server's machine."""
     return HostMemoryError(
         "the server's machine is out of memory; ask again or another server, and have its operator lower "
         "--host-memory, --device-memory or --max-running",
@@ -213,7 +223,9 @@ def out_of_memory() -> HostMemoryError:
 
 
 def host_budget(given: int | None, taken: int) -> int:
-    """Bytes of the budget: ``given``, or :data:`HOST_SHARE` of what is free beside ``taken`` bytes for other things."""
+    """Return the bytes of the budget: ``given``, or :data:`HOST_SHARE` of the free memory beside ``taken``
+    bytes.
+    """
     if given is not None:
         return given
     free = host_free_bytes()
@@ -222,9 +234,9 @@ def host_budget(given: int | None, taken: int) -> int:
 
 @contextmanager
 def halving(halve: Callable[[], object]) -> Iterator[None]:
-    """Have ``halve()`` called for a block that runs out of memory, and its client asked to come back.
+    """Call ``halve()`` for a block that runs out of memory, and ask its client to retry.
 
-    Raises :class:`HostMemoryError` then; the next request of its kind is to take half as much.
+    Raises :class:`HostMemoryError` then; the next request of its kind takes half as much.
     """
     try:
         yield

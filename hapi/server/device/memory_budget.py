@@ -1,13 +1,13 @@
-"""Who may use how much of one device's memory: requests are admitted with the COS batch that fits, never beyond.
+"""One device's memory, divided among requests: each is admitted with the COS batch that fits, never beyond.
 
-What is known beforehand is predicted (:mod:`hapi.server.device.sizing`) and corrected by peaks that the device saw; who
-gets how much is decided by :func:`hapi.server.batching.policies.adapt`. What a request was promised is held for it
-until it is over, so that forward passes of admitted requests cannot run into each other. Resident weights that
-nobody uses count as free: they go when the room is needed.
+Sizes are predicted (:mod:`hapi.server.device.sizing`) and corrected by peaks that the device saw;
+:func:`hapi.server.batching.policies.adapt` decides. A request's promised memory is held for it until it is
+over, so that forward passes of admitted requests cannot collide. Unused resident weights count as free: they
+are dropped when the room is needed.
 
     claim -> waiting -> admitted (batch) -> loaded -> released
-                |
-                +-- impossible (507), client gone, too late (429)
+      |          |
+      +-- impossible (507), client gone, too late (429)
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hapi.server.batching.throughput_curve import TimeCurves
 from hapi.waiting import Interest, paused, when_given_up
 
 LOOK_SECONDS = 0.25
-"""How often a request that waits for memory looks whether its client is still there."""
+"""Seconds between two checks whether a waiting request's client is still there."""
 LATE_SECONDS = 5.0
-"""When a request that waited for too long is to come back: whoever holds the memory has held it for long."""
+"""Seconds after which a request that waited for too long is to retry: the memory has been held for long."""
 
 
 class Resident(Protocol):
@@ -45,18 +45,18 @@ class Resident(Protocol):
 
     @property
     def prefix_bytes(self) -> int:
-        """Of all of them, without those that are being loaded."""
+        """Bytes of all of them, without those that are being loaded."""
 
     def in_use(self, also: Collection[str]) -> tuple[int, frozenset[str]]:
-        """Bytes and keys of those that requests use, or that are in ``also``."""
+        """Return bytes and keys of those that requests use, or that are in ``also``."""
 
     def evict(self, nbytes: int, also: Collection[str]) -> int:
-        """Drop others than these until so many bytes were freed, if there are as many; the bytes."""
+        """Drop others than these until so many bytes are free, if possible; return the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRequest:
-    """What a request wants of the device."""
+    """A request's demands on the device."""
 
     key: Key
     samples: int
@@ -69,7 +69,7 @@ class MemoryRequest:
 
 @dataclass(frozen=True)
 class BatchBounds:
-    """The COS batch that a request is to have, as far as memory does not forbid it."""
+    """The COS batch that a request is to have, as far as memory allows."""
 
     smallest: int
     largest: int
@@ -82,12 +82,12 @@ class Reservation:
 
     request: Request
     interest: Interest
-    """Until its deadline it waits."""
+    """Interest until whose deadline it waits."""
     since: float = field(default_factory=time.monotonic)
     batch: int = 0
     """COS batch; 0 while it waits."""
     held_bytes: int = 0
-    """For its forward passes."""
+    """Bytes for its forward passes."""
     loading: tuple[Weights, ...] = ()
     """Its weights until they are known to be in use."""
 
@@ -96,7 +96,9 @@ class DeviceMemory:
     """The ledger of one device; thread-safe."""
 
     def __init__(self, budget: int, policy: str, resident: Resident) -> None:
-        """``budget``: bytes for weights and forward passes; ``policy``: one of :mod:`hapi.server.batching.policies`."""
+        """Divide ``budget`` bytes for weights and forward passes by ``policy``
+        (:mod:`hapi.server.batching.policies`).
+        """
         self.budget = budget
         self._policy = policy
         self._resident = resident
@@ -112,12 +114,12 @@ class DeviceMemory:
 
     @contextmanager
     def claim(self, ask: MemoryRequest, interest: Interest) -> Iterator[Reservation]:
-        """Memory for ``ask`` inside the block; waits until it is there.
+        """Hold memory for ``ask`` inside the block, once it is free.
 
         Raises:
-            DeviceMemoryError: Even one sample does not fit the empty device.
-            BusyError: The memory is not there at the deadline of ``interest``.
-            BadRequestError: Nobody is interested any more.
+            DeviceMemoryError: even one sample does not fit the empty device.
+            BusyError: the memory is not free at the deadline of ``interest``.
+            BadRequestError: the client is gone.
         """
         claim = Reservation(self._request(ask), interest)
         check_fits(claim.request, self.budget)
@@ -136,7 +138,7 @@ class DeviceMemory:
                 self._leave(claim)
 
     def loaded(self, claim: Reservation) -> None:
-        """The claim's weights are resident: what they really take is counted from now on."""
+        """Note that the claim's weights are resident: their real size counts from now on."""
         with self._changed:
             claim.loading = ()
             self._changed.notify_all()  # they may share much with what was there
@@ -144,17 +146,17 @@ class DeviceMemory:
     # -- what the device saw: hapi.server.device.device.PassMemory ------------------------------------------------
 
     def ceiling(self, key: Any, batch: int) -> int:
-        """``batch``, or less if as many samples ran out of memory before."""
+        """Return ``batch``, or less if as many samples ran out of memory before."""
         with self._changed:
             return self._observed.ceiling(key, batch)
 
     def out_of_memory(self, key: Any, batch: int) -> int:
-        """``batch`` samples ran out of memory: half of it."""
+        """Note that ``batch`` samples ran out of memory; return half of it."""
         with self._changed:
             return self._observed.out_of_memory(key, batch)
 
     def passed(self, key: Any, batch: int, seconds: float, peak_bytes: int | None) -> None:
-        """``batch`` samples took ``seconds``; ``peak_bytes`` beside weights, where the device can tell."""
+        """Note that ``batch`` samples took ``seconds``; ``peak_bytes`` is beside weights, None if unknown."""
         with self._changed:
             if seconds > 0:
                 self._curves.observe(key, batch, seconds)
@@ -178,7 +180,7 @@ class DeviceMemory:
         return sum(self.kinds().values())
 
     def kinds(self) -> dict[str, int]:
-        """Those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
+        """Return those bytes by :data:`hapi.server.status.MEMORY_KINDS`."""
         with self._changed:
             coming = self._coming()
             resident = self._resident.prefix_bytes  # first: what comes between the two is not idle as well
@@ -197,13 +199,13 @@ class DeviceMemory:
             return len(self._queue)
 
     def pressed(self) -> bool:
-        """Whether somebody waits for memory that others hold, not just for company."""
+        """Return whether a request waits for memory that others hold, not just for company."""
         gathered = time.monotonic() - GATHER_SECONDS
         with self._changed:
             return any(claim.since < gathered for claim in self._queue)
 
     def report(self) -> MemoryReport:
-        """How predictions compared with what the device saw."""
+        """Return the comparison of predictions with observed peaks."""
         with self._changed:
             return self._observed.report()
 
@@ -242,7 +244,7 @@ class DeviceMemory:
             del self._forwards[next(iter(self._forwards))]
 
     def _wait(self, claim: Reservation) -> None:
-        """Until ``claim`` is admitted. Requests that come at about the same time share what there is."""
+        """Wait until ``claim`` is admitted. Requests that come at about the same time share the free memory."""
         gathered = time.monotonic() + GATHER_SECONDS
         if self._plenty():
             self._admit()
@@ -267,7 +269,9 @@ class DeviceMemory:
         return claim.batch > 0
 
     def _plenty(self) -> bool:
-        """Whether all that wait can have their largest batch at once: then nobody gains by waiting for others."""
+        """Return whether all that wait can have their largest batch at once: then nobody gains by waiting for
+        others.
+        """
         wanted = sum(r.fixed_bytes + min(r.largest, r.samples) * r.sample_bytes for r in self._asked())
         wanted += sum(w.nbytes for r in self._asked() for w in r.weights)
         return wanted <= self.budget - self._state().held_bytes

@@ -30,7 +30,7 @@ class FrozenPrefix:
     weights: tuple[tuple[str, int], ...]
     """Key of content and bytes of each distinct tensor (parameters, buffers, constants), in layer order."""
     identity: str = ""
-    """From the front's digest: fronts with the same one compute the same, to the bit, whatever they are called."""
+    """Identity from the digest: prefixes with the same one compute the same, to the bit, under any name."""
     make_layers: Callable[[], Sequence[Segment]] = tuple
     """The layers one by one, over the same weights."""
     users: int = 0
@@ -83,7 +83,7 @@ class ModelCache:
                 self._trim()
 
     def pool(self) -> WeightPool:
-        """What a front that is being loaded takes its weights from: without reuse nobody else does."""
+        """Return the pool for the weights of a prefix that is being loaded; without reuse it is its own."""
         return self._pool if self.reuse else WeightPool()
 
     def _acquire(self, key: str, load: Callable[[], FrozenPrefix]) -> FrozenPrefix:
@@ -133,7 +133,7 @@ class ModelCache:
         return freed
 
     def has(self, identity: str) -> bool:
-        """Whether a front with this :attr:`FrozenPrefix.identity` is resident."""
+        """Return whether a front with this :attr:`FrozenPrefix.identity` is resident."""
         with self._lock:
             return any(front.identity == identity for front in self._fronts.values())
 

@@ -1,7 +1,7 @@
-"""What a front will take on the device, known before anything of it is loaded.
+"""Sizes of a prefix on the device, known before anything of it is loaded.
 
-From the layers' structure alone, on the meta device: a client's word about its own memory would have to be checked all
-the same. It is found once for each model and input shape (10 to 200 ms) and kept.
+They follow from the layers' structure alone, on the meta device: a client's claim about its own memory would
+have to be checked all the same. They are found once for each model and input shape (10 to 200 ms) and kept.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ KEPT = 64
 
 @dataclass(frozen=True)
 class FrontSizes:
-    """Layers 1..split of one model."""
+    """Sizes of layers 1..split of one model."""
 
     weights: tuple[Weights, ...]
-    """One: all of the front's. What other fronts have of it already is seen when it is loaded."""
+    """One entry: all of the prefix's. Parts that other prefixes have already are seen when it is loaded."""
     output_shape: tuple[int, ...]
-    """Of one sample."""
+    """Shape of one sample's output."""
     output_dtype: torch.dtype
     input_bytes: int
-    """Of one sample as float32."""
+    """Bytes of one sample as float32."""
     output_bytes: int
     widest_bytes: int
-    """Of one sample in the widest of the layers' inputs and outputs."""
+    """Bytes of one sample in the widest of the layers' inputs and outputs."""
     forward: ForwardMemory
 
 
@@ -50,7 +50,7 @@ class Sizing:
     """Sizes of fronts, kept by model; thread-safe."""
 
     def __init__(self, store: ObjectStore, allow_models: Sequence[str], device: str) -> None:
-        """``device``: ``cpu`` or ``cuda``."""
+        """Size models in ``store`` for ``device``, ``cpu`` or ``cuda``; ``allow_models`` may be imported."""
         self._store = store
         self._allow = allow_models
         self._device = device
@@ -58,10 +58,10 @@ class Sizing:
         self._kept: OrderedDict[str, tuple[LayeredModel, Sequence[LayerWork]]] = OrderedDict()
 
     def of(self, request: messages.ExtractRequest) -> FrontSizes:
-        """The front that ``request`` names.
+        """Return the sizes of the prefix that ``request`` names.
 
-        :class:`UnprocessableError` for a split that the model has not, :class:`ConflictError` when the store has
-        another model under its name.
+        :class:`UnprocessableError` for a split that the model does not have, :class:`ConflictError` when the
+        store has another model under its name.
         """
         model, work = self._model(request)
         split = request.split

@@ -1,4 +1,4 @@
-"""Frozen weights on one device: one resident copy for each distinct content, whoever uses it."""
+"""Frozen weights on one device: one resident copy for each distinct content, however many use it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class _Resident:
 
 
 class WeightPool:
-    """Resident tensors by key of content (:func:`hapi.models.graph.digest.content_key`), counted; thread-safe.
+    """Resident tensors by key of content (:func:`hapi.models.graph.digest.content_key`), counted;
+    thread-safe.
 
-    Nobody writes to them. A key is absent, loading (one caller of :meth:`take` brings it), or resident with at
-    least one holder; with its last holder the tensor goes.
+    They are never written to. A key is absent, loading (one caller of :meth:`take` brings it), or resident
+    with at least one holder; with its last holder the tensor goes.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,10 @@ class WeightPool:
         self._loading: dict[str, int] = {}
 
     def take(self, wanted: Mapping[str, int], load: Load) -> dict[str, torch.Tensor]:
-        """The tensors of ``wanted`` (key to bytes), held once more each until :meth:`release`.
+        """Hold each tensor of ``wanted`` (key to bytes) once more, until :meth:`release`; return the tensors.
 
-        What is not resident is asked of ``load``, in one call; what another caller is loading is waited for, and
-        loaded here after all if that fails. When ``load`` raises, nothing is held.
+        Missing ones are requested from ``load`` in one call. Those that another caller is loading are waited
+        for, and loaded here after all if that fails. When ``load`` raises, nothing is held.
         """
         held: dict[str, torch.Tensor] = {}
         try:
@@ -89,7 +90,7 @@ class WeightPool:
             self._changed.notify_all()
 
     def release(self, keys: Iterable[str]) -> int:
-        """Hold each of ``keys`` once less; returns the bytes of the tensors that nobody holds any more."""
+        """Hold each of ``keys`` once less; return the bytes of the tensors that are not held any more."""
         freed = 0
         with self._changed:
             for key in keys:

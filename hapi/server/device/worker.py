@@ -1,4 +1,4 @@
-"""One compute device of a server, with all that belongs to it: its memory, its resident layers, its own scheduler.
+"""One compute device of a server with its memory, its resident layers and its own scheduler.
 
 Each device has its own queue and its own adaptation (HAPI, earlier text, section 4.5).
 """
@@ -25,15 +25,16 @@ from hapi.server.status import DeviceStatus
 from hapi.store.base import ObjectStore
 
 GPU_SHARE, CPU_SHARE = 0.9, 0.5
-"""Of the free memory, the default budget: a GPU is the server's own, but allocators lose some; the host's memory also
-has to hold what is read, decoded and sent, and often other programs."""
+"""Default budget as a share of the free memory: a GPU is the server's own, but allocators lose some; the
+host's memory also holds data that is read, decoded and sent, and often other programs.
+"""
 RELOAD = 2
 """Requests by which a device that has the layers may be busier than another one before the other loads them too."""
 
 
 @dataclass
 class DeviceWorker:
-    """A device and what belongs to it."""
+    """A device with everything that belongs to it."""
 
     name: str
     """The device's, and different from those of all others."""
@@ -47,7 +48,7 @@ class DeviceWorker:
     """The one chosen last."""
 
     def status(self) -> DeviceStatus:
-        """The device as it is now."""
+        """Return the present state of the device."""
         device, memory, cache = self.device, self.memory, self.cache
         return DeviceStatus(
             name=self.name,
@@ -79,9 +80,10 @@ class Workers:
 
     @contextmanager
     def one(self, identity: str) -> Iterator[DeviceWorker]:
-        """The device for a request of this front: the one with the least to do, but rather one that has it.
+        """Return the device for a request of this prefix: one that has it, otherwise the one with the least
+        to do.
 
-        One that is broken is not chosen; :class:`DrainingError` when all are.
+        A broken one is not chosen; :class:`DrainingError` when all are.
         """
         with self._lock:
             working = [w for w in self.all if not w.device.health.broken]
@@ -102,16 +104,16 @@ class Workers:
 
     @property
     def host_bytes(self) -> int:
-        """Budgets of devices that are the machine itself: their memory is the host's."""
+        """Return the budgets of devices that are the machine itself: their memory is the host's."""
         return sum(w.memory.budget for w in self.all if w.device.device.type == "cpu")
 
     @property
     def usable(self) -> bool:
-        """Whether any device works."""
+        """True when any device works."""
         return not all(worker.device.health.broken for worker in self.all)
 
     def pressed(self, name: str) -> bool:
-        """Whether somebody waits for the memory of the device of this name, if there is one."""
+        """Return whether somebody waits for the memory of the device of this name, if there is one."""
         return any(worker.memory.pressed() for worker in self.all if worker.name == name)
 
     def close(self) -> None:
@@ -121,7 +123,9 @@ class Workers:
 
 
 def make_workers(settings: ServiceSettings, store: ObjectStore) -> Workers:
-    """The workers of ``settings.device``, a comma-separated list; :class:`UsageError` for what is not there."""
+    """Return the workers of ``settings.device``, a comma-separated list; :class:`UsageError` for absent
+    devices.
+    """
     names = [name.strip() for name in settings.device.split(",")]
     devices = [resolve_device(name) for name in names]
     gpus = [d for d in devices if d.type == "cuda"]

@@ -54,7 +54,7 @@ log = logging.getLogger("hapi.server")
 
 TENANT = web.RequestKey("tenant", Tenant)
 LOGGED = web.RequestKey("logged", dict)
-"""What the request's line in the log says beside."""
+"""Further fields of the request's line in the log."""
 
 BODY_SECONDS = 30.0
 """Longest time in which a request's body must have arrived."""
@@ -82,7 +82,7 @@ class Application:
     """
 
     def __init__(self, service: Service, tenants: Tenants | None = None) -> None:
-        """``tenants``: who may ask; None: everybody, without a token."""
+        """Serve ``service`` to ``tenants``; None: to everybody, without a token."""
         self.service, settings = service, service.settings
         self.tenants = tenants or Tenants()
         self.board = Board(self.tenants.all)
@@ -114,7 +114,7 @@ class Application:
         self._routes()
 
     def runner(self) -> WebRunner:
-        """How aiohttp is to serve it."""
+        """Return aiohttp's runner of it."""
         return WebRunner(self.web, self.connections)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Application:
             self._log(request, logging.DEBUG if quiet else logging.INFO, status, started)
 
     def _log(self, request: web.Request, level: int, status: int, started: float) -> None:
-        """One line for each request; the client names the same id in what it says of an error."""
+        """Log one line for each request, with the id that the client's errors name."""
         tenant = request[TENANT].name if TENANT in request else ""
         extra = {
             "request_id": request[REQUEST_ID],
@@ -328,7 +328,7 @@ class Application:
             self._account(request, asked, stream, answer, slot)
 
     async def _asked(self, request: web.Request) -> Request:
-        """What the body asks for; refused unread when it is too long, or when there are too many at once."""
+        """Request in the body; refused unread when it is too long, or when there are too many at once."""
         if (request.content_length or 0) > messages.MAX_REQUEST_BYTES:
             raise body_too_large()
         expect = request.get(EXPECT, "100-continue").lower()

@@ -1,8 +1,9 @@
-"""Which connections a server holds: at most so many in all and from one address, and for those that ask for something.
+"""Limits of a server's connections: in all, from one address, and for connections that never ask.
 
-A connection that never made an authorised request makes room when there is none; one that has made some keeps its
-place while it is open. What comes when all places are taken by such finds a small reserve, in which it may ask for
-the server's health within a second; it is told to come back otherwise. There too the oldest makes room.
+A connection that never made an authorised request makes room when there is none; one that has made some keeps
+its place while it is open. When all places are taken by such, a new one finds a small reserve, in which it
+may ask for the server's health within a second; it is told to come back otherwise. There too the oldest makes
+room.
 """
 
 from __future__ import annotations
@@ -28,29 +29,30 @@ HEALTH_RESERVE = 16
 HEALTH_SECONDS = 1.0
 """Time that each of them has."""
 CLOSING_SECONDS = 0.5
-"""How long a new connection waits, unaccepted, for one that was ended to be closed."""
+"""Seconds that a new connection waits, unaccepted, for an ended one to be closed."""
 SWEEP_SECONDS = 0.25
 TOLD_SECONDS = 60.0
-"""At most how often the audit tells of refused connections."""
+"""Fewest seconds between two reports of refused connections in the audit."""
 
 REASONS = ("full", "address", "late", "replaced", "descriptors")
-"""Why connections are refused or ended: no place in all, or for the address; no request in time; made room for
-another one; no file descriptor."""
+"""Reasons of refused or ended connections: no place in all, or for the address; no request in time; made room
+for another one; no file descriptor.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections there may be."""
+    """Bounds of the number of connections."""
 
     total: int
     per_address: int
-    """From one IPv4 address, or one IPv6 network of 64 bits."""
+    """Connections from one IPv4 address, or one IPv6 network of 64 bits."""
     reserve: int = HEALTH_RESERVE
     """Beyond ``total``, for health checks."""
 
 
 class OpenConnection:
-    """What a server knows of one connection."""
+    """A server's record of one connection."""
 
     __slots__ = (
         "__weakref__",
@@ -71,13 +73,13 @@ class OpenConnection:
         self.network = network
         self.since = since
         self.asked = False
-        """Whether the head of a request has come."""
+        """True when the head of a request has come."""
         self.authorised = False
-        """Whether it has made an authorised request."""
+        """True when it has made an authorised request."""
         self.over = ""
         """The limit (of :data:`REASONS`) that it is beyond; empty for one that has a place."""
         self.ended: float | None = None
-        """When it was ended; it is open until the event loop has closed it."""
+        """Time at which it was ended; it is open until the event loop has closed it."""
         self.abort: Callable[[], None] | None = None
         """Closes it at once; None until its protocol is there (during a TLS handshake)."""
 
@@ -91,7 +93,7 @@ class OpenConnection:
             )
 
     def end(self, now: float) -> None:
-        """Have it closed within the next turns of the event loop."""
+        """Let the event loop close it within its next turns."""
         self.ended = now
         sock = self._socket()
         if self.abort is not None:
@@ -129,14 +131,14 @@ class Connections:
     # -- at the door -------------------------------------------------------------------------------------
 
     def awaits_closing(self) -> bool:
-        """Whether a new connection must wait until one that was ended is closed, which takes a moment."""
+        """Return whether a new connection must wait until one that was ended is closed, which takes a moment."""
         if self.open < self.limits.total + self.limits.reserve or not self._ended:
             return False
         oldest = next(iter(self._ended)).ended
         return oldest is not None and self._clock() - oldest < CLOSING_SECONDS
 
     def admit(self, sock: socket.socket, address: str) -> OpenConnection | None:
-        """The place of a connection that was accepted from ``address``; None: close it."""
+        """Return the place of a connection accepted from ``address``; None: close it."""
         network, limits = network_of(address), self.limits
         crowded = self._held_by[network] >= limits.per_address
         reason = "address" if crowded else "full" if self._held >= limits.total else ""
@@ -179,18 +181,18 @@ class Connections:
     # -- of one connection -------------------------------------------------------------------------------
 
     def asks(self, connection: OpenConnection) -> None:
-        """The head of a request has come."""
+        """Note that the head of a request has come."""
         connection.asked = True
         self._waiting.pop(connection, None)
 
     def authorise(self, connection: OpenConnection) -> None:
-        """It made an authorised request, and does not make room for others any more."""
+        """Note that it made an authorised request, so that it does not make room for others any more."""
         if not connection.authorised:
             connection.authorised = True
             self._forget(connection)
 
     def closed(self, connection: OpenConnection) -> None:
-        """Its socket is closed, or lost; telling it twice is the same."""
+        """Note that its socket is closed, or lost; calling twice is the same."""
         if self._open.get(connection.descriptor) is connection:
             del self._open[connection.descriptor]
             self._leave(connection)
@@ -209,7 +211,7 @@ class Connections:
         connection.end(self._clock())
 
     def _leave(self, connection: OpenConnection) -> None:
-        """It holds no place any more."""
+        """Release its place."""
         self._over.pop(connection, None)
         self._forget(connection)
         if not connection.over and connection not in self._ended:
@@ -219,7 +221,7 @@ class Connections:
                 del self._held_by[connection.network]
 
     def _forget(self, connection: OpenConnection) -> None:
-        """It is no stranger any more."""
+        """Count it as a stranger no more."""
         self._waiting.pop(connection, None)
         self._strangers.pop(connection, None)
         of_network = self._strangers_of.get(connection.network)
@@ -252,7 +254,7 @@ class Connections:
                     self._end(connection, "late")
 
     def tell(self, *, at_once: bool = False) -> None:
-        """Tell the audit what was refused since it was told last, if that is a while ago."""
+        """Report refused connections to the audit, if the last report is a while ago."""
         now = self._clock()
         news = self.refused - self._reported
         if news and (at_once or now - self._reported_at >= TOLD_SECONDS):
@@ -265,7 +267,7 @@ class Connections:
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: an IPv4 address, or the 64 bits of an IPv6 network."""
+    """Return the unit that counts as one address: an IPv4 address, or the 64 bits of an IPv6 network."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

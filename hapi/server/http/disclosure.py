@@ -1,4 +1,4 @@
-"""What an error tells a client, which may be another tenant: not where the store lies, nor what else is in it.
+"""Messages of errors for clients, which may be other tenants: without the store's address and other contents.
 
 The log keeps every message whole, under the request's id.
 """
@@ -20,17 +20,17 @@ _PATH = re.compile(rf"(?<![\w/.~<-])(?:~\w*)?/(?!{_OWN}\b)[\w.@%+~-]+(?:/[\w.@%+
 
 
 class Disclosure:
-    """Makes of errors what clients are told."""
+    """Turns errors into those that clients are told."""
 
     def __init__(self, store_url: str, *, everything: bool = False) -> None:
-        """``everything``: all clients may know the store, as its owner is the only one."""
+        """Hide ``store_url``, unless ``everything`` may be known, since the store's owner is the only client."""
         self._store = sorted(
             {store_url, printable(store_url, len(store_url) * 8)} - {""}, key=len, reverse=True
         )
         self._everything = everything
 
     def of(self, error: E) -> E:
-        """``error`` with the message that a client is told."""
+        """Return ``error`` with the message for a client."""
         if self._everything:
             return error
         disclosed = type(error).__new__(type(error), self._text(error))

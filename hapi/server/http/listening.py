@@ -1,8 +1,8 @@
-"""Listening sockets that accept only what there is room for, whatever the system is short of.
+"""Listening sockets that accept only as many connections as there is room for, even when resources are short.
 
-asyncio answers a lack of descriptors with a traceback for each connection that waits, 512 a second, and accepts
-nothing meanwhile. These sockets count what they accept, keep one descriptor aside to turn away what is one too many,
-and are told when a connection is closed, also one whose TLS handshake never ended.
+asyncio answers a lack of descriptors with a traceback for each connection that waits, 512 a second, and
+accepts nothing meanwhile. These sockets count accepted connections, keep one descriptor aside to turn surplus
+ones away, and are told when a connection is closed, also one whose TLS handshake never ended.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Listener(socket.socket):
         self._spare = _spare()
 
     def listen(self, backlog: int = BACKLOG) -> None:
-        """Listen; asyncio's ``backlog`` is how many it accepts in a turn, the system's is another thing."""
+        """Listen; asyncio's ``backlog`` is the number accepted in a turn, the system's is another thing."""
         super().listen(max(backlog, BACKLOG))
 
     def accept(self) -> tuple[socket.socket, object]:
-        """The next connection that has a place; BlockingIOError when there is none for now."""
+        """Return the next connection that has a place; BlockingIOError when there is none for now."""
         while True:
             if self._connections.awaits_closing():
                 raise BlockingIOError
@@ -89,7 +89,7 @@ class Listener(socket.socket):
             self._spare = _spare()
 
     def close(self) -> None:
-        """Close it and what it keeps."""
+        """Close it and its reserve."""
         super().close()
         if self._spare is not None:
             os.close(self._spare)

@@ -14,10 +14,12 @@ Answer = tuple[int, Mapping[str, str], Iterator[Buffer]]
 
 
 def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
-    """(method, path, body) to (status, headers, buffers), as the HTTP application answers."""
+    """Return the function from (method, path, body) to (status, headers, buffers), as the HTTP application
+    answers.
+    """
 
     def handle(method: str, path: str, body: bytes) -> Answer:
-        """Status, headers and body of one request, without a socket between."""
+        """Return status, headers and body for one request."""
         try:
             if method == "GET":
                 return 200, {}, iter([json.dumps(service.document(path)).encode()])
@@ -27,6 +29,7 @@ def loopback_handler(service: Service) -> Callable[[str, str, bytes], Answer]:
             return error.status, {}, iter([json.dumps(error.to_problem()).encode()])
 
         def buffers() -> Iterator[Buffer]:
+            """Yield the frames' buffers."""
             try:
                 for frame in chain([first], stream.frames):
                     yield from frame

@@ -1,8 +1,8 @@
 """Prometheus metrics of one server process.
 
-Names follow Prometheus' conventions: base units, counters end in ``_total``. docs/operations.md has them all, and a
-test compares it with what is printed. What happens once for a request is counted when it happens; what is a state,
-or counted elsewhere, is read when somebody looks (:mod:`hapi.server.http.overview`).
+Names follow Prometheus' conventions: base units, counters end in ``_total``. docs/operations.md lists all of
+them, and a test compares it with the output. Events of a request are counted when they happen; states, and
+counts kept elsewhere, are read when the metrics are requested (:mod:`hapi.server.http.overview`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Metrics:
     """The metrics of a server; a registry of its own, so that several can live in one process."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """``read`` gives what is found out when somebody looks."""
+        """Make the metrics; ``read`` returns those that are found out on request."""
         # A time for each counter, which nobody asks for; the switch is of the whole process.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
@@ -122,5 +122,5 @@ class Metrics:
         info.labels(**names).set(1)
 
     def render(self) -> bytes:
-        """The text exposition format."""
+        """Return the text exposition format."""
         return generate_latest(self.registry)

@@ -1,7 +1,7 @@
 """The interface as an OpenAPI 3.1 document, for ``GET /v1/openapi.json``.
 
-Everything in it is made from what the server works with: paths and bounds from :mod:`hapi.wire.messages`, bodies
-from the classes that parse and write them, problems from the error tree.
+It is made from the server's own definitions: paths and bounds from :mod:`hapi.wire.messages`, bodies from the
+classes that parse and write them, problems from the error tree.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _EVERYWHERE: tuple[type[HapiError], ...] = (
     HostMemoryError,
     ShortageError,
 )
-"""What any request may be answered: it is malformed, the server has a defect or cannot take it."""
+"""Possible answers to any request: it is malformed, the server has a defect or cannot take it."""
 _PAGE = (*_EVERYWHERE, ForbiddenError)
 _READY = (*_EVERYWHERE, StuckError)
 _AUTHORISED = (*_PAGE, UnauthorizedError)
@@ -84,12 +84,12 @@ class Operation:
 
     @property
     def open(self) -> bool:
-        """Whether it needs no token."""
+        """True when it needs no token."""
         return UnauthorizedError not in self.errors
 
 
 def operations() -> list[Operation]:
-    """All requests that the server answers, one for each route."""
+    """Return all requests that the server answers, one for each route."""
     get, post = "get", "post"
     frames: tuple[str, Schema] = (MEDIA_TYPE, {})
     return [
@@ -99,8 +99,8 @@ def operations() -> list[Operation]:
                   schemas.samples_request()),
         Operation(post, messages.TENSORS_PATH, "Tensors of a pushed model by name.", frames, _STREAM,
                   schemas.tensors_request()),
-        Operation(get, messages.DATASETS_PATH, "The data sets that there are.", _json(_dataset_list()), _READING),
-        Operation(get, messages.DATASETS_PATH + "/{name}", "One data set's version, classes, layout, transform.",
+        Operation(get, messages.DATASETS_PATH, "The datasets that there are.", _json(_dataset_list()), _READING),
+        Operation(get, messages.DATASETS_PATH + "/{name}", "One dataset's version, classes, layout, transform.",
                   _json(schemas.dataset_description(of_class(SampleLayout))), _READING),
         Operation(get, messages.MODELS_PATH, "The pushed models that there are.", _json(_model_list()), _READING),
         Operation(get, messages.MODELS_PATH + "/{name}", "One pushed model's layers, tensors and digests.",
@@ -117,7 +117,7 @@ def operations() -> list[Operation]:
 
 @cache
 def document() -> bytes:
-    """The document, as JSON."""
+    """Return the document, as JSON."""
     return json.dumps(_document()).encode()
 
 

@@ -1,7 +1,7 @@
-"""What an operator sees of a server: the same state as a JSON document (``/v1/status``) and as metrics.
+"""The operator's view of a server: the same state as a JSON document (``/v1/status``) and as metrics.
 
-Everything is read when somebody looks, in a thread of its own: neither a dashboard nor ten thousand tenants hold up
-the event loop.
+Everything is read on request, in a separate thread: neither a dashboard nor ten thousand tenants hold up the
+event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRET = ("store", "allow_model")
 
 
 class Overview:
-    """Thread-safe."""
+    """Reads the server's state. Thread-safe."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Overview:
     # -- as a document ---------------------------------------------------------------------------------------
 
     def document(self, draining: bool) -> dict[str, Any]:
-        """The answer to ``GET /v1/status``."""
+        """Return the answer to ``GET /v1/status``."""
         now, service, admission = time.monotonic(), self._service, self._admission
         tenants = sorted(map(self._tenant, self._board.tenants), key=_busiest)
         running, lost = self._board.requests(), service.watch.lost
@@ -98,7 +98,7 @@ class Overview:
     # -- as metrics ------------------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[Metric]:
-        """States and counts that are not counted by :class:`hapi.server.http.metrics.Metrics`."""
+        """Return states and counts that :class:`hapi.server.http.metrics.Metrics` does not count."""
         admission, account = self._admission, self._service.account
         yield _gauge("hapi_requests_running", "Requests that hold a slot.", admission.running)
         yield _gauge("hapi_requests_queued", "Requests that wait for a slot.", admission.queued)
@@ -139,7 +139,7 @@ class Overview:
         scrub = self._scrub
         yield CounterMetricFamily("hapi_scrub_bytes", "Bytes read to find damage.", scrub.bytes)
         damaged = GaugeMetricFamily(
-            "hapi_scrub_damaged", "Findings of the last look at a data set or model.", labels=["dataset"]
+            "hapi_scrub_damaged", "Findings of the last look at a dataset or model.", labels=["dataset"]
         )
         for name, findings in scrub.damaged.items():
             damaged.add_metric([name], findings)
@@ -252,7 +252,7 @@ def _by(label: str, name: str, text: str, values: Mapping[str, float]) -> Metric
 
 
 def shown(settings: ServiceSettings) -> dict[str, Any]:
-    """The settings that anybody with a token may know."""
+    """Return the settings that every client with a token may know."""
     values = {f.name: getattr(settings, f.name) for f in fields(ServiceSettings) if f.name not in SECRET}
     return {**values, "batching": settings.policy}
 

@@ -1,4 +1,4 @@
-"""What went wrong, as an HTTP answer: every error becomes problem details (RFC 9457) at this border."""
+"""Errors as HTTP answers: every error becomes problem details (RFC 9457) at this border."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hapi.server.device.host_memory import out_of_memory
 from hapi.wire import messages
 
 SERVER_NAME = "hapi"
-"""What answers say in the header ``Server``: no versions, which help who looks for a weak one."""
+"""Value of the header ``Server`` in answers: no versions, which would help attackers."""
 _SHORT = (DeviceMemoryError, HostMemoryError, ShortageError)
 
 
@@ -41,10 +41,10 @@ class HttpError(BadRequestError):
 
 
 def as_hapi_error(error: Exception) -> HapiError:
-    """The error of ours for a foreign one; :class:`HapiError` for one that nobody expected.
+    """Return the Hapi error for a foreign one; a plain :class:`HapiError` for an unexpected one.
 
-    One of ours that lack of memory is behind is :class:`HostMemoryError`, whatever it was taken for, and so is lack
-    of descriptors or buffers a :class:`ShortageError`.
+    An error caused by lack of memory is a :class:`HostMemoryError`, whatever it was mapped to, and one caused
+    by lack of descriptors or buffers a :class:`ShortageError`.
     """
     if isinstance(error, _SHORT):
         return error
@@ -69,14 +69,14 @@ def as_hapi_error(error: Exception) -> HapiError:
 
 
 def body_too_large() -> TooLargeError:
-    """For a request body beyond the limit."""
+    """Return the error for a request body beyond the limit."""
     return TooLargeError(
         f"request body exceeds {messages.MAX_REQUEST_BYTES} bytes; send fewer samples per request"
     )
 
 
 def problem_response(problem: HapiError) -> web.Response:
-    """The answer that carries ``problem``."""
+    """Return the answer that carries ``problem``."""
     headers = {"Server": SERVER_NAME}
     if problem.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after)))

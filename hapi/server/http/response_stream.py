@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 REQUEST_ID = web.RequestKey("id", str)
 STATUS = web.RequestKey("status", int)
-"""What a request ended as when that is not its response's status."""
+"""Status of a request that did not end with its response's status."""
 PROBLEM = web.RequestKey("problem", HapiError)
 """The error that ended it, if one did."""
 GONE = 499
@@ -74,10 +74,10 @@ class Answer:
         self.unsent = 0
         """Bytes of the answer that have not left."""
         self.dropped: DroppedReaderError | None = None
-        """Why its reader lost its slot, if it did."""
+        """Reason why its reader lost its slot; None if it did not."""
         self._socket: socket.socket | None = None
         self._acked_before: int | None = None
-        """What the connection's reader had acknowledged before this answer; None where the system does not tell."""
+        """Bytes that the connection's reader acknowledged before this answer; None if unknown."""
         self._handed = 0
         """Bytes of the answer that went into the socket."""
 
@@ -135,7 +135,7 @@ class Answer:
         closing.outcome()
 
     def _through_socket(self, stream: FrameStream, sock: socket.socket, frame: Frame | None) -> None:
-        """In a worker thread: every frame as it is made."""
+        """Send every frame as it is made, in a worker thread."""
         interest, clock = stream.context.interest, stream.context.clock
         self._acked_before = _acked(sock)
         while frame is not None:
@@ -220,7 +220,7 @@ class Answer:
     async def _fail_midway(
         self, request: web.Request, response: web.StreamResponse, error: Exception
     ) -> web.StreamResponse:
-        """After the status line only an error frame can tell; then the connection is of no more use."""
+        """Report an error after the status line by an error frame, and close the connection."""
         if isinstance(error, ConnectionError | TimeoutError):
             abort(request)  # closing would wait for the reader that has just been given up
         else:
@@ -289,7 +289,9 @@ async def over(work: Work[Any]) -> None:
 
 
 async def outcome(work: Work[T]) -> T:
-    """The result of work in a thread, as :meth:`Work.outcome` has it. A waiter that is cancelled leaves at once."""
+    """Return the result of work in a thread, as :meth:`Work.outcome` does. A waiter that is cancelled leaves
+    at once.
+    """
     await asyncio.shield(asyncio.wrap_future(work.over))
     return work.outcome()
 
@@ -297,14 +299,20 @@ async def outcome(work: Work[T]) -> T:
 async def finished(
     work: Work[T], discard: Callable[[T], object], gone: Callable[[], object] = lambda: None
 ) -> T:
-    """The result of work in a thread.
+    """Return the result of work in a thread.
 
-    A waiter that is cancelled stays until the thread is free or lost, so that its slot is not given away too early and
-    work for clients that are gone cannot pile up; what has not begun is not begun, a late result is discarded.
-    ``gone`` tells the thread at once, so that it need not go on waiting for something itself.
+    A waiter that is cancelled stays until the thread is free or lost, so that its slot is not given away too
+    early and work for absent clients cannot pile up; work that has not begun does not begin, a late result is
+    discarded.
+
+    Args:
+        work: the thread's work.
+        discard: called with a late result.
+        gone: tells the thread at once, so that it need not go on waiting for something itself.
     """
 
     def discard_late(done: Future[T]) -> None:
+        """Discard the result that came after the waiter had left."""
         if not done.cancelled() and done.exception() is None:
             discard(done.result())
 

@@ -1,8 +1,8 @@
-"""Who may ask a server that wants no token: programs of this machine, and pages that it served itself.
+"""Clients of a server that wants no token: programs of this machine, and pages that it served itself.
 
-A page from anywhere can make a browser on this machine send requests to loopback addresses, also under a name of its
-own that it lets point there later (DNS rebinding). The browser then says that name in ``Host``, and the page's own
-origin in ``Origin``. A tunnel (``ssh -L``) keeps ``localhost`` in both.
+A web page from anywhere can make a browser on this machine send requests to loopback addresses, also under a
+name of its own that it lets point there later (DNS rebinding). The browser then sends that name in ``Host``,
+and the page's own origin in ``Origin``. A tunnel (``ssh -L``) keeps ``localhost`` in both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_origin(host: str | None, origin: str | None) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a ``Host`` header (with or without a port) names this machine's loopback."""
+    """Return whether a ``Host`` header (with or without a port) names this machine's loopback."""
     match = _HOST.fullmatch(host)
     if match is None:
         return False

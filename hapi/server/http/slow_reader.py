@@ -1,10 +1,11 @@
-"""Whether the reader of an answer takes enough of it to keep its slot. Pure: it is told the time and what was taken.
+"""The limits for a slow reader of an answer. Pure: it is told the time, and the bytes taken.
 
-Taken is what the reader's side has acknowledged, not what the server has handed over: the buffers on the way swallow
-megabytes at once, and TLS's give them back in pieces of a megabyte, a minute and a half of a link of 100 kbit/s.
+Taken is what the reader's side has acknowledged, not what the server has handed over: the buffers on the way
+swallow megabytes at once, and TLS's give them back in pieces of a megabyte, a minute and a half of a link of
+100 kbit/s.
 
-Only the seconds in which the server waits for the reader count. What it took while the server computed is to its
-credit.
+Only the seconds in which the server waits for the reader count. What it took while the server computed is to
+its credit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Literal
 
 Reason = Literal["silent", "slow", "late"]
 REASONS: tuple[Reason, ...] = ("silent", "slow", "late")
-"""Why a reader was dropped: it took nothing; too little while others waited; its request took too long in all."""
+"""Reasons for dropping a reader: it took nothing; too little while others waited; its request took too long
+in all.
+"""
 MARKS = 16
 """Moments of the window that are remembered; it is that much longer at most."""
 LOOKS = 4
@@ -35,7 +38,7 @@ class DroppedReaderError(TimeoutError):
 
 @dataclass(frozen=True, kw_only=True)
 class PaceLimits:
-    """What a reader must do."""
+    """Requirements on a reader."""
 
     silence: float
     """Longest time without a byte, in seconds."""
@@ -46,7 +49,9 @@ class PaceLimits:
 
 
 class SlowReaderGuard:
-    """One reader's. Call :meth:`waited` after each wait for it, and :meth:`check` as soon as that asks for it."""
+    """Guard of one reader. Call :meth:`waited` after each wait for it, and :meth:`check` as soon as that asks
+    for it.
+    """
 
     def __init__(self, limits: PaceLimits, deadline: float, wanted: Callable[[], bool]) -> None:
         """``deadline``: when the request must be over; ``wanted``: whether somebody could use the slot now, or the
@@ -59,7 +64,7 @@ class SlowReaderGuard:
         self._next_check = 0.0
         self._taken = 0
         self._taken_at = 0.0
-        """What it had taken at the last look, and when (in waited seconds) that last grew."""
+        """Bytes taken at the last look, and the time (in waited seconds) at which they last grew."""
         self._marks = deque([(0.0, 0)])
         """(waited seconds, bytes taken), the first one a window ago."""
         self.interval = min(LONGEST_LOOK, limits.silence / LOOKS, limits.window / LOOKS)

@@ -1,13 +1,4 @@
-"""Who may ask: tenants by their tokens, from a file of ``--tenants`` and the one token of ``HAPI_TOKEN``.
-
-vision:
-  token_sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
-  weight: 2
-students:
-  token: a-long-random-text
-  in_flight: 2
-  bytes_per_second: 20MiB
-"""
+"""Tenants by their tokens, from a file of ``--tenants`` and the one token of ``HAPI_TOKEN``."""
 
 from __future__ import annotations
 
@@ -23,7 +14,7 @@ from hapi.server.scheduling.fair_queue import Tenant
 from hapi.wire.references import check_name
 
 DEFAULT = Tenant(name="default")
-"""Whoever has the server's one token, or everybody where no token is wanted."""
+"""Tenant of the server's one token, or of everybody where no token is wanted."""
 LEAST_TOKEN = 8
 """Fewest characters of a token in a file, and of one that other machines may try: anything shorter can be guessed."""
 GOOD_TOKEN = 16
@@ -56,7 +47,7 @@ class Tenants:
 
     @property
     def open(self) -> bool:
-        """Whether no token is wanted."""
+        """True when no token is wanted."""
         return not self._by_digest
 
     def of(self, authorization: str) -> Tenant:

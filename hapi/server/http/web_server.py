@@ -1,7 +1,7 @@
-"""How aiohttp serves the application: with places for connections, and our own answers to what is no HTTP.
+"""aiohttp's service of the application, with places for connections and our own answers to malformed HTTP.
 
-The parser's own messages quote the bytes that it could not read, a header with a token among them; nothing of them
-goes into an answer or into the log but the name of the error's class.
+The parser's own messages quote the bytes that it could not read, a header with a token among them. Answers
+and the log get only the name of the error's class.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hapi.server.lifecycle import audit
 log = logging.getLogger("hapi.server")
 
 KEEP_ALIVE_SECONDS = 75.0
-"""How long a connection may be idle between two requests."""
+"""Longest idle time of a connection between two requests, in seconds."""
 EXPECT = web.RequestKey("expect", str)
-"""What the request expects before it sends its body; aiohttp would answer before anybody is authorised."""
+"""Header with the request's condition before it sends its body; aiohttp would answer before authorisation."""
 _SERVED: Mapping[str, Any] = {
     "access_log": None,
     "keepalive_timeout": KEEP_ALIVE_SECONDS,
@@ -45,7 +45,7 @@ class Connection(web.RequestHandler):
     connection: OpenConnection | None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Find the place that its socket was given when it was accepted; it has none on sockets of others."""
+        """Find the place that its socket was given when it was accepted; foreign sockets have none."""
         sock = transport.get_extra_info("socket")
         server = self._manager
         self.connection = (
@@ -64,7 +64,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Problem details for what the parser refuses, without its message."""
+        """Answer with problem details to a request that the parser refuses, without its message."""
         if isinstance(exc, HttpProcessingError):
             kind = type(exc).__name__
             audit.refused("bad-http", error=kind, remote=request.remote)

@@ -15,7 +15,7 @@ LEAST_CONNECTIONS = 16
 KEPT = 64
 """Descriptors that connections never take: the store, the log, libraries, the event loop."""
 KEPT_FOR_A_SLOT = 8
-"""Of a request at work: the duplicate of its socket, and files or connections of the store."""
+"""Descriptors of a request at work: the duplicate of its socket, and files or connections of the store."""
 KEPT_FOR_A_DECODER = 4
 """Pipes of a decoding process."""
 
@@ -36,7 +36,7 @@ def descriptor_limit() -> int:
 
 
 def connection_limits(settings: ServiceSettings, slots: int, descriptors: int) -> ConnectionLimits:
-    """How many connections a server may have.
+    """Return the limits of a server's connections.
 
     Args:
         settings: what the operator asks for, if anything.

@@ -1,9 +1,4 @@
-"""What libraries written in C print on standard error, as lines of the log.
-
-libjpeg, OpenMP or a driver write to descriptor 2 whatever they like, in the middle of the log's lines of JSON. So the
-log has a descriptor of its own, and descriptor 2 is a pipe whose lines are logged: cut to a length, so many a minute.
-The processes that decode inherit it. Nobody waits for the pipe: what does not fit is lost.
-"""
+"""Output of libraries written in C on standard error, as lines of the log."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ _STDERR = 2
 
 @contextlib.contextmanager
 def foreign_output_logged() -> Iterator[None]:
-    """Inside the block Python's standard error stays what it was; what others write to descriptor 2 is logged."""
+    """Log the output of others on descriptor 2 in the block; Python's standard error stays as it was."""
     stream = sys.stderr
     try:
         own = stream.fileno() == _STDERR
@@ -77,7 +72,7 @@ def _log_lines(reading: int) -> None:
 
 
 class Allowance:
-    """So many in each period."""
+    """Allowance of so many in each period."""
 
     def __init__(self, max_bytes: int, seconds: float) -> None:
         self._max_bytes = max_bytes
@@ -88,7 +83,7 @@ class Allowance:
         """Refused since the caller last set it to 0."""
 
     def take(self, now: float) -> bool:
-        """Whether there is one more in the period of ``now`` (seconds)."""
+        """Return whether there is one more in the period of ``now`` (seconds)."""
         if now - self._since >= self._seconds:
             self._since, self._taken = now, 0
         if self._taken >= self._max_bytes:

@@ -25,7 +25,7 @@ REQUEST = "request"
 
 Kind = tuple[str, str, str, str]
 _KIND = ("of", "error", "audit", "tenant")
-"""By which lines are told apart: their event, and these fields of theirs."""
+"""Fields by which lines are told apart: their event, and these."""
 _OTHERS: Kind = ("other lines", "", "", "")
 
 
@@ -68,7 +68,7 @@ class Repeats:
         self._limit = limit
         self._seconds = seconds
         self._windows: dict[Kind, tuple[float, int]] = {}
-        """By kind, in the order of their ends: when its window ends, and lines in it."""
+        """Windows by kind, in the order of their ends: end, and lines in it."""
 
     def admits(self, kind: Kind, now: float) -> bool:
         """Count a line; whether it is to be written. Ask :meth:`over` first."""
@@ -132,14 +132,16 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
 
 
 def tell_left_out(*, at_once: bool = False) -> None:
-    """Have the log tell what it left out: to be called now and then, also while nothing is logged, and at the end."""
+    """Log the numbers of lines that were left out; call it now and then, also while nothing is logged, and at
+    the end.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LimitedHandler):
             handler.tell(at_once=at_once)
 
 
 def _kind(record: logging.LogRecord) -> Kind | None:
-    """What other lines are like this one; None for lines that are never left out."""
+    """Kind of a line, by which similar ones are counted; None for lines that are never left out."""
     fields = vars(record)
     event = str(record.msg).partition("\n")[0][:120]
     if event == REQUEST and int(fields.get("status", 0)) < 400:

@@ -1,9 +1,9 @@
-"""Whether a server's work goes on: gives up what hangs, and says when all of it does.
+"""True when a server's work goes on: gives up what hangs, and says when all of it does.
 
-A request whose client is gone, or whose time is over, gets some patience for its thread to come back. Then it is given
-up (:mod:`hapi.waiting`): its slot is free, and a thread that is in a call into the store is lost
-(:mod:`hapi.process.threads`). So many may be lost, few of them to one data set or model, so that one that hangs
-leaves slots to the others.
+A request whose client is gone, or whose time is over, gets some patience for its thread to come back. Then it
+is given up (:mod:`hapi.waiting`): its slot is free, and a thread that is in a call into the store is lost
+(:mod:`hapi.process.threads`). So many may be lost, few of them to one dataset or model, so that one that
+hangs leaves slots to the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hapi.wire.messages import ExtractRequest, SamplesRequest
 log = logging.getLogger("hapi.server")
 
 LOST_TO_ONE = 2
-"""Threads that may be lost to one data set and model; further requests for it are refused until one has come back."""
+"""Threads that may be lost to one dataset and model; further requests for it are refused until one has come back."""
 LOOKS = 4
 """Looks within the patience."""
 LONGEST_LOOK = 1.0
 """Most seconds between two looks."""
 RETRY_SECONDS = 5.0
-"""When who was refused may come back."""
+"""Seconds after which a refused client may come back."""
 
 
 class ProgressWatch:
@@ -75,7 +75,7 @@ class ProgressWatch:
             )
 
     def stuck(self) -> str:
-        """Why the server does not get on with its work; empty while it does."""
+        """Return the reason why the server makes no progress; empty while it does."""
         lost, now = self.lost.count, time.monotonic()
         if 0 < self.lost.limit <= lost:
             return f"{lost} threads wait for a store that does not answer, and no more may be given up"
@@ -101,7 +101,7 @@ class ProgressWatch:
                 interest.give_up()
 
     def _is_over(self, interest: Interest, now: float) -> bool:
-        """Whether nobody has patience with the work any more."""
+        """Return whether nobody has patience with the work any more."""
         unwanted = interest.is_set() or now >= interest.deadline
         return unwanted and interest.standing_still(now) >= self.still_seconds
 
@@ -118,9 +118,9 @@ class ProgressWatch:
 
 
 def subject_of(request: Request) -> str:
-    """Names what ``request`` reads of the store: a hang of one data set is not another one's."""
+    """Names what ``request`` reads of the store: a hang of one dataset is not another one's."""
     if isinstance(request, ExtractRequest):
-        return f"data set {request.dataset.name!r} and model {request.model.name!r}"
+        return f"dataset {request.dataset.name!r} and model {request.model.name!r}"
     if isinstance(request, SamplesRequest):
-        return f"data set {request.dataset.name!r}"
+        return f"dataset {request.dataset.name!r}"
     return f"model {request.name!r}"

@@ -37,9 +37,9 @@ from hapi.store.open import open_store
 log = logging.getLogger("hapi.server")
 
 HEALTH_SECONDS = 1.0
-"""How often the server looks whether any of its devices works."""
+"""Seconds between two checks whether any device works."""
 IDLE_SECONDS = 10.0
-"""Without a request, after which memory that was kept for the next ones goes back to the system."""
+"""Seconds without a request after which memory kept for the next ones goes back to the system."""
 
 
 def run_server(settings: ServerSettings) -> int:

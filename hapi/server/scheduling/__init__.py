@@ -1,1 +1,1 @@
-"""Who is next: admission and fair shares."""
+"""Scheduling and fairness: admission and fair shares."""

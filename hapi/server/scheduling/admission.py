@@ -1,5 +1,7 @@
-"""Who may work now: :class:`FairQueue` on an event loop. A bounded number runs, a bounded number waits in lines by
-tenant, the rest is told when to return."""
+"""Admission of requests: :class:`FairQueue` on an event loop.
+
+A bounded number runs, a bounded number waits in lines by tenant, the rest is told when to return.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from hapi.errors import BusyError, DeadlineError
 from hapi.server.scheduling.fair_queue import ENOUGH_COMPLETED, FairQueue, Tenant, Ticket
 
 FULL, LATE, EXPIRED = "full", "late", "expired"
-"""Why a request was sent away: the queue was full; it would not have been its turn in time; it was not."""
+"""Reasons for sending a request away: the queue was full; its turn would have come too late; it did."""
 REASONS = (FULL, LATE, EXPIRED)
 
 
 @dataclass
 class Slot:
-    """What a request holds while it is worked on."""
+    """The right of a request to be worked on."""
 
     waited: float
     """Seconds."""
@@ -30,8 +32,9 @@ class Slot:
     expected_wait: Callable[[], float]
     """Asked at the request's end, from any thread: seconds that the tenant's next one has to expect."""
     cost: float | None = None
-    """What it has cost, see :mod:`hapi.server.scheduling.costs`; set it before the end. None: what its slot's
-    seconds cost."""
+    """Its cost (:mod:`hapi.server.scheduling.costs`); set it before the end. None: the cost of its slot's
+    seconds.
+    """
 
 
 class Admission:
@@ -61,28 +64,32 @@ class Admission:
         return self._queue.queued
 
     def of(self, tenant: Tenant) -> tuple[int, int]:
-        """How many requests of ``tenant`` wait, and how many hold a slot."""
+        """Return how many requests of ``tenant`` wait, and how many hold a slot."""
         with self._lock:
             return self._queue.of(tenant)
 
     def expected_wait(self, tenant: Tenant, *, leaving: bool = False) -> float:
-        """Seconds that a request of ``tenant`` would wait that comes now, or when one of its own is over."""
+        """Return the seconds that a request of ``tenant`` would wait now, or when one of its own is over."""
         with self._lock:
             return self._queue.expected_wait(tenant, time.monotonic(), leaving=leaving)
 
     def pressed(self) -> bool:
-        """Whether somebody waits who would begin if a slot were free."""
+        """Return whether a request waits that would begin if a slot were free."""
         with self._lock:
             return self._queue.pressed(time.monotonic())
 
     def sent(self, tenant: Tenant, nbytes: int) -> None:
-        """``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent after all."""
+        """Note that ``nbytes`` of an answer to ``tenant`` are under way; less than 0: they were not sent
+        after all.
+        """
         with self._lock:
             self._queue.sent(tenant, nbytes)
 
     def check_place(self, tenant: Tenant) -> None:
-        """:class:`BusyError` when a request of ``tenant`` would be sent away, whatever it is: before it is read, as
-        that costs more than all the rest of sending it away."""
+        """Raise :class:`BusyError` when any request of ``tenant`` would be sent away.
+
+        It is called before the request is read, as reading costs more than all the rest of sending it away.
+        """
         with self._lock:
             if not self._queue.has_no_place_for(tenant):
                 return
@@ -96,8 +103,15 @@ class Admission:
     ) -> AsyncIterator[Slot]:
         """Hold a slot inside the block.
 
-        ``cost``: what the request is expected to cost. :class:`BusyError` when it cannot wait, or no slot came free
-        within ``max_wait`` seconds; :class:`DeadlineError` when none did within ``deadline`` seconds.
+        Args:
+            tenant: of the request.
+            cost: expected cost, in seconds.
+            max_wait: longest wait, in seconds.
+            deadline: the client's own limit, in seconds; None for none.
+
+        Raises:
+            BusyError: it cannot wait, or no slot came free within ``max_wait``.
+            DeadlineError: no slot came free within ``deadline``.
         """
         asked = time.monotonic()
         if deadline is not None and deadline <= 0:
@@ -145,7 +159,7 @@ class Admission:
         return ticket
 
     def _check_in_time(self, ticket: Ticket, limit: float) -> None:
-        """Whoever would wait in vain hears of it at once, and may ask another server."""
+        """Send a request away at once that would wait in vain; it may go to another server."""
         with self._lock:
             now, measured = time.monotonic(), self._queue.rate.completed >= ENOUGH_COMPLETED
             if ticket.state != "waiting" or not measured:

@@ -1,9 +1,9 @@
-"""What a request will cost, from what requests like it have cost. Pure.
+"""Expected cost of a request, from the costs of similar ones. Pure.
 
-The cost is in seconds of the scarcest thing that the request uses, each as a part of all that there is of it: the
-device, the processors, and the slots (dominant resource fair queueing: Ghodsi, Sekar, Zaharia, Stoica, SIGCOMM 2012).
-Slots count so that a slow reader, who takes nothing of the device, does not hold them for nothing; the seconds in
-which a request waited for others on the device are not its own.
+The cost is in seconds of the scarcest resource that the request uses, each as a part of the whole: the
+device, the processors, and the slots (dominant resource fair queueing: Ghodsi, Sekar, Zaharia, Stoica,
+SIGCOMM 2012). Slots count so that a slow reader, which takes nothing of the device, does not hold them for
+nothing. Seconds in which a request waited for others on the device are not its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hapi.wire.messages import ExtractRequest, SamplesRequest, TensorsRequest
 Request = ExtractRequest | SamplesRequest | TensorsRequest
 
 KINDS_KEPT = 1024
-"""Kinds of requests (data set, layers) whose cost is remembered; of more, the one not seen for longest is forgotten."""
+"""Kinds of requests (dataset, layers) whose cost is remembered; of more, the one not seen for longest is forgotten."""
 NEWEST = 0.3
 """Weight of the newest request among those of its kind."""
 FEW = 16
@@ -30,7 +30,7 @@ a small JPEG on one core. Only the first requests of a server are charged by the
 
 @dataclass(frozen=True)
 class Server:
-    """What costs are parts of."""
+    """Resources that costs are parts of."""
 
     slots: int
     processors: int
@@ -39,7 +39,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Used:
-    """What one request has used."""
+    """Resources that one request has used."""
 
     wall: Mapping[str, float]
     """Wall seconds by stage (:data:`hapi.wire.report.STAGES`)."""
@@ -49,7 +49,7 @@ class Used:
     """Seconds for which it held its slot."""
 
     def without_loading(self) -> Used:
-        """What the same request would use once its layers are loaded."""
+        """Return the use of the same request once its layers are loaded."""
         wall, cpu = {**self.wall, "model": 0.0}, {**self.cpu, "model": 0.0}
         return Used(wall, cpu, max(0.0, self.held - self.wall["model"]))
 
@@ -87,9 +87,9 @@ class Costs:
         self._per_stored = UNKNOWN_STORED
 
     def expected(self, request: Request) -> float:
-        """Seconds that ``request`` will cost: its samples by the mean of its kind.
+        """Return the seconds that ``request`` will cost: its samples by the mean of its kind.
 
-        Of a kind that was not seen yet: samples by layers, by the mean over all kinds.
+        For a new kind: samples by layers, by the mean over all kinds.
         """
         return _count(request) * self._known.get(_kind(request), _Seen()).each(self._unknown(request))
 
@@ -98,7 +98,7 @@ class Costs:
         return self._per_layer * request.split if isinstance(request, ExtractRequest) else self._per_stored
 
     def seen(self, request: Request, cost: float) -> None:
-        """``request``, answered wholly, has cost ``cost`` seconds, those in which its layers were loaded left out."""
+        """Record that ``request``, answered wholly, has cost ``cost`` seconds, without the loading of layers."""
         kind, count = _kind(request), _count(request)
         self._known.setdefault(kind, _Seen()).add(cost, count)
         self._known.move_to_end(kind)

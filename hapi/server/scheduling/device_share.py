@@ -1,12 +1,13 @@
-"""Whose forward pass is next on a device: the tenant's who used it least of late. Pure: it is told the time.
+"""The next forward pass on a device: that of the tenant that used the device least lately. Pure: it is told
+the time.
 
-Usage is seconds on the device over the tenant's weight, and decays, as in fair-share schedulers (Kay and Lauder:
-A fair share scheduler, CACM 1988). A tenant that asks rarely has used less than those who keep the device busy, so
-its COS batches go first, all of them: its request takes hardly longer than on an idle device. Start-time fair queueing,
-which shares out the slots before (:mod:`hapi.server.scheduling.fair_queue`), would give it one of as many turns as
-tenants run. Nobody starves: who runs is charged, and who waits is forgiven.
-
-Within a tenant the older request goes first, so that one is done before the next takes memory for longer.
+Usage is seconds on the device over the tenant's weight, and decays, as in fair-share schedulers (Kay and
+Lauder: A fair share scheduler, CACM 1988). A tenant that asks rarely has used less than those that keep the
+device busy, so its COS batches go first, all of them: its request takes hardly longer than on an idle device.
+Start-time fair queueing, which shares out the slots before (:mod:`hapi.server.scheduling.fair_queue`), would
+give it one of as many turns as tenants run. No tenant starves: a running one is charged, and a waiting one is
+forgiven. Within a tenant the older request goes first, so that one is done before the next takes memory for
+longer.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Waiting(Generic[T]):
 
     tenant: Tenant
     order: int
-    """Of its request, in the order in which requests began."""
+    """Number of its request, in the order in which requests began."""
     number: int
-    """In the order of arrival."""
+    """Number in the order of arrival."""
     item: T
 
 
@@ -50,12 +51,12 @@ class DeviceScheduler(Generic[T]):
         return len(self._waiting)
 
     def add(self, tenant: Tenant, order: int, item: T) -> None:
-        """``item`` waits."""
+        """Add a waiting ``item``."""
         self._entered += 1
         self._waiting.append(Waiting(tenant, order, self._entered, item))
 
     def next(self, now: float) -> T:
-        """The item that is next, which waits no more; IndexError when none waits."""
+        """Remove and return the next item; IndexError when none waits."""
         if not self._waiting:
             raise IndexError("no forward pass waits")
         used = {
@@ -66,14 +67,14 @@ class DeviceScheduler(Generic[T]):
         return first.item
 
     def take(self, wanted: Callable[[T], bool]) -> list[T]:
-        """All waiting items that are ``wanted``, oldest first; they wait no more."""
+        """Remove and return all waiting items that are ``wanted``, oldest first."""
         taken = [w for w in self._waiting if wanted(w.item)]
         if taken:
             self._waiting = [w for w in self._waiting if w not in taken]
         return [w.item for w in taken]
 
     def charge(self, tenant: Tenant, seconds: float, now: float) -> None:
-        """``tenant`` has used the device for ``seconds``."""
+        """Charge ``tenant`` for ``seconds`` on the device."""
         self._used[tenant] = (self.used(tenant, now) + seconds, now)
         if len(self._used) > 1024:
             self._forget(now)

@@ -1,18 +1,21 @@
-"""Whose request is next, who is sent away, and how long the others wait. Pure: it is told the time.
+"""Order of waiting requests, choice of those sent away, and the others' expected wait. Pure: it is told the
+time.
 
-Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at a time, SFQ(D) (Jin, Chase,
-Kaur: SIGMETRICS 2004). A tenant's first waiting request has a start tag: the later of the virtual time at which the
-tenant began to wait and of the finish tag of its last request. The smallest start tag is next and becomes the
-virtual time; the finish tag is the start tag plus cost over weight. So two tenants that both wait get work in
-proportion to their weights, to within one request of each, whatever the speed of the server, and one that asks
-rarely comes next. The cost is an estimate when a request begins, and is corrected when it is over.
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at a time, SFQ(D) (Jin,
+Chase, Kaur: SIGMETRICS 2004). A tenant's first waiting request has a start tag: the later of the virtual time
+at which the tenant began to wait and of the finish tag of its last request. The smallest start tag is next
+and becomes the virtual time; the finish tag is the start tag plus cost over weight. So two tenants that both
+wait get work in proportion to their weights, to within one request of each, whatever the speed of the server,
+and one that asks rarely comes next. The cost is an estimate when a request begins, and is corrected when it
+is over.
 
-A slot comes free when a request is over, and for one that takes milliseconds that is long. So there is one slot more,
-for the next request alone, when its tenant has nothing that runs and is not ahead of its share: the order of the tags
-still, with ``slots + 1`` at a time now and then.
+A slot comes free when a request is over. For a request that takes milliseconds that is long. So there is one
+slot more, for the next request alone, when its tenant has nothing that runs and is not ahead of its share:
+still the order of the tags, with ``slots + 1`` at a time now and then.
 
-When more wait than may, the newest request of the longest line (by weight) goes, as in longest queue drop (Suter,
-Lakshman, Stiliadis, Choudhury: INFOCOM 1998): whoever fills the queue makes room, and one alone may have all of it.
+When too many wait, the newest request of the longest line (by weight) goes, as in longest queue drop (Suter,
+Lakshman, Stiliadis, Choudhury: INFOCOM 1998): a tenant that fills the queue makes room, and one alone may
+have all of it.
 
     enter -> waiting -> next -> running -> finish -> over
                 |
@@ -31,14 +34,14 @@ LEAST_COST = 0.001
 LONGEST_RETRY = 60.0
 """Longest time for which a request is sent away, in seconds; the client's own longest wait."""
 FORGETTING = 0.95
-"""What a completed request leaves of the memory of earlier ones: the rate is that of the last 20 or so."""
+"""Weight that earlier requests keep after a completed one: the rate is that of the last 20 or so."""
 ENOUGH_COMPLETED = 8
 """Completed requests from which on the rate counts as measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """Whom requests are from. Equal tenants are one."""
+    """Source of requests. Equal tenants are one."""
 
     name: str
     weight: float = 1.0
@@ -61,7 +64,7 @@ class Ticket:
     cost: float
     """Estimated seconds of the server's scarcest resource, see :mod:`hapi.server.scheduling.costs`."""
     number: int
-    """In the order of arrival."""
+    """Number in the order of arrival."""
     state: Literal["waiting", "running", "over"] = "waiting"
 
 
@@ -80,11 +83,11 @@ class _Line:
     floor: float = 0.0
     """Virtual time at which the line began to wait."""
     seldom: bool = False
-    """Whether the tenant had taken less than its share then."""
+    """True when the tenant had taken less than its share then."""
     finish: float = 0.0
     """Finish tag of the last request that began."""
     held_back: bool = False
-    """By a limit of its own, when a slot was free."""
+    """True if a limit of its own held it back when a slot was free."""
     promised: float = -math.inf
     """Time at which the last of those that were sent away is to come back."""
 
@@ -95,11 +98,11 @@ class _Line:
 
     @property
     def may_have_the_extra_slot(self) -> bool:
-        """Whether the first that waits is a request of a tenant that asks rarely."""
+        """True when the first that waits is a request of a tenant that asks rarely."""
         return self.seldom and not self.running
 
     def may_run(self, now: float) -> bool:
-        """Whether the tenant's own limits let it begin another request."""
+        """Return whether the tenant's own limits let it begin another request."""
         limit, rate = self.tenant.in_flight, self.tenant.bytes_per_second
         if rate is not None:
             # What was not sent in the last second is lost: a rate, not a savings account.
@@ -123,11 +126,11 @@ class ServiceRate:
         return self._cost / self._seconds
 
     def full(self, now: float) -> None:
-        """Every slot is taken from now on."""
+        """Note that every slot is taken from now on."""
         self._since = now
 
     def done(self, cost: float, now: float) -> None:
-        """A request of ``cost`` ended when every slot was taken; one of them is free now."""
+        """Note that a request of ``cost`` ended when every slot was taken; one of them is free now."""
         elapsed = 0.0 if self._since is None else max(0.0, now - self._since)
         self._cost = FORGETTING * self._cost + cost
         self._seconds = max(FORGETTING * self._seconds + elapsed, 1e-9)
@@ -157,7 +160,7 @@ class FairQueue:
         self.queued = 0
 
     def enter(self, tenant: Tenant, cost: float) -> Ticket:
-        """Wait at the end of the tenant's line."""
+        """Add a request at the end of the tenant's line."""
         line = self._line(tenant)
         self._entered += 1
         ticket = Ticket(tenant, max(cost, LEAST_COST), self._entered)
@@ -171,7 +174,7 @@ class FairQueue:
         return ticket
 
     def next(self, now: float) -> Ticket | None:
-        """The request that begins now, if a slot is free and somebody may have it."""
+        """Return the request that begins now; None without a free slot or a request that may have it."""
         if self.running > self._slots:
             return None
         first: tuple[float, int, _Line] | None = None
@@ -204,7 +207,7 @@ class FairQueue:
         return ticket
 
     def finish(self, ticket: Ticket, cost: float, now: float) -> None:
-        """A running request is over and has cost ``cost`` in truth."""
+        """Note that a running request is over, with its real cost."""
         line, cost = self._lines[ticket.tenant], max(cost, LEAST_COST)
         full = self.running >= self._slots
         if full:
@@ -223,12 +226,12 @@ class FairQueue:
             )  # a busy period is over: whoever comes next, all are equal again
 
     def leave(self, ticket: Ticket) -> None:
-        """A request that waits does not want to any more. It has cost nothing."""
+        """Remove a waiting request. It has cost nothing."""
         self._remove(self._lines[ticket.tenant], ticket)
         ticket.state = "over"
 
     def surplus(self) -> Ticket | None:
-        """The request that must go because more wait than may; it has left the queue."""
+        """Remove and return a request when more wait than may; None otherwise."""
         if self.queued <= self._max_queued:
             return None
         longest = max(
@@ -240,7 +243,7 @@ class FairQueue:
         return ticket
 
     def has_no_place_for(self, tenant: Tenant) -> bool:
-        """Whether a request of ``tenant``, whatever it is, would be the surplus if it came now.
+        """Return whether a request of ``tenant``, whatever it is, would be the surplus if it came now.
 
         Not of a tenant that has nothing in the queue: its request might begin at once.
         """
@@ -251,28 +254,30 @@ class FairQueue:
         return all(len(other.waiting) / other.tenant.weight <= length for other in self._waiting.values())
 
     def usual_cost(self, tenant: Tenant) -> float:
-        """Mean estimated cost of the tenant's requests that wait; 0 when none does."""
+        """Return the mean estimated cost of the tenant's waiting requests; 0 when none waits."""
         line = self._line(tenant)
         return line.work / len(line.waiting) if line.waiting else 0.0
 
     def sent(self, tenant: Tenant, nbytes: int) -> None:
-        """``nbytes`` of an answer are on their way; less than 0: they did not go after all."""
+        """Note that ``nbytes`` of an answer are on their way; less than 0: they did not go after all."""
         if tenant.bytes_per_second is not None:
             self._line(tenant).balance -= nbytes
 
     def wake_at(self, now: float) -> float:
-        """When :meth:`next` may have an answer although nothing has changed: a tenant may send again."""
+        """Return the time at which :meth:`next` may have an answer without any change: a tenant may send
+        again.
+        """
         if self.running >= self._slots:
             return math.inf
         owed = (_seconds_owed(line) for line in self._waiting.values())
         return min((now + seconds for seconds in owed if seconds), default=math.inf)
 
     def pressed(self, now: float) -> bool:
-        """Whether somebody waits for nothing but a slot."""
+        """Return whether somebody waits for nothing but a slot."""
         return self.running >= self._slots and any(line.may_run(now) for line in self._waiting.values())
 
     def of(self, tenant: Tenant) -> tuple[int, int]:
-        """How many of the tenant's requests wait, and how many run."""
+        """Return how many of the tenant's requests wait, and how many run."""
         line = self._line(tenant)
         return len(line.waiting), line.running
 
@@ -281,10 +286,13 @@ class FairQueue:
     def expected_wait(
         self, tenant: Tenant, now: float, *, last: Ticket | None = None, leaving: bool = False
     ) -> float:
-        """Seconds until a request of the tenant that comes now would begin, if nobody else came.
+        """Return the seconds until a new request of the tenant would begin, if no other came.
 
-        Instead of one that comes now: ``last``, the last in its line. ``leaving``: it comes when one of the tenant's
-        requests that run now is over, which is soon.
+        Args:
+            tenant: of the request.
+            now: present time.
+            last: the last request in its line, instead of a new one.
+            leaving: the new one comes when a running request of the tenant is over, which is soon.
         """
         line = self._line(tenant)
         own = line.work - (last.cost if last is not None else 0.0)
@@ -303,10 +311,10 @@ class FairQueue:
         return max(wait, _seconds_owed(line))
 
     def retry_after(self, tenant: Tenant, cost: float, now: float) -> float:
-        """When a request that is sent away should come back, in seconds.
+        """Return the seconds after which a request that is sent away should come back.
 
-        Each one that is sent away gets the next place of a line that goes on outside the server, at the speed of the
-        tenant's share. So they come back as fast as they can be taken, and not all at the same moment.
+        Each one gets the next place of a line that goes on outside the server, at the speed of the tenant's
+        share. So they come back as fast as they can be taken, and not all at the same moment.
         """
         line = self._line(tenant)
         weights = sum(other.tenant.weight for other in self._waiting.values() if other is not line)

@@ -18,13 +18,13 @@ _FILE = Path(__file__).with_name("status.html")
 
 @cache
 def page() -> bytes:
-    """The HTML file."""
+    """Return the HTML file."""
     return _FILE.read_bytes()
 
 
 @cache
 def page_headers() -> Mapping[str, str]:
-    """The headers that it is served with."""
+    """Return the headers that it is served with."""
     policy = {
         "default-src": "'none'",
         "script-src": _hashes("script"),
@@ -45,7 +45,7 @@ def page_headers() -> Mapping[str, str]:
 
 
 def _hashes(element: str) -> str:
-    """Of all elements of this name in the file, as a policy names them (CSP level 3, section 2.3.1)."""
+    """Hashes of all elements of this name in the file, as a policy names them (CSP level 3, section 2.3.1)."""
     contents = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page(), re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(content).digest()).decode() for content in contents)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
