@@ -189,9 +189,15 @@ def _dotted(module: Path) -> str:
     return ".".join(("hapi", *parts))
 
 
+@cache
+def module_names() -> frozenset[str]:
+    """Dotted names of all modules of the package."""
+    return frozenset(map(_dotted, modules()))
+
+
 def _imported_at_the_top(module: Path) -> set[str]:
     """Modules of the package that ``module`` imports when it is imported; its own packages are not counted."""
-    names = {_dotted(other) for other in modules()}
+    names = module_names()
     found = set()
     for node in tree_of(module).body:
         if isinstance(node, ast.Import):

@@ -82,9 +82,20 @@ def test_another_tenant_and_slower_tiers_move_the_split() -> None:
 pace = st.lists(st.integers(1, 12), min_size=1, max_size=60)
 
 
-@settings(max_examples=40)
+@settings(max_examples=8)
 @given(pace, st.sampled_from([0.1, 0.3]), st.integers(0, 3))
 def test_the_split_never_flaps(times: list[int], factor: float, ahead: int) -> None:
+    check_no_flapping(times, factor, ahead)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(pace, st.sampled_from([0.1, 0.3]), st.integers(0, 3))
+def test_the_split_never_flaps_however_the_link_changes(times: list[int], factor: float, ahead: int) -> None:
+    check_no_flapping(times, factor, ahead)
+
+
+def check_no_flapping(times: list[int], factor: float, ahead: int) -> None:
     """A link that goes to and fro, staying for as long as ``times`` says: the split follows ever more rarely."""
     planning, world = decided()
     slow, left, turns = False, times[0], iter([*times[1:], *[10**9]])

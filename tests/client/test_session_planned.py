@@ -446,6 +446,7 @@ def test_resumed_in_and_after_profiling(
     assert ("from the checkpoint" in whys) is not profiled and "profiled" in whys
 
 
+@pytest.mark.slow
 def test_a_profile_is_kept_and_replayed(service: Service, reference: list[float], tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     watcher, written = Silent(), []

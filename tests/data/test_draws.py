@@ -113,7 +113,12 @@ class Fed:
     "shape", [(375, 500), (500, 375), (64, 64), (7, 3), (1, 1), (1, 400), (900, 2), (33, 100)]
 )
 @pytest.mark.parametrize(
-    ("scale", "ratio"), [(SCALE, RATIO), ((0.9, 1.0), (1.9, 2.0)), ((0.01, 0.02), (0.5, 0.6))]
+    ("scale", "ratio"),
+    [
+        (SCALE, RATIO),
+        pytest.param((0.9, 1.0), (1.9, 2.0), marks=pytest.mark.slow),
+        pytest.param((0.01, 0.02), (0.5, 0.6), marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_numbers_give_torchvisions_box(
     monkeypatch: pytest.MonkeyPatch,

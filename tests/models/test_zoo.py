@@ -348,6 +348,7 @@ def test_googlenet_with_its_own_weights_transforms_its_input(monkeypatch: pytest
     assert structure(spec("googlenet")).module.transform_input is False
 
 
+@pytest.mark.slow
 def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     state = build(spec("densenet121")).module.state_dict()
     old = {k.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): v for k, v in state.items()}
@@ -458,7 +459,11 @@ def test_documents_are_read_strictly(change: dict[str, object]) -> None:
 
 
 @given(
-    st.recursive(st.none() | st.integers() | st.text(), lambda s: st.lists(s) | st.dictionaries(st.text(), s))
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.text(), s),
+        max_leaves=10,
+    )
 )
 def test_any_document_is_refused_cleanly(document: object) -> None:
     with pytest.raises(BadRequestError):
