@@ -140,12 +140,16 @@ def resolve_job(
         urls = [embedded.url] if embedded else list(settings.server)
         transports = [
             HttpTransport(
-                url, token=token, ca_file=settings.ca_file, timeout=settings.timeout, pace=pace_of(settings)
+                url,
+                token=token,
+                ca_file=settings.ca_file,
+                timeout=settings.timeout,
+                answer_limits=answer_limits(settings),
             )
             for url in urls
         ]
     check = (lambda: None) if embedded is None else embedded.check
-    servers = ServerPool(transports, patience=settings.patience, check=check)
+    servers = ServerPool(transports, retry_timeout=settings.patience, check=check)
     try:
         return _prepare(settings, servers, [t.url for t in transports], embedded, store, device, cache)
     except BaseException:
@@ -155,7 +159,7 @@ def resolve_job(
         raise
 
 
-def pace_of(settings: NetworkSettings) -> AnswerLimits:
+def answer_limits(settings: NetworkSettings) -> AnswerLimits:
     """Return the settings' demands on a server's answers."""
     return AnswerLimits(
         silence=settings.timeout,
@@ -184,7 +188,7 @@ def _prepare(
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
     strategy, split = resolve_split(layered, settings.split, freeze)
-    training, validation, held_out = _divide(settings, servers, description)
+    training, validation, held_out = _hold_out(settings, servers, description)
     prepared = JobContext(
         servers=servers,
         urls=urls,
@@ -299,23 +303,23 @@ def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOr
     )
 
 
-def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[str | None, int]:
+def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tuple[str | None, int]:
     """Return (strategy, the first split) for a strategy's name, or (None, split) for a fixed split.
 
     Args:
         model: the model.
-        asked: strategy's name or a split.
+        requested: strategy's name or a split.
         freeze: last frozen layer.
 
     Raises:
         UsageError: the split is past the last split.
     """
-    if isinstance(asked, str) and asked in STRATEGIES:
-        return None, choose_split(asked, model.output_bytes(), freeze)
-    if isinstance(asked, str) and asked in STRATEGY_NAMES:
-        return asked, freeze
+    if isinstance(requested, str) and requested in STRATEGIES:
+        return None, choose_split(requested, model.output_bytes(), freeze)
+    if isinstance(requested, str) and requested in STRATEGY_NAMES:
+        return requested, freeze
     try:
-        split = model.resolve(asked)
+        split = model.resolve(requested)
     except ModelError as error:
         raise UsageError(
             f"--split: {error} ('hapi layers MODEL' lists them), nor a strategy ({', '.join(STRATEGY_NAMES)})"
@@ -323,7 +327,7 @@ def resolve_split(model: LayeredModel, asked: int | str, freeze: int) -> tuple[s
     last_split = model.last_split(freeze)
     if split > last_split:
         raise UsageError(
-            f"--split {asked}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
+            f"--split {requested}: layer {split} comes after the freeze ({freeze}) and is trained or random; "
             f"choose 0 to {last_split}"
         )
     return None, split
@@ -353,27 +357,27 @@ def _job(
     )
 
 
-def _divide(
+def _hold_out(
     settings: DataSettings, servers: ServerPool, description: DatasetDescription
 ) -> tuple[IntArray, IntArray, DatasetDescription | None]:
     """(training ids, validation ids, description of the validation dataset when it is another one)."""
     everything = np.arange(description.count, dtype=np.int64)
     none = everything[:0]
-    wish = settings.validation
-    if wish is None:
+    validation = settings.validation
+    if validation is None:
         return everything, none, None
-    if isinstance(wish, str):
-        other = choose_dataset(servers, wish, "--validation")
+    if isinstance(validation, str):
+        other = choose_dataset(servers, validation, "--validation")
         if other.classes != description.classes[: len(other.classes)]:
             raise UsageError(
-                f"--validation {wish}: its classes are others than the training data's, or in another order, so "
+                f"--validation {validation}: its classes are others than the training data's, or in another order, so "
                 "its labels mean something else; pack both with the same classes"
             )
         return everything, np.arange(other.count, dtype=np.int64), other
-    count = round(description.count * float(wish))
+    count = round(description.count * float(validation))
     if not 0 < count < description.count:
         raise UsageError(
-            f"--validation {wish}: expected a share between 0 and 1 that leaves samples on both sides"
+            f"--validation {validation}: expected a share between 0 and 1 that leaves samples on both sides"
         )
     order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
     return np.sort(order[count:]), np.sort(order[:count]), None

@@ -83,12 +83,12 @@ class Recheck:
         """Draw the samples of a pass over ``batches``."""
         ends = np.cumsum([len(batch) for batch in batches])
         total = int(ends[-1]) if len(ends) else 0
-        least = min(self._samples, total)
-        more = int(self._random.binomial(total - least, least / total)) if total else 0
-        places = np.sort(self._random.choice(total, least + more, replace=False))
-        numbers = np.searchsorted(ends, places, side="right")
+        at_least = min(self._samples, total)
+        more = int(self._random.binomial(total - at_least, at_least / total)) if total else 0
+        chosen = np.sort(self._random.choice(total, at_least + more, replace=False))
+        numbers = np.searchsorted(ends, chosen, side="right")
         self._drawn = {
-            int(n): places[numbers == n] - int(ends[n]) + len(batches[n]) for n in np.unique(numbers)
+            int(n): chosen[numbers == n] - int(ends[n]) + len(batches[n]) for n in np.unique(numbers)
         }
 
     def check(self, number: int, batch: Batch) -> None:
@@ -110,12 +110,12 @@ class Recheck:
         problem = self._difference(batch, rows, stored)
         if problem is None:
             return
-        told = f"split {batch.job.split}: {problem}"
+        reason = f"split {batch.job.split}: {problem}"
         if server is None:
             raise DataError(
-                f"--recheck: the sample cache and {witness} differ at {told}; empty it with 'hapi cache clear'"
+                f"--recheck: the sample cache and {witness} differ at {reason}; empty it with 'hapi cache clear'"
             )
-        self._leave(self._who(batch.job, batch.ids[rows], stored, server, witness), told)
+        self._stop_using(self._wrong_server(batch.job, batch.ids[rows], stored, server, witness), reason)
 
     def _difference(self, batch: Batch, rows: Rows, stored: Samples) -> str | None:
         """Difference from the stored samples, and its size; None for nothing beyond rounding."""
@@ -175,7 +175,9 @@ class Recheck:
 
         return self._prepared.servers.run(attempt, only=server, once=once)
 
-    def _who(self, job: ExtractionJob, ids: IntArray, stored: Samples, server: str, witness: str) -> str:
+    def _wrong_server(
+        self, job: ExtractionJob, ids: IntArray, stored: Samples, server: str, witness: str
+    ) -> str:
         """The wrong one of the two servers; :class:`DataError` when that cannot be told."""
         if witness == server:
             return server
@@ -194,8 +196,8 @@ class Recheck:
             f"{', '.join(map(str, ids[:5].tolist()))}; find out which one is damaged ('hapi verify') and leave it away"
         )
 
-    def _leave(self, server: str, told: str) -> None:
-        text = f"{server}: its answers are false at {told}"
+    def _stop_using(self, server: str, reason: str) -> None:
+        text = f"{server}: its answers are false at {reason}"
         if not self._prepared.servers.leave(server):
             raise DataError(
                 f"--recheck: {text}; no other server is left. It lies, its data or layers are damaged, or its "

@@ -88,7 +88,7 @@ class Session(Closing):
         self._servers: ServerPool = prepared.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
         self._micro_batch = MicroBatch(settings.micro_batch)
-        self._rests: dict[int, FrozenSuffix] = {}
+        self._suffixes: dict[int, FrozenSuffix] = {}
         self._layers: dict[int, list[Segment]] = {}
         model = prepared.model
         self.last_split = prepared.last_split
@@ -246,7 +246,7 @@ class Session(Closing):
         while first + len(delivered) < len(planned):
             try:
                 begin = first + len(delivered)
-                yield from self._through_window(splits, epoch, begin, planned, delivered, report)
+                yield from self._prefetched(splits, epoch, begin, planned, delivered, report)
             except DeviceMemoryError:
                 unfit, refused = report.unfit, report.refused
                 report.unfit = report.refused = None
@@ -267,7 +267,7 @@ class Session(Closing):
         for cache in self.caches.values():
             cache.flush()
 
-    def _through_window(
+    def _prefetched(
         self,
         splits: Splits,
         epoch: int,
@@ -294,10 +294,10 @@ class Session(Closing):
         )
         meter = self.meter if splits.measured else Meter(self.device)
         before, started = report.seconds, time.monotonic()
-        asked = seen = started
+        waiting_since = seen = started
         try:
             for batch in window:
-                report.stall_seconds += time.monotonic() - asked
+                report.stall_seconds += time.monotonic() - waiting_since
                 split, number, count = batch.job.split, first + batch.number, len(batch.ids)
                 if self.recheck is not None:
                     self.recheck.check(number, batch)
@@ -308,7 +308,7 @@ class Session(Closing):
                         self.tracer.span("frozen rest", "client", batch=number),
                         report.timeline.span("frozen rest"),
                     ):
-                        features, labels = self._to_boundary(batch, meter)
+                        features, labels = self._to_last_split(batch, meter)
                     report.unfit = None
                     delivered.append(batch.ids)
                     report.samples += count
@@ -322,11 +322,11 @@ class Session(Closing):
                         # could have run under the step is short: a link feeds a GPU at least ten times slower.
                         finish(self.device)
                 meter.batch(split, count)
-                asked = time.monotonic()
-                report.seconds = before + asked - started
+                waiting_since = time.monotonic()
+                report.seconds = before + waiting_since - started
                 link = report.traffic.link
                 splits.done(number, split, link.rates(seen), link.bounds(seen))
-                seen = asked
+                seen = waiting_since
         finally:
             report.seconds = before + time.monotonic() - started
             report.refused = window.refused
@@ -348,7 +348,7 @@ class Session(Closing):
             trainers=prepared.order.trainers,
         )
 
-    def _to_boundary(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_last_split(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
         classes = len(self.prepared.description.classes)
         if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
@@ -357,29 +357,29 @@ class Session(Closing):
         split = batch.job.split
         if split == self.last_split:
             return to_device(batch.features, self.device), labels
-        rest = self._rest(split)
+        suffix = self._suffix(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
         with meter.working(split, "suffix" if timed is None else "timed", len(batch.ids)):
-            features = rest(batch.features, timed)
+            features = suffix(batch.features, timed)
             if self.planning is not None:
                 finish(self.device)  # so that these seconds are not counted as the step's
         if timed is not None:
             meter.layers(split, timed.seconds)
         return features, labels
 
-    def _rest(self, split: int) -> FrozenSuffix:
+    def _suffix(self, split: int) -> FrozenSuffix:
         """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
-        if split not in self._rests:
+        if split not in self._suffixes:
             model, last_split = self.prepared.model, self.last_split
             self.prepared.client_model.load_from(split)
             move_weights(model, self.device, split, len(model))
             segment = model.segment(split, last_split, frozen=True)
             shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]
-            self._rests[split] = FrozenSuffix(
+            self._suffixes[split] = FrozenSuffix(
                 segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
             )
             self._layers[split] = layer_segments(model, split, last_split)
-        return self._rests[split]
+        return self._suffixes[split]
 
 
 def _check_exactly_once(planned: Sequence[IntArray], delivered: Sequence[IntArray]) -> None:

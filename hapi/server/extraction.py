@@ -23,13 +23,13 @@ from hapi.server.batching.policies import FIXED_BATCH
 from hapi.server.context import RequestContext
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device, Layers, PassPriority
-from hapi.server.device.front_loader import front_key
 from hapi.server.device.host_memory import HostMemory, halving
 from hapi.server.device.memory_budget import MemoryRequest
 from hapi.server.device.model_cache import FrozenPrefix
-from hapi.server.device.sizing import FrontSizes
+from hapi.server.device.prefix_loader import prefix_key
+from hapi.server.device.sizing import PrefixSizes
 from hapi.server.device.worker import Workers
-from hapi.server.feeding import Fed, Feeding, Span
+from hapi.server.feeding import Fed, Feeding, SampleRange
 from hapi.server.frame_stream import Frame, Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
 from hapi.server.scheduling.fair_queue import Tenant
@@ -117,50 +117,54 @@ class Extraction:
         with busy.running(), clock.stage("model"):
             sizes = self._workers.sizing.of(request)
         worker = resources.enter_context(self._workers.one(sizes.weights[0].key))
-        ask = self._ask(request, sizes)
+        wanted = self._memory_request(request, sizes)
         with clock.stage("device_wait"):
-            claim = resources.enter_context(worker.memory.claim(ask, context.interest))
-            beside = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
-            need = feeding.need(claim.batch, beside)
-            held = resources.enter_context(self._host.claim("features", need, context.interest))
-        feeding.grant(held, claim.batch, beside)
-        resources.enter_context(halving(lambda: worker.memory.out_of_memory(ask.key, claim.batch)))
-        worker.cos_batch = claim.batch
-        context.progress.choose(worker.name, claim.batch)
+            reservation = resources.enter_context(worker.memory.reserve(wanted, context.interest))
+            sample_bytes = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
+            need = feeding.need(reservation.batch, sample_bytes)
+            held = resources.enter_context(self._host.reserve("features", need, context.interest))
+        feeding.grant(held, reservation.batch, sample_bytes)
+        resources.enter_context(halving(lambda: worker.memory.out_of_memory(wanted.key, reservation.batch)))
+        worker.cos_batch = reservation.batch
+        context.progress.choose(worker.name, reservation.batch)
         with busy.running(), clock.stage("model"):
-            loading = worker.cache.front(front_key(request), lambda: worker.fronts.load(request))
-            front = resources.enter_context(loading)
+            loading = worker.cache.prefix(prefix_key(request), lambda: worker.prefixes.load(request))
+            prefix = resources.enter_context(loading)
         if self._settings.model_reuse:
-            worker.memory.loaded(claim)  # else the cache does not know of them: they count as the claim's
+            worker.memory.loaded(
+                reservation
+            )  # else the cache does not know of them: they count as the reservation's
         priority = self._priority(request, context.tenant)
-        return _Passes(request, context, worker.device, front, claim.batch, ask.key, priority)
+        return _Passes(request, context, worker.device, prefix, reservation.batch, wanted.key, priority)
 
     def _frames(self, passes: _Passes, feeding: Feeding, begun: Marks) -> Frames:
         """A frame for each COS batch, and the end."""
-        request, context, front = passes.request, passes.context, passes.front
+        request, context, prefix = passes.request, passes.context, passes.prefix
 
-        def load(span: Span) -> Fed:
+        def load(sample_range: SampleRange) -> Fed:
             with self._account.busy.running():
-                return feeding.load(span)
+                return feeding.load(sample_range)
 
-        timed = TimedLayers(front.layers(), passes.device.device) if passes.timed_layers else None
-        with Prefetcher(self._loaders, load, passes.spans, context.interest) as loaded:
-            yield from self._computed(passes, loaded, timed or front.segment)
+        timed = TimedLayers(prefix.layers(), passes.device.device) if passes.timed_layers else None
+        with Prefetcher(self._loaders, load, passes.sample_ranges, context.interest) as loaded:
+            yield from self._computed(passes, loaded, timed or prefix.segment)
         layers = () if timed is None else tuple(timed.seconds)
         report = self._account.report(begun, context, passes.largest, layers)
         end = StreamEnd(len(passes.headers), len(request.ids), report.to_json())
         yield [end_frame(end, passes.timed_layers)]
 
-    def _computed(self, passes: _Passes, loaded: Prefetcher[Span, Fed], layers: Layers) -> Iterator[Frame]:
+    def _computed(
+        self, passes: _Passes, loaded: Prefetcher[SampleRange, Fed], layers: Layers
+    ) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
-        device, front, progress = passes.device, passes.front, passes.context.progress
+        device, prefix, progress = passes.device, passes.prefix, passes.context.progress
         frame: Frame | None = None
         for header in passes.headers:
             if frame is not None and not loaded.ready():
                 yield frame
                 frame = None
             fed = loaded.next()
-            output = device.host_buffer((len(fed.labels), *front.output_shape), front.output_dtype)
+            output = device.host_buffer((len(fed.labels), *prefix.output_shape), prefix.output_dtype)
             with self._account.busy.running():
                 running = device.begin(
                     layers,
@@ -192,7 +196,7 @@ class Extraction:
         merge_key = None if request.time_layers else request.model.digest
         return PassPriority(tenant=tenant, order=next(self._orders), merge_key=merge_key)
 
-    def _ask(self, request: messages.ExtractRequest, sizes: FrontSizes) -> MemoryRequest:
+    def _memory_request(self, request: messages.ExtractRequest, sizes: PrefixSizes) -> MemoryRequest:
         largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
         if self._workers.all[0].device.device.type == "cuda":
             largest = max(1, min(largest, self._host.share * 3 // 4 // self._host_bytes(sizes)))
@@ -212,7 +216,7 @@ class Extraction:
         )
 
     @staticmethod
-    def _host_bytes(sizes: FrontSizes) -> int:
+    def _host_bytes(sizes: PrefixSizes) -> int:
         """Bytes of host memory for each sample on its way to a GPU and back: three of inputs, two of outputs."""
         return 3 * sizes.input_bytes + 2 * sizes.output_bytes
 
@@ -242,7 +246,7 @@ class _Passes:
     request: messages.ExtractRequest
     context: RequestContext
     device: Device
-    front: FrozenPrefix
+    prefix: FrozenPrefix
     batch: int
     """COS batch."""
     key: Key
@@ -252,9 +256,13 @@ class _Passes:
 
     def __post_init__(self) -> None:
         count = len(self.request.ids)
-        self.spans: list[Span] = [(i, min(i + self.batch, count)) for i in range(0, count, self.batch)]
+        self.sample_ranges: list[SampleRange] = [
+            (i, min(i + self.batch, count)) for i in range(0, count, self.batch)
+        ]
         """The samples of each."""
-        self.headers = [_features_header(self.request.ids[low:high], self.front) for low, high in self.spans]
+        self.headers = [
+            _features_header(self.request.ids[low:high], self.prefix) for low, high in self.sample_ranges
+        ]
         """Headers of their frames."""
         self.timed_layers = self.request.split if self.request.time_layers else 0
         """Layers whose seconds the end frame has."""
@@ -274,9 +282,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _features_header(chunk: IntArray, front: FrozenPrefix) -> FrameHeader:
+def _features_header(chunk: IntArray, prefix: FrozenPrefix) -> FrameHeader:
     features = TensorSpec(
-        messages.FEATURES, _dtype_name(front.output_dtype), (len(chunk), *front.output_shape)
+        messages.FEATURES, _dtype_name(prefix.output_dtype), (len(chunk), *prefix.output_shape)
     )
     labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
     return FrameHeader(chunk, (features, labels))

@@ -26,9 +26,9 @@ from hapi.server.decoding.pool import Decoders
 from hapi.server.device.host_memory import HostNeed
 from hapi.wire.messages import ExtractRequest
 
-Span = tuple[int, int]
+SampleRange = tuple[int, int]
 """Samples of a request: the place of the first, and the one after the last."""
-LARGE_PIECE = 16 << 20
+LARGE_PART = 16 << 20
 """Stored bytes from which on a piece has memory of its own: new pages cost little beside so many bytes' decoding."""
 
 
@@ -61,7 +61,7 @@ class Feeding:
         self._clock = clock
         self._located = dataset.locate(request.ids)
         self._shape = input_shape(dataset.layout, request.transform)
-        self.piece_bytes = 0
+        self.part_bytes = 0
         """Most stored bytes of a piece, if that is at least one sample."""
 
     def need(self, batch: int, sample_bytes: int) -> HostNeed:
@@ -74,20 +74,20 @@ class Feeding:
         longest = int(lengths.max())
         whole = int(np.add.reduceat(lengths, np.arange(0, len(lengths), batch)).max())
         fixed = self._fixed(longest, batch, sample_bytes)
-        return HostNeed(least=fixed + self._copies * longest, most=fixed + self._copies * whole)
+        return HostNeed(min_bytes=fixed + self._copies * longest, max_bytes=fixed + self._copies * whole)
 
     def grant(self, nbytes: int, batch: int, sample_bytes: int) -> None:
         """Take ``nbytes``, which lie within :meth:`need` of the same ``batch`` and ``sample_bytes``."""
         fixed = self._fixed(int(self._located.length.max()), batch, sample_bytes)
-        self.piece_bytes = (nbytes - fixed) // self._copies
+        self.part_bytes = (nbytes - fixed) // self._copies
 
-    def load(self, span: Span) -> Fed:
-        """Return the samples of ``span``. Raises the errors of reading and decoding, and those of lacking
+    def load(self, sample_range: SampleRange) -> Fed:
+        """Return the samples of ``sample_range``. Raises the errors of reading and decoding, and those of lacking
         memory.
         """
-        low, high = span
+        low, high = sample_range
         inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
-        for start, stop in self._pieces(low, high):
+        for start, stop in self._parts(low, high):
             self._fill(start, stop, inputs[start - low : stop - low])
         return Fed(inputs, self._dataset.labels_at(self._located.part(low, high)))
 
@@ -109,12 +109,12 @@ class Feeding:
             2 * longest + 8 * longest // np.dtype(layout.sample_dtype).itemsize
         )  # two copies, and as floats
 
-    def _pieces(self, low: int, high: int) -> Iterator[Span]:
+    def _parts(self, low: int, high: int) -> Iterator[SampleRange]:
         ends = np.cumsum(self._located.length[low:high])
         start = 0
         while start < len(ends):
             before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, before + self.piece_bytes, "right")))
+            stop = max(start + 1, int(np.searchsorted(ends, before + self.part_bytes, "right")))
             yield low + start, low + stop
             start = stop
 
@@ -146,6 +146,6 @@ def _own_memory(nbytes: int) -> npt.NDArray[np.uint8] | None:
 
     The heap keeps what is freed; pieces of many lengths would leave it with holes that fit nothing.
     """
-    if nbytes < LARGE_PIECE:
+    if nbytes < LARGE_PART:
         return None
     return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)

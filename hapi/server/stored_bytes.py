@@ -87,25 +87,25 @@ class StoredBytes:
         self._account = account
         self._loaders = loaders
         self._host = host
-        self.piece_bytes = max(LEAST_FRAME, min(FRAME_BYTES, host.share // HELD))
+        self.part_bytes = max(LEAST_FRAME, min(FRAME_BYTES, host.share // HELD))
         """Stored bytes of a frame and of a piece."""
 
     def samples(
         self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, context: RequestContext
     ) -> FrameStream:
         """Answer with the stored samples ``ids``; ``hint`` is for :meth:`Dataset.read_at`."""
-        return self._stream(_StoredSamples(dataset, ids, hint, self.piece_bytes), context)
+        return self._stream(_StoredSamples(dataset, ids, hint, self.part_bytes), context)
 
     def tensors(self, model: StoredModel, names: Sequence[str], context: RequestContext) -> FrameStream:
         """Answer with the tensors ``names``, a frame for each."""
-        return self._stream(_StoredTensors(model, names, self.piece_bytes), context)
+        return self._stream(_StoredTensors(model, names, self.part_bytes), context)
 
     def _stream(self, stored: _Stored, context: RequestContext) -> FrameStream:
         """The frames of ``stored``, within a claim of the host's memory."""
         begun, nbytes = self._account.marks(context.clock), self._need(stored.headers)
         with ExitStack() as resources:
-            need = HostNeed(least=nbytes, most=nbytes)
-            resources.enter_context(self._host.claim(stored.kind, need, context.interest))
+            need = HostNeed(min_bytes=nbytes, max_bytes=nbytes)
+            resources.enter_context(self._host.reserve(stored.kind, need, context.interest))
             return FrameStream(
                 context,
                 sum(frame_bytes(h) for h in stored.headers) + END_BYTES,
@@ -122,39 +122,39 @@ class StoredBytes:
         with Prefetcher(self._loaders, load, range(len(stored.headers)), context.interest) as loaded:
             for number, payload in enumerate(loaded):
                 context.progress.done += stored.count(number)
-                tensors = [self._pieces(p, context) if isinstance(p, Long) else p for p in payload]
+                tensors = [self._parts(p, context) if isinstance(p, Long) else p for p in payload]
                 yield data_frame(stored.headers[number], tensors)
         report = self._account.report(begun, context)
         yield [end_frame(StreamEnd(len(stored.headers), stored.samples, report.to_json()))]
 
     def _need(self, headers: Sequence[FrameHeader]) -> int:
         """Bytes of two frames, the one that is sent and the one that is read ahead."""
-        bound = LONG * self.piece_bytes
+        bound = LONG * self.part_bytes
         whole = [h.payload_bytes for h in headers if h.tensors[0].nbytes <= bound]
-        pieces = 3 if len(whole) < len(headers) else 0  # two that are sent, one that is checked
-        return 2 * max(whole, default=0) + pieces * self.piece_bytes
+        parts = 3 if len(whole) < len(headers) else 0  # two that are sent, one that is checked
+        return 2 * max(whole, default=0) + parts * self.part_bytes
 
-    def _pieces(self, long: Long, context: RequestContext) -> StreamedBytes:
+    def _parts(self, long: Long, context: RequestContext) -> StreamedBytes:
         return StreamedBytes(long.nbytes, self._sent(long, context))
 
     def _sent(self, long: Long, context: RequestContext) -> Iterator[Buffer]:
-        size = self.piece_bytes
+        size = self.part_bytes
 
         def load(start: int) -> memoryview:
-            piece = memoryview(bytearray(min(size, long.nbytes - start)))
+            part = memoryview(bytearray(min(size, long.nbytes - start)))
             with self._account.busy.running(), context.clock.stage("read"):
-                long.read(start, piece)
-            return piece
+                long.read(start, part)
+            return part
 
         digest = xxhash.xxh3_64()
         sent = 0
-        with Prefetcher(self._loaders, load, range(0, long.nbytes, size), context.interest) as pieces:
-            for piece in pieces:
-                digest.update(piece)
-                sent += len(piece)
+        with Prefetcher(self._loaders, load, range(0, long.nbytes, size), context.interest) as parts:
+            for part in parts:
+                digest.update(part)
+                sent += len(part)
                 if sent == long.nbytes and digest.intdigest() != long.digest:
                     raise StoreError("a stored object changed while it was sent; ask again")
-                yield piece
+                yield part
 
 
 class _StoredSamples:
@@ -162,32 +162,32 @@ class _StoredSamples:
 
     kind = "samples"
 
-    def __init__(self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, piece_bytes: int) -> None:
+    def __init__(self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, part_bytes: int) -> None:
         self._dataset = dataset
         self._hint = hint
-        self._piece_bytes = piece_bytes
+        self._part_bytes = part_bytes
         self._located = dataset.locate(ids)
         lengths = self._located.length
-        self._spans = by_bytes(lengths, piece_bytes, LONG * piece_bytes)
+        self._sample_ranges = by_bytes(lengths, part_bytes, LONG * part_bytes)
         self.headers: Sequence[FrameHeader] = [
-            _stored_header(ids[low:high], int(lengths[low:high].sum())) for low, high in self._spans
+            _stored_header(ids[low:high], int(lengths[low:high].sum())) for low, high in self._sample_ranges
         ]
         self.samples = len(ids)
 
     def load(self, frame: int, step: Callable[[], None]) -> Payload:
         """Bytes, offsets and labels of the frame's samples."""
-        dataset, located = self._dataset, self._located.part(*self._spans[frame])
+        dataset, located = self._dataset, self._located.part(*self._sample_ranges[frame])
         length = int(located.length[0])
-        if length <= LONG * self._piece_bytes:
+        if length <= LONG * self._part_bytes:
             samples = dataset.read_at(located, self._hint)
             return [byte_view(part) for part in (samples.data, samples.offsets, samples.labels)]
-        digest = dataset.checked(located, self._piece_bytes, step)
+        digest = dataset.checked(located, self._part_bytes, step)
         long = Long(length, digest, lambda start, out: dataset.read_part(located, start, out))
         return [long, byte_view(np.array([0, length], np.int64)), byte_view(dataset.labels_at(located))]
 
     def count(self, frame: int) -> int:
         """Samples of the frame."""
-        low, high = self._spans[frame]
+        low, high = self._sample_ranges[frame]
         return high - low
 
 
@@ -197,10 +197,10 @@ class _StoredTensors:
     kind = "tensors"
     samples = 0
 
-    def __init__(self, model: StoredModel, names: Sequence[str], piece_bytes: int) -> None:
+    def __init__(self, model: StoredModel, names: Sequence[str], part_bytes: int) -> None:
         self._model = model
         self._names = names
-        self._piece_bytes = piece_bytes
+        self._part_bytes = part_bytes
         self.headers: Sequence[FrameHeader] = [
             FrameHeader(NO_IDS, (model.tensor_spec(name),)) for name in names
         ]
@@ -209,9 +209,9 @@ class _StoredTensors:
         """Bytes of the frame's tensor."""
         model, name = self._model, self._names[frame]
         nbytes = model.tensor_spec(name).nbytes
-        if nbytes <= LONG * self._piece_bytes:
+        if nbytes <= LONG * self._part_bytes:
             return [model.read_tensor(name)]
-        digest = model.checked(name, self._piece_bytes, step)
+        digest = model.checked(name, self._part_bytes, step)
         return [Long(nbytes, digest, lambda start, out: model.read_part(name, start, out))]
 
     def count(self, frame: int) -> int:

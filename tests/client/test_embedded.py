@@ -71,7 +71,7 @@ def test_its_end_in_the_middle_is_told_at_once(tmp_path: Path, monkeypatch: pyte
     try:
         server.check()
         os.kill(server.pid, signal.SIGKILL)
-        pool = ServerPool([HttpTransport(server.url)], patience=60, check=server.check)
+        pool = ServerPool([HttpTransport(server.url)], retry_timeout=60, check=server.check)
         started = time.monotonic()
         with pytest.raises(HapiError, match=r"was killed by SIGKILL; .*memory.*last words: out of luck"):
             pool.call("GET", "/v1/datasets")

@@ -30,7 +30,7 @@ from hapi.errors import (
 def make_pool(count: int, patience: float = 20.0) -> ServerPool:
     return ServerPool(
         [LoopbackTransport(lambda *_: (200, {}, iter([b"{}"])), str(i)) for i in range(count)],
-        patience=patience,
+        retry_timeout=patience,
     )
 
 
@@ -203,7 +203,7 @@ def test_patience_lasts_while_others_are_answered(
     started = clock.monotonic()
     assert pool.run(Attempts(plan)) == "0"
     assert clock.monotonic() - started > 2 * 10
-    monkeypatch.setattr(servers_module, "LONGEST_PATIENCE", 1)
+    monkeypatch.setattr(servers_module, "MAX_RETRY_FACTOR", 1)
     with pytest.raises(kind):
         pool.run(Attempts(plan))
 

@@ -226,10 +226,10 @@ def test_reports_that_are_refused_cost_nothing_but_knowledge(
 
 def starve(session: Session, capacity: Callable[[int], int]) -> list[tuple[int, int]]:
     """The frozen rest after split s runs out of memory above ``capacity(s)`` samples; the (split, samples) it ran."""
-    original, ran = session._rest, []
+    original, ran = session._suffix, []
 
     def starved(split: int) -> Any:
-        fresh = split not in session._rests
+        fresh = split not in session._suffixes
         rest = original(split)
         if not fresh:
             return rest
@@ -247,7 +247,7 @@ def starve(session: Session, capacity: Callable[[int], int]) -> list[tuple[int, 
         session._layers[split][0] = limited(session._layers[split][0])
         return rest
 
-    session._rest = starved  # type: ignore[method-assign]
+    session._suffix = starved  # type: ignore[method-assign]
     return ran
 
 

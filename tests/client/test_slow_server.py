@@ -31,7 +31,7 @@ class Answer:
         self.guard.received += nbytes
         self.content += nbytes if content is None else content
         if self.now >= self.guard.next_look:
-            self.guard.look()
+            self.guard.check()
 
     def frames(self) -> None:
         self.guard.frames(lambda: self.content)

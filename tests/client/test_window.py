@@ -54,7 +54,9 @@ def make_window(
     patience: float = 20.0,
     check: bool = True,
 ) -> tuple[Prefetcher, ServerPool]:
-    pool = ServerPool([LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], patience=patience)
+    pool = ServerPool(
+        [LoopbackTransport(s, f"fake:{i}") for i, s in enumerate(servers)], retry_timeout=patience
+    )
     window = Prefetcher(
         lambda number: JOB,
         pool,

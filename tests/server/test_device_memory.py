@@ -74,14 +74,14 @@ def ask(
 
 def test_a_free_device_gives_the_largest_batch() -> None:
     memory = DeviceMemory(100 * UNIT, "adaptive", Cache())
-    with memory.claim(ask(), Interest()) as claim:
+    with memory.reserve(ask(), Interest()) as claim:
         assert claim.batch == 16 and memory.held_bytes == 16 * UNIT == memory.used_bytes
     assert memory.held_bytes == 0 and memory.waiting == 0
 
 
 def test_a_small_budget_gives_a_smaller_batch() -> None:
     memory = DeviceMemory(10 * UNIT, "adaptive", Cache())
-    with memory.claim(ask(nbytes=3 * UNIT), Interest()) as claim:
+    with memory.reserve(ask(nbytes=3 * UNIT), Interest()) as claim:
         assert claim.batch == 7 and memory.used_bytes == 10 * UNIT
 
 
@@ -90,20 +90,20 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(
         DeviceMemoryError, match=rf"{11 * UNIT} bytes for one sample.*{10 * UNIT} of weights.*{10 * UNIT}"
     ):
-        memory.claim(ask(nbytes=10 * UNIT), Interest()).__enter__()
+        memory.reserve(ask(nbytes=10 * UNIT), Interest()).__enter__()
     assert memory.waiting == 0
 
 
 def test_who_does_not_fit_now_waits_for_its_turn() -> None:
     memory = DeviceMemory(20 * UNIT, "fixed", Cache())
-    first = memory.claim(ask(low=16), Interest())
+    first = memory.reserve(ask(low=16), Interest())
     first.__enter__()
     order: list[int] = []
     with ThreadPoolExecutor(3) as pool:
         for number in range(3):
 
             def work(number: int = number) -> None:
-                with memory.claim(ask(low=16), Interest()) as claim:
+                with memory.reserve(ask(low=16), Interest()) as claim:
                     order.append(number)
                     assert claim.batch == 16
 
@@ -124,8 +124,8 @@ def wait_until(condition: object, seconds: float = 10.0) -> None:
 def test_a_client_that_goes_away_leaves_the_line() -> None:
     memory = DeviceMemory(20 * UNIT, "fixed", Cache())
     gone = Interest()
-    with memory.claim(ask(low=16), Interest()), ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lambda: memory.claim(ask(low=16), gone).__enter__())
+    with memory.reserve(ask(low=16), Interest()), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: memory.reserve(ask(low=16), gone).__enter__())
         wait_until(lambda: memory.waiting == 1)
         gone.set()
         with pytest.raises(BadRequestError, match="went away"):
@@ -140,9 +140,9 @@ def test_idle_weights_go_when_the_room_is_needed_and_not_before() -> None:
         weights = Weights(key=key, nbytes=8 * UNIT)
         cache.use(weights)
         cache.leave(weights)
-    with memory.claim(ask(key="new", nbytes=8 * UNIT, samples=4, low=4, high=4), Interest()):
+    with memory.reserve(ask(key="new", nbytes=8 * UNIT, samples=4, low=4, high=4), Interest()):
         assert cache.evicted == [] and memory.used_bytes == 20 * UNIT
-    with memory.claim(ask(key="new", nbytes=8 * UNIT, samples=8, low=8, high=8), Interest()):
+    with memory.reserve(ask(key="new", nbytes=8 * UNIT, samples=8, low=8, high=8), Interest()):
         assert cache.evicted == ["old"], "not those that are about to be used"
         assert memory.used_bytes == 16 * UNIT
 
@@ -150,7 +150,7 @@ def test_idle_weights_go_when_the_room_is_needed_and_not_before() -> None:
 def test_shared_weights_count_once() -> None:
     memory = DeviceMemory(20 * UNIT, "adaptive", Cache())
     one = ask(nbytes=10 * UNIT, samples=4)
-    with memory.claim(one, Interest()), memory.claim(one, Interest()) as second:
+    with memory.reserve(one, Interest()), memory.reserve(one, Interest()) as second:
         assert second.batch == 4 and memory.used_bytes == 18 * UNIT
     assert memory.used_bytes == 0
 
@@ -159,16 +159,16 @@ def test_out_of_memory_lowers_the_next_batch() -> None:
     memory = DeviceMemory(100 * UNIT, "adaptive", Cache())
     one = ask()
     assert memory.out_of_memory(one.key, 16) == 8
-    with memory.claim(one, Interest()) as claim:
+    with memory.reserve(one, Interest()) as claim:
         assert claim.batch == 8
 
 
 def test_peaks_that_were_seen_correct_the_prediction() -> None:
     memory = DeviceMemory(100 * UNIT, "fixed", Cache())
     one = ask(low=16)
-    with memory.claim(one, Interest()):
+    with memory.reserve(one, Interest()):
         memory.passed(one.key, 16, 0.1, 3 * 16 * UNIT)
-    with memory.claim(one, Interest()) as claim:
+    with memory.reserve(one, Interest()) as claim:
         assert claim.held_bytes == 3 * 16 * UNIT
     assert memory.report().under == 1
     memory.passed(("unknown", 1, (1,)), 4, 0.1, 1)  # of a request that was forgotten meanwhile
@@ -180,7 +180,7 @@ def test_auto_looks_for_the_flat_part_and_stays_there() -> None:
     seconds = {16: 0.010, 32: 0.006, 64: 0.0052, 128: 0.00515}
     given = []
     for _ in range(30):
-        with memory.claim(ask(samples=128, low=1, high=1000), Interest()) as claim:
+        with memory.reserve(ask(samples=128, low=1, high=1000), Interest()) as claim:
             given.append(claim.batch)
             for _ in range(128 // claim.batch):
                 memory.passed(("m", 1, (3,)), claim.batch, claim.batch * seconds[claim.batch], None)
@@ -193,9 +193,9 @@ def test_auto_gives_way_when_memory_is_short() -> None:
         for _ in range(8):
             memory.passed(("m", 1, (3,)), batch, batch * (0.01 if batch < 64 else 0.009), None)
     one = ask(samples=64, low=1, high=64)
-    with memory.claim(one, Interest()) as first:
+    with memory.reserve(one, Interest()) as first:
         assert first.batch == 64
-        with memory.claim(ask(samples=4, low=1, high=64), Interest()) as second:
+        with memory.reserve(ask(samples=4, low=1, high=64), Interest()) as second:
             assert second.batch == 4
 
 
@@ -221,7 +221,7 @@ def test_never_beyond_the_budget_and_everybody_gets_through(
     def work(item: tuple[int, int, str, int]) -> int:
         samples, units, key, high = item
         one = ask(samples, units * UNIT, key, sizes[key], 1, high)
-        with memory.claim(one, Interest()) as claim:
+        with memory.reserve(one, Interest()) as claim:
             cache.use(one.weights[0])
             memory.loaded(claim)
             if memory.used_bytes > budget:

@@ -21,8 +21,8 @@ from hapi.errors import ConflictError, HostMemoryError, StoreError, Unprocessabl
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.repository.repository import materialise, open_model, push, store_reference, zoo_reference
-from hapi.server.device.front_loader import FrontLoader, front_key
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
+from hapi.server.device.prefix_loader import PrefixLoader, prefix_key
 from hapi.server.settings import ServerSettings
 from hapi.wire import messages
 from hapi.wire.references import ModelReference
@@ -64,7 +64,7 @@ class Bench:
         self.store = CountingStore(folder, is_weights)
         self.cache = ModelCache(budget, reuse=reuse)
         options = ServerSettings(store=str(folder), device="cpu", model_reuse=reuse, **settings)
-        self.loader = FrontLoader(options, self.store, torch.device("cpu"), self.cache)
+        self.loader = PrefixLoader(options, self.store, torch.device("cpu"), self.cache)
 
     def request(self, name: str, split: int, spec: ModelSpec = SPEC) -> messages.ExtractRequest:
         """For a pushed model by its name, or for ``zoo``."""
@@ -83,7 +83,7 @@ class Bench:
             return front
 
     def use(self, request: messages.ExtractRequest) -> Any:
-        return self.cache.front(front_key(request), lambda: self.loader.load(request))
+        return self.cache.prefix(prefix_key(request), lambda: self.loader.load(request))
 
 
 def request_of(reference: ModelReference, split: int, name: str) -> messages.ExtractRequest:

@@ -58,7 +58,7 @@ def test_a_request_gets_its_share_or_what_it_needs() -> None:
     memory = HostMemory(800, slots=4)
     assert memory.share == 100
     for least, most, granted in ((1, 50, 50), (1, 500, 100), (300, 500, 300)):
-        with memory.claim("features", HostNeed(least=least, most=most), Interest()) as nbytes:
+        with memory.reserve("features", HostNeed(min_bytes=least, max_bytes=most), Interest()) as nbytes:
             assert nbytes == granted == memory.kinds()["features"]
     assert set(memory.kinds()) == set(HOST_KINDS) and not any(memory.kinds().values())
 
@@ -66,7 +66,7 @@ def test_a_request_gets_its_share_or_what_it_needs() -> None:
 def test_what_never_fits_is_told_with_the_numbers() -> None:
     memory = HostMemory(800, slots=4)
     with pytest.raises(HostBudgetError, match=r"401 bytes .* 400 for requests .*--host-memory"):
-        memory.claim("samples", HostNeed(least=401, most=401), Interest()).__enter__()
+        memory.reserve("samples", HostNeed(min_bytes=401, max_bytes=401), Interest()).__enter__()
     assert not HostBudgetError.retryable and HostBudgetError.status == 507
 
 
@@ -74,10 +74,10 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
     memory, order = HostMemory(800, slots=4), list[int]()
 
     def ask(number: int, least: int) -> None:
-        with memory.claim("features", HostNeed(least=least, most=least), Interest()):
+        with memory.reserve("features", HostNeed(min_bytes=least, max_bytes=least), Interest()):
             order.append(number)
 
-    with memory.claim("samples", HostNeed(least=350, most=350), Interest()):
+    with memory.reserve("samples", HostNeed(min_bytes=350, max_bytes=350), Interest()):
         threads = []
         for number, least in enumerate(
             (400, 10, 10)
@@ -94,15 +94,15 @@ def test_requests_wait_in_the_order_in_which_they_came() -> None:
 
 def test_waiting_ends_with_the_client_and_with_the_time() -> None:
     memory, gone = HostMemory(800, slots=4), Interest()
-    need = HostNeed(least=400, most=400)
-    with memory.claim("features", need, Interest()):
+    need = HostNeed(min_bytes=400, max_bytes=400)
+    with memory.reserve("features", need, Interest()):
         with pytest.raises(BusyError, match="max-request-seconds"):
-            memory.claim("features", need, Interest(deadline=time.monotonic())).__enter__()
+            memory.reserve("features", need, Interest(deadline=time.monotonic())).__enter__()
         gone.set()
         with pytest.raises(BadRequestError, match="went away"):
-            memory.claim("features", need, gone).__enter__()
+            memory.reserve("features", need, gone).__enter__()
     assert memory.waiting == 0
-    with memory.claim("features", need, Interest()):
+    with memory.reserve("features", need, Interest()):
         pass
 
 
@@ -112,7 +112,7 @@ def test_many_requests_never_hold_more_than_the_budget() -> None:
     rng = np.random.default_rng(0)
 
     def ask(least: int) -> int:
-        with memory.claim("features", HostNeed(least=least, most=2 * least), Interest()):
+        with memory.reserve("features", HostNeed(min_bytes=least, max_bytes=2 * least), Interest()):
             return sum(memory.kinds().values())
 
     with ThreadPoolExecutor(16) as crowd:

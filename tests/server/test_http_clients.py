@@ -161,14 +161,14 @@ def test_a_client_that_leaves_while_its_model_loads(
     """Its slot is not given away before the thread is free, and nothing piles up behind it."""
     release, begun = threading.Event(), []
     with served(folder, max_running=1, max_queued=50) as slow:
-        load = slow.service.workers.all[0].fronts.load
+        load = slow.service.workers.all[0].prefixes.load
 
         def held(*args: Any) -> Any:
             begun.append(1)
             release.wait(20)
             return load(*args)
 
-        monkeypatch.setattr(slow.service.workers.all[0].fronts, "load", held)
+        monkeypatch.setattr(slow.service.workers.all[0].prefixes, "load", held)
         first = opened(slow.port, long_request(known, 8))
         until(lambda: begun, 10, "the load")
         reset(first)

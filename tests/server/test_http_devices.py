@@ -135,7 +135,7 @@ def all_memory(server: ServedApplication) -> Iterator[DeviceMemory]:
         smallest=1,
         largest=1,
     )
-    with memory.claim(ask, Interest()):
+    with memory.reserve(ask, Interest()):
         yield memory
 
 
@@ -211,7 +211,7 @@ def break_device(worker: DeviceWorker, patch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    patch.setattr(worker.fronts, "load", refuse)
+    patch.setattr(worker.prefixes, "load", refuse)
     patch.setattr(worker.device.health, "probe", refuse)
 
 

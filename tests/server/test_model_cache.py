@@ -42,7 +42,7 @@ def test_least_recently_used_goes_first() -> None:
 
 def test_in_use_is_never_dropped() -> None:
     cache = ModelCache(15)
-    with cache.front("a", lambda: made_front(cache, {"a": 10})) as held:
+    with cache.prefix("a", lambda: made_front(cache, {"a": 10})) as held:
         use(cache, "b")
         use(cache, "c")
         assert use(cache, "a") is held
@@ -65,7 +65,7 @@ def test_concurrent_requests_load_once() -> None:
         return made_front(cache, {"a": 10})
 
     def request() -> None:
-        with cache.front("a", load):
+        with cache.prefix("a", load):
             pass
 
     at_once(8, lambda _: request())
@@ -78,7 +78,7 @@ def test_a_failed_load_is_tried_again() -> None:
     def fails() -> FrozenPrefix:
         raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"), cache.front("a", fails):
+    with pytest.raises(ValueError, match="no"), cache.prefix("a", fails):
         pass
     assert use(cache, "a").nbytes == 10
 
@@ -86,7 +86,7 @@ def test_a_failed_load_is_tried_again() -> None:
 def test_idle_fronts_can_be_dropped_at_once() -> None:
     cache = ModelCache(100)
     use(cache, "idle")
-    with cache.front("busy", lambda: made_front(cache, {"busy": 20})) as held:
+    with cache.prefix("busy", lambda: made_front(cache, {"busy": 20})) as held:
         assert cache.drop_idle() == 10
         assert cache.drop_idle() == 0
         assert use(cache, "busy") is held
@@ -109,7 +109,7 @@ def test_least_recent_first_until_enough_is_free() -> None:
 def test_what_another_front_holds_is_not_freed() -> None:
     cache = ModelCache(1000)
     use_front(cache, "one", {"shared": 100, "x": 1})
-    with cache.front("two", lambda: made_front(cache, {"shared": 100, "y": 2})) as two:
+    with cache.prefix("two", lambda: made_front(cache, {"shared": 100, "y": 2})) as two:
         assert (cache.resident_bytes, two.nbytes) == (103, 102)
         assert cache.evict(50) == 1
         assert cache.resident_bytes == 102
@@ -117,7 +117,7 @@ def test_what_another_front_holds_is_not_freed() -> None:
 
 
 def test_many_fronts_over_the_same_weights_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "MAX_FRONTS", 3)
+    monkeypatch.setattr(model_cache, "MAX_PREFIXES", 3)
     cache = ModelCache(1000)
     for number in range(10):
         use_front(cache, str(number), {"same": 5})
@@ -136,8 +136,8 @@ def identified(cache: ModelCache, sizes: Sizes, identity: str) -> FrozenPrefix:
 def test_who_is_in_use_is_told_with_what_it_shares_counted_once() -> None:
     cache = ModelCache(1000)
     one, two = {"shared": 100, "x": 20}, {"shared": 100, "y": 10}
-    with cache.front("1", lambda: identified(cache, one, "a")):
-        with cache.front("2", lambda: identified(cache, two, "b")):
+    with cache.prefix("1", lambda: identified(cache, one, "a")):
+        with cache.prefix("2", lambda: identified(cache, two, "b")):
             assert cache.in_use() == (130, {"a", "b"}) and cache.prefix_bytes == 130
         assert cache.in_use() == (120, {"a"}) and cache.in_use({"b", "c"}) == (130, {"a", "b"})
         assert cache.has("b") and not cache.has("c")
@@ -161,7 +161,7 @@ def test_many_threads_with_loads_that_fail_and_no_room() -> None:
         for _ in range(100):
             which = dice.choice(["ab", "bc", "abc"])
             try:
-                with cache.front(which, lambda w=which: made_front(cache, dict.fromkeys(w, 7), fails)):  # type: ignore[misc]
+                with cache.prefix(which, lambda w=which: made_front(cache, dict.fromkeys(w, 7), fails)):  # type: ignore[misc]
                     pass
             except ValueError:
                 pass
@@ -193,7 +193,7 @@ def test_any_sequence(fronts: list[set[int]], steps: list[tuple[str, int]], budg
         before = cache.resident_bytes
         if step == "begin":
             stack = ExitStack()
-            stack.enter_context(cache.front(str(which), lambda w=which: made_front(cache, sizes[w])))
+            stack.enter_context(cache.prefix(str(which), lambda w=which: made_front(cache, sizes[w])))
             in_use.append((which, stack))
         elif step == "end" and in_use:
             in_use.pop(number % len(in_use))[1].close()
@@ -206,15 +206,15 @@ def test_any_sequence(fronts: list[set[int]], steps: list[tuple[str, int]], budg
         elif step == "drop":
             assert cache.drop_idle() == before - cache.resident_bytes
             assert cache.resident_bytes == _bytes(sizes, {w for w, _ in in_use})
-        elif step == "fail" and str(which) not in cache._fronts:
+        elif step == "fail" and str(which) not in cache._prefixes:
             misses = cache.misses
             try:
-                with cache.front(str(which), lambda w=which: made_front(cache, sizes[w], fails)):
+                with cache.prefix(str(which), lambda w=which: made_front(cache, sizes[w], fails)):
                     pass
             except ValueError:
                 assert (cache.resident_bytes, cache.misses) == (before, misses)
-        assert cache.resident_bytes == _bytes(sizes, {int(key) for key in cache._fronts})
-        assert {str(w) for w, _ in in_use} <= set(cache._fronts)
+        assert cache.resident_bytes == _bytes(sizes, {int(key) for key in cache._prefixes})
+        assert {str(w) for w, _ in in_use} <= set(cache._prefixes)
         assert cache.loading_bytes == 0
     for _, stack in in_use:
         stack.close()

@@ -187,7 +187,7 @@ class Settled:
         # Two pools grow to their size: one thread for each slot and one for the extra slot.
         assert threads <= self.threads + 2 * (application.service.slots + 1)
         cache = application.service.workers.all[0].cache
-        assert all(front.users == 0 for front in cache._fronts.values())
+        assert all(front.users == 0 for front in cache._prefixes.values())
         assert resident_bytes(_own()) - self.resident < memory
         answer = exchange(self._server.port, "POST", EXTRACT, known.extract())
         known.check_features(answer.body, [3, 39, 0, 17])

@@ -31,7 +31,7 @@ def made_front(
 
 def use(cache: ModelCache, key: str, sizes: Sizes) -> FrozenPrefix:
     """Ask for a front and give it back."""
-    with cache.front(key, lambda: made_front(cache, sizes)) as found:
+    with cache.prefix(key, lambda: made_front(cache, sizes)) as found:
         return found
 
 

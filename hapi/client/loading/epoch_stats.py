@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.prefetcher import Batch
-from hapi.client.loading.receiver import SampleSlice
+from hapi.client.loading.receiver import StageSpan
 from hapi.clocks import BusyClock
 
 
@@ -20,7 +20,7 @@ class Timeline:
     def __init__(self) -> None:
         self.batch: int | None = None
         self._recording = False
-        self._spans: list[SampleSlice] = []
+        self._spans: list[StageSpan] = []
 
     def begin(self, number: int, batches: int, batch: Batch) -> None:
         """Note that batch ``number`` of ``batches`` is handed out; the one in the middle is recorded."""
@@ -36,7 +36,7 @@ class Timeline:
             yield
         finally:
             if self._recording:
-                self._spans.append(SampleSlice("client", name, started, time.monotonic()))
+                self._spans.append(StageSpan("client", name, started, time.monotonic()))
 
     def to_json(self) -> dict[str, Any] | None:
         """Return its spans in seconds since its first request; None when no batch was recorded."""

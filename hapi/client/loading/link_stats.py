@@ -101,9 +101,12 @@ class SplitTraffic:
             for stage, value in seconds.items():
                 sums[stage] = sums.get(stage, 0.0) + value
         self.server_others_seconds += max(0.0, report.others[1] - report.others[0])
-        for spans, (start, end) in ((self.server_work, report.work), (self.server_process, report.process)):
-            first, last = spans.get(report.server, (start, start))
-            spans[report.server] = (min(first, start), max(last, end))
+        for intervals, (start, end) in (
+            (self.server_work, report.work),
+            (self.server_process, report.process),
+        ):
+            first, last = intervals.get(report.server, (start, start))
+            intervals[report.server] = (min(first, start), max(last, end))
         self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
         self.cos_batch = max(self.cos_batch, report.cos_batch)
         self.tier = report.tier

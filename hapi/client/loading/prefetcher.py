@@ -40,7 +40,7 @@ from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import RequestPacer
-from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice, SampleSlice
+from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice, StageSpan
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, HostMemoryError, WireError
@@ -74,7 +74,7 @@ class Batch:
     """[B, ...] host tensor."""
     labels: torch.Tensor
     """[B] int64 host tensor."""
-    spans: Sequence[SampleSlice]
+    spans: Sequence[StageSpan]
     """Times of its requests' parts, in the order of their ends."""
     origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
     """Rows and the server that sent them."""
@@ -120,7 +120,7 @@ class Prefetcher:
         self._movable = movable
         self._changed = threading.Condition()
         self._opened = 0
-        self._pieces: list[RequestSlice] = []
+        self._slices: list[RequestSlice] = []
         self._in_line: list[RequestSlice] = []
         """Batches whose requests wait for their turn."""
         self._live: dict[int, OpenBatch] = {}
@@ -182,8 +182,8 @@ class Prefetcher:
 
     def _work(self) -> None:
         try:
-            while (piece := self._next_piece()) is not None:
-                self._fetch(piece)
+            while (part := self._next_slice()) is not None:
+                self._fetch(part)
         except Stopped:
             self._fail(HapiError("the session was closed while an epoch was under way"))
         except BaseException as error:  # whatever it is, the consumer must learn of it and not wait for ever
@@ -209,38 +209,38 @@ class Prefetcher:
         except BaseException as error:
             self._fail(error)
 
-    def _fetch(self, piece: RequestSlice) -> None:
-        for rows, ids, samples in self._receiver.cached(piece):
+    def _fetch(self, part: RequestSlice) -> None:
+        for rows, ids, samples in self._receiver.cached(part):
             if samples is not None:
-                self._receiver.decode(piece.batch, rows, samples)
-            self._arrived(piece.batch, rows, ids)
-        if piece.next == len(piece.rows):
+                self._receiver.decode(part.batch, rows, samples)
+            self._arrived(part.batch, rows, ids)
+        if part.next == len(part.rows):
             return
         received = None
-        self._await_turn(piece)
+        self._await_turn(part)
         try:
             received = self._servers.run(
-                self._patient(piece),
-                progress=lambda: piece.next,
+                self._attempts_of(part),
+                progress=lambda: part.next,
                 cancelled=self._closed.is_set,
             )
         except DeviceMemoryError:
-            self.refused = piece.batch.job.split
+            self.refused = part.batch.job.split
             raise
         finally:
             if self._pacing is not None:
                 with self._changed:
-                    self._pacing.done(piece, piece.batch.job.split, received)
+                    self._pacing.done(part, part.batch.job.split, received)
                     self._changed.notify_all()
 
-    def _patient(self, piece: RequestSlice) -> Callable[[Transport], int]:
-        """Attempts for ``piece``; of servers that stay out of memory it has enough before the patience ends."""
-        split, short = piece.batch.job.split, 0
+    def _attempts_of(self, part: RequestSlice) -> Callable[[Transport], int]:
+        """Attempts for ``part``; of servers that stay out of memory it has enough before the patience ends."""
+        split, short = part.batch.job.split, 0
 
         def attempt(transport: Transport) -> int:
             nonlocal short
             try:
-                return self._attempt(transport, piece)
+                return self._attempt(transport, part)
             except HostMemoryError as error:
                 short += 1
                 if short < SHORT_TRIES or not self._movable(split):
@@ -249,36 +249,36 @@ class Prefetcher:
 
         return attempt
 
-    def _await_turn(self, piece: RequestSlice) -> None:
-        """Return when the request for ``piece`` should go out: in the order of the pieces, as the pacing has it."""
+    def _await_turn(self, part: RequestSlice) -> None:
+        """Return when the request for ``part`` should go out: in the order of the pieces, as the pacing has it."""
         if self._pacing is None:
             return
-        job = piece.batch.job
+        job = part.batch.job
         each = (job.sample_bytes() if job.split else job.mean_stored_bytes) + _SAMPLE_BYTES
         with self._changed:
-            self._in_line.append(piece)
+            self._in_line.append(part)
             try:
                 while True:
                     if self._closed.is_set() or self._failure is not None:
                         raise Stopped
-                    first = min(self._in_line, key=lambda p: (p.batch.number, p.rows[0])) is piece
+                    first = min(self._in_line, key=lambda p: (p.batch.number, p.rows[0])) is part
                     delay = self._pacing.delay(job.split) if first else None
                     if delay == 0:
-                        self._pacing.sent(piece, len(piece.rows) * each + _ANSWER_BYTES)
+                        self._pacing.sent(part, len(part.rows) * each + _ANSWER_BYTES)
                         return
                     self._changed.wait(delay)
             finally:
-                self._in_line.remove(piece)
+                self._in_line.remove(part)
                 self._changed.notify_all()
 
-    def _next_piece(self) -> RequestSlice | None:
+    def _next_slice(self) -> RequestSlice | None:
         """The first piece nobody works on; opens the next batch when the budget allows."""
         with self._changed:
             while True:
                 if self._closed.is_set() or self._failure is not None:
                     return None
-                if self._pieces:
-                    return self._pieces.pop(0)
+                if self._slices:
+                    return self._slices.pop(0)
                 if self._opened == len(self._batches):
                     return None
                 if self._may_open():
@@ -318,28 +318,28 @@ class Prefetcher:
         self._opened += 1
         self._live[number] = batch
         starts = range(0, len(ids), self._request_size)
-        self._pieces += [
+        self._slices += [
             RequestSlice(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts
         ]
         self._changed.notify_all()
 
-    def _attempt(self, transport: Transport, piece: RequestSlice) -> int:
-        """Ask one server for what is missing of ``piece``; the bytes of its answer."""
+    def _attempt(self, transport: Transport, part: RequestSlice) -> int:
+        """Ask one server for what is missing of ``part``; the bytes of its answer."""
         if self._closed.is_set():
             raise Stopped
-        if piece.next == len(piece.rows):
+        if part.next == len(part.rows):
             return 0
-        batch, job = piece.batch, piece.batch.job
-        ids = batch.ids[piece.rows[piece.next :]]
-        request, asked, received = job.request(ids, first=piece.next == 0), time.monotonic(), 0
+        batch, job = part.batch, part.batch.job
+        ids = batch.ids[part.rows[part.next :]]
+        request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
         began = asked
 
         def read(reader: FrameReader) -> RequestReport:
             nonlocal received, began
             began = time.monotonic()
-            end = self._receive(reader, piece, transport.url)
+            end = self._receive(reader, part, transport.url)
             received = reader.bytes_read
-            if missing := len(piece.rows) - piece.next:
+            if missing := len(part.rows) - part.next:
                 raise WireError(f"{transport.url}: the stream ended {missing} samples early")
             try:
                 return RequestReport.from_json(end.report)
@@ -352,14 +352,14 @@ class Prefetcher:
         self.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
         return received + _HEAD_BYTES
 
-    def _receive(self, reader: FrameReader, piece: RequestSlice, server: str) -> StreamEnd:
+    def _receive(self, reader: FrameReader, part: RequestSlice, server: str) -> StreamEnd:
         """Take the frames of an answer; stored samples are decoded while the connection is asked for the next ones."""
-        while not isinstance(found := self._receiver.next(reader, piece, server), StreamEnd):
+        while not isinstance(found := self._receiver.next(reader, part, server), StreamEnd):
             if found.samples is None:
-                self._arrived(piece.batch, found.rows, found.ids)
+                self._arrived(part.batch, found.rows, found.ids)
                 continue
             try:
-                self._decoders.submit(self._decode, piece.batch, found.rows, found.samples)
+                self._decoders.submit(self._decode, part.batch, found.rows, found.samples)
             except RuntimeError:  # they have been shut down
                 raise Stopped from None
         return found

@@ -32,7 +32,7 @@ MOST_STORED_BYTES = 2 << 30
 """Stored samples of one frame, at most; memory is taken for them as they come."""
 
 
-class SampleSlice(NamedTuple):
+class StageSpan(NamedTuple):
     """A part of a request, in ``time.monotonic`` seconds."""
 
     stage: str
@@ -54,7 +54,7 @@ class OpenBatch:
     arrived: npt.NDArray[np.bool_]
     arrived_ids: IntArray
     nbytes: int
-    spans: list[SampleSlice] = field(default_factory=list)
+    spans: list[StageSpan] = field(default_factory=list)
     origins: list[tuple[npt.NDArray[np.int64], str]] = field(default_factory=list)
     """Rows and the server that sent them; those of the sample cache are not in it."""
 
@@ -104,71 +104,69 @@ class Receiver:
         self._check = check
         self._traffic, self._tracer, self._caches, self._closed = traffic, tracer, caches, closed
 
-    def next(self, reader: FrameReader, piece: RequestSlice, server: str) -> Arrived | StreamEnd:
+    def next(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
         """Read the next frame of a server's answer.
 
         Args:
             reader: of the answer.
-            piece: the request.
+            part: the request.
             server: its URL, for messages.
 
         Raises:
             WireError: the samples are not those that come next.
             Stopped: the batch is not wanted any more.
         """
-        found = (
-            self._features(reader, piece, server) if piece.batch.job.split else self._stored(reader, piece)
-        )
+        found = self._features(reader, part, server) if part.batch.job.split else self._stored(reader, part)
         if isinstance(found, Arrived):
-            piece.batch.origins.append((found.rows, server))
-            piece.next += len(found.rows)
+            part.batch.origins.append((found.rows, server))
+            part.next += len(found.rows)
         return found
 
-    def _features(self, reader: FrameReader, piece: RequestSlice, server: str) -> Arrived | StreamEnd:
-        batch = piece.batch
+    def _features(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
+        batch = part.batch
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            rows = _spot(self._rows(header, piece, batch.job.expected_tensors(len(header.ids))))
+            rows = _row_index(self._rows(header, part, batch.job.expected_tensors(len(header.ids))))
             return [tensor_bytes(batch.features[rows]), tensor_bytes(batch.labels[rows])]
 
-        header = self._next_frame(reader, piece, sink)
+        header = self._next_frame(reader, part, sink)
         if isinstance(header, StreamEnd):
             return header
-        rows = piece.next_rows(len(header.ids))
+        rows = part.next_rows(len(header.ids))
         if self._check:
             check_finite(
-                batch.features[_spot(rows)], header.ids, f"{server}: features of split {batch.job.split}"
+                batch.features[_row_index(rows)], header.ids, f"{server}: features of split {batch.job.split}"
             )
         return Arrived(rows, np.asarray(header.ids), None)
 
-    def _stored(self, reader: FrameReader, piece: RequestSlice) -> Arrived | StreamEnd:
+    def _stored(self, reader: FrameReader, part: RequestSlice) -> Arrived | StreamEnd:
         received: list[npt.NDArray[Any]] = []
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            self._rows(header, piece, None)
-            received[:] = stored_buffers(header, piece.batch.job)
+            self._rows(header, part, None)
+            received[:] = stored_buffers(header, part.batch.job)
             return [byte_view(a) for a in received]
 
-        header = self._next_frame(reader, piece, sink)
+        header = self._next_frame(reader, part, sink)
         if isinstance(header, StreamEnd):
             return header
         samples = checked_samples(np.asarray(header.ids), *received)
-        return Arrived(piece.next_rows(len(header.ids)), samples.ids, samples)
+        return Arrived(part.next_rows(len(header.ids)), samples.ids, samples)
 
-    def cached(self, piece: RequestSlice) -> Iterator[Arrived]:
+    def cached(self, part: RequestSlice) -> Iterator[Arrived]:
         """Yield the samples of a piece that a sample cache has; afterwards the piece has only the other rows."""
-        batch = piece.batch
+        batch = part.batch
         cache = None if batch.job.split else self._caches.get(batch.job.dataset)
         if cache is None:
             return
-        missing = np.ones(len(piece.rows), dtype=bool)
-        for found, samples in cache.parts(batch.ids[piece.rows]):
+        missing = np.ones(len(part.rows), dtype=bool)
+        for found, samples in cache.parts(batch.ids[part.rows]):
             if self._closed.is_set():
                 raise Stopped
             missing[found] = False
-            yield Arrived(piece.rows[found], samples.ids, samples)
+            yield Arrived(part.rows[found], samples.ids, samples)
             self._traffic.cached(batch.job.split, len(samples), len(samples.data))
-        piece.rows = piece.rows[missing]
+        part.rows = part.rows[missing]
 
     def keep(self, batch: OpenBatch, samples: Samples) -> None:
         """Put stored samples into their sample cache, if there is one."""
@@ -188,19 +186,19 @@ class Receiver:
                 )
             if self._check and (job.layout.sample_dtype or "").startswith("float"):
                 check_finite(inputs, samples.ids, f"stored values of dataset {job.dataset.name!r}")
-            spot = _spot(rows)
+            spot = _row_index(rows)
             batch.features[spot] = inputs
             batch.labels[spot] = torch.from_numpy(samples.labels)
-        batch.spans.append(SampleSlice("client", "decode", started, time.monotonic()))
+        batch.spans.append(StageSpan("client", "decode", started, time.monotonic()))
 
-    def _next_frame(self, reader: FrameReader, piece: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
+    def _next_frame(self, reader: FrameReader, part: RequestSlice, sink: Any) -> FrameHeader | StreamEnd:
         """The next frame; the network's clock runs from its header's arrival to its checksum."""
-        spans, asked, before = piece.batch.spans, time.monotonic(), reader.bytes_read
-        arrival = self._traffic.arrival(piece.batch.job.split)
+        spans, asked, before = part.batch.spans, time.monotonic(), reader.bytes_read
+        arrival = self._traffic.arrival(part.batch.job.split)
 
         def timed(header: FrameHeader) -> Any:
             buffers = sink(header)
-            spans.append(SampleSlice("server", "wait for a frame", asked, time.monotonic()))
+            spans.append(StageSpan("server", "wait for a frame", asked, time.monotonic()))
             arrival.begin()
             return buffers
 
@@ -208,25 +206,25 @@ class Receiver:
             return reader.next(timed, self._traffic.link.flowing)
         finally:
             if arrival.started is not None:
-                spans.append(SampleSlice("network", "frame", arrival.started, time.monotonic()))
+                spans.append(StageSpan("network", "frame", arrival.started, time.monotonic()))
             arrival.end(reader.bytes_read - before)
 
     def _rows(
-        self, header: FrameHeader, piece: RequestSlice, expected: tuple[TensorSpec, ...] | None
+        self, header: FrameHeader, part: RequestSlice, expected: tuple[TensorSpec, ...] | None
     ) -> npt.NDArray[np.int64]:
         """Rows of a frame's samples; :class:`WireError` when they are not the ones that come next."""
         if self._closed.is_set():
             raise Stopped  # nobody wants the rest of the answer; its connection is broken
         count = len(header.ids)
-        rows = piece.next_rows(count)
-        if not count or not np.array_equal(header.ids, piece.batch.ids[rows]):
+        rows = part.next_rows(count)
+        if not count or not np.array_equal(header.ids, part.batch.ids[rows]):
             raise WireError("the server sent other samples than were asked for, or in another order")
         if expected is not None and header.tensors != expected:
             raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
         return rows
 
 
-def _spot(rows: npt.NDArray[np.int64]) -> Any:
+def _row_index(rows: npt.NDArray[np.int64]) -> Any:
     """An index of these rows (ascending), a slice where they are consecutive."""
     first, stop = int(rows[0]), int(rows[-1]) + 1
     return slice(first, stop) if stop - first == len(rows) else torch.from_numpy(rows)

@@ -70,7 +70,7 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections, one per request under way. Thread-safe.
 
-    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``pace`` bounds an answer beyond
+    ``timeout`` is the longest silence, in seconds, before a server counts as dead; ``answer_limits`` bound it beyond
     that (its own silence does not count).
     """
 
@@ -82,7 +82,7 @@ class HttpTransport:
         ca_file: str | None = None,
         timeout: float = 60.0,
         limits: FrameLimits | None = None,
-        pace: AnswerLimits | None = None,
+        answer_limits: AnswerLimits | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._address = parse_url(url)
@@ -96,7 +96,9 @@ class HttpTransport:
         self._headers = {**bearer(token), DEADLINE_HEADER: f"{max(deadline, 0.001):.3f}"}
         self._timeout = timeout
         self._limits = limits
-        self._response = partial(LowWaterResponse, limits=replace(pace or AnswerLimits(), silence=timeout))
+        self._response = partial(
+            LowWaterResponse, limits=replace(answer_limits or AnswerLimits(), silence=timeout)
+        )
         self._spoken = False
         """True when something there has answered in HTTP."""
         self._lock = threading.Lock()

@@ -65,7 +65,7 @@ class _LowWater(io.RawIOBase):
         guard.waited += now - before
         guard.received += count
         if now >= guard.next_look and count:
-            guard.look()
+            guard.check()
         return count
 
     def _what_has_come(self, buffer: Any) -> int:

@@ -38,7 +38,7 @@ OUTAGE_SECONDS = 3.0
 """Seconds without any server after which a person is told."""
 BUSY_SECONDS = 60.0
 """Seconds between two lines that tell a person of servers that are too busy."""
-LONGEST_PATIENCE = 10
+MAX_RETRY_FACTOR = 10
 """Times the patience after which a request is given up even though the servers answer others."""
 LONGEST_WAIT = 0.2
 """Seconds between two looks whether a waiting request is still wanted."""
@@ -82,7 +82,7 @@ class _Trouble:
 class ServerPool:
     """Runs attempts against the servers; thread-safe.
 
-    ``patience`` is how many seconds a request goes on trying while no server answers, it or another: on servers that
+    ``retry_timeout`` is how many seconds a request is tried while no server answers, it or another: on servers that
     are shared by many, one may be sent away for long although all of them move.
     """
 
@@ -90,7 +90,7 @@ class ServerPool:
         self,
         transports: Sequence[Transport],
         *,
-        patience: float = 300.0,
+        retry_timeout: float = 300.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """``check`` is called when a server could not be reached, and raises if it knows that none ever will be."""
@@ -99,15 +99,15 @@ class ServerPool:
         self._servers = [_Server(t) for t in transports]
         self._left: list[_Server] = []
         """Servers that are not asked any more."""
-        self._patience = patience
+        self._retry_timeout = retry_timeout
         self._check = check
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._jitter = random.Random()
-        self._outage_told = False
+        self._outage_reported = False
         self._answered = -math.inf
         """Monotonic time of the last good answer to any request."""
-        self._busy_told = -BUSY_SECONDS
+        self._busy_reported = -BUSY_SECONDS
         """Monotonic time at which a person was told of busy servers."""
         self.retries = 0
         """Attempts that failed and were made again."""
@@ -128,11 +128,11 @@ class ServerPool:
         the last.
         """
         with self._lock:
-            stay = [s for s in self._servers if s.transport.url != url]
-            if not stay:
+            remaining = [s for s in self._servers if s.transport.url != url]
+            if not remaining:
                 return False
-            gone = [s for s in self._servers if s not in stay]
-            self._servers, self._left = stay, self._left + gone
+            gone = [s for s in self._servers if s not in remaining]
+            self._servers, self._left = remaining, self._left + gone
         for server in gone:
             server.transport.close()
         return True
@@ -186,16 +186,16 @@ class ServerPool:
     def _is_over(self, trouble: _Trouble) -> bool:
         """Return whether a request has had its tries: every server had one when patience ends."""
         late = time.monotonic() >= self._give_up_at(trouble)
-        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._asked(trouble)))
+        return trouble.faults >= MAX_FAULTS or (late and len(trouble.tried) >= len(self._candidates(trouble)))
 
-    def _asked(self, trouble: _Trouble) -> list[_Server]:
+    def _candidates(self, trouble: _Trouble) -> list[_Server]:
         """The servers that a request may go to."""
         return [s for s in self._servers if trouble.only in (None, s.transport.url)]
 
     def _give_up_at(self, trouble: _Trouble) -> float:
         """Monotonic time at which patience ends."""
-        latest = trouble.since + LONGEST_PATIENCE * self._patience
-        return min(latest, max(trouble.since, self._answered) + self._patience)
+        deadline = trouble.since + MAX_RETRY_FACTOR * self._retry_timeout
+        return min(deadline, max(trouble.since, self._answered) + self._retry_timeout)
 
     def _pick(self, trouble: _Trouble, cancelled: Callable[[], bool]) -> _Server:
         """The least busy server that is well, waiting for one if need be.
@@ -204,46 +204,46 @@ class ServerPool:
         """
         while True:
             with self._lock:
-                now, asked = time.monotonic(), self._asked(trouble)
-                if not asked:
+                now, candidates = time.monotonic(), self._candidates(trouble)
+                if not candidates:
                     raise TransportError(f"{trouble.only}: it is not asked any more")
-                well = [s for s in asked if s.well_at <= now]
+                well = [s for s in candidates if s.well_at <= now]
                 if well:
                     server = min(well, key=lambda s: (id(s) in trouble.tried, s.in_flight))
                     server.in_flight += 1
                     return server
-                pause = min(s.well_at for s in asked) - now
+                pause = min(s.well_at for s in candidates) - now
             if trouble.error is not None:
                 if now + pause > self._give_up_at(trouble):
                     raise trouble.error
-                self._tell_outage(trouble, pause)
+                self._report_outage(trouble, pause)
             if self._closed.wait(min(pause, LONGEST_WAIT)) or cancelled():
                 raise Stopped
 
-    def _tell_outage(self, trouble: _Trouble, pause: float) -> None:
+    def _report_outage(self, trouble: _Trouble, pause: float) -> None:
         """Say once per outage why nothing moves; otherwise a wrong URL looks like a slow start for minutes.
 
         A busy server takes some requests and refuses others, so that no answer ends that: it is told once a minute.
         """
         with self._lock:
             now, busy = time.monotonic(), isinstance(trouble.error, BusyError | DeadlineError)
-            told = now - self._busy_told < BUSY_SECONDS if busy else self._outage_told
-            if told or now - trouble.since < OUTAGE_SECONDS:
+            reported = now - self._busy_reported < BUSY_SECONDS if busy else self._outage_reported
+            if reported or now - trouble.since < OUTAGE_SECONDS:
                 return
             if busy:
-                self._busy_told = now
+                self._busy_reported = now
             else:
-                self._outage_told = True
+                self._outage_reported = True
         if busy:
             log.warning(
                 "the server is too busy and sends requests away (%s); next try in %.0f s, giving up after %.0f s",
                 trouble.error,
                 pause,
-                self._patience,
+                self._retry_timeout,
             )
         else:
             log.warning(
-                "no request gets through (%s); trying for up to %.0f s", trouble.error, self._patience
+                "no request gets through (%s); trying for up to %.0f s", trouble.error, self._retry_timeout
             )
 
     def _settle(self, server: _Server, error: HapiError | None, *, good: bool = False) -> None:
@@ -252,7 +252,7 @@ class ServerPool:
             if good:
                 server.failures = 0
                 server.well_at = 0.0
-                self._outage_told = False
+                self._outage_reported = False
                 self._answered = time.monotonic()
             if error is None or not error.retryable:
                 return

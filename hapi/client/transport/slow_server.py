@@ -53,7 +53,7 @@ class EndlessHeadError(http.client.HTTPException):
 
 
 class AnswerGuard:
-    """Guard of one answer. Add to :attr:`waited` and :attr:`received`, and :meth:`look` when
+    """Guard of one answer. Add to :attr:`waited` and :attr:`received`, and :meth:`check` when
     :attr:`next_look` has come.
     """
 
@@ -102,7 +102,7 @@ class AnswerGuard:
         self._paused = self.waited
         self._owed = owed
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise :class:`SlowAnswerError` or :class:`EndlessHeadError` for an answer beyond its limits."""
         now, limits = self._clock(), self._limits
         self.next_look = now + self._interval

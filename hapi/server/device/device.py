@@ -85,7 +85,7 @@ class _Pass:
     key: Any
     clock: StageClock
     priority: PassPriority
-    asked: float
+    since: float
     future: Future[tuple[int, torch.cuda.Event | None]] = field(default_factory=Future)
 
     @property
@@ -153,7 +153,7 @@ class Device:
         self._merge = merge
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._changed = threading.Condition()
-        self._turns: DeviceScheduler[_Pass] = DeviceScheduler()
+        self._scheduler: DeviceScheduler[_Pass] = DeviceScheduler()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"hapi-{device}", daemon=True)
         self._thread.start()
@@ -161,7 +161,7 @@ class Device:
     @property
     def waiting(self) -> int:
         """Forward passes that wait for their turn."""
-        return len(self._turns)
+        return len(self._scheduler)
 
     def begin(
         self,
@@ -183,21 +183,21 @@ class Device:
             clock: gets the seconds of waiting and forward.
             priority: owner of the pass; None for none.
         """
-        asked = _Pass(layers, inputs, output, key, clock, priority or PassPriority(), time.monotonic())
+        new_pass = _Pass(layers, inputs, output, key, clock, priority or PassPriority(), time.monotonic())
         with self._changed:
             if self._closed:
                 raise TransportError("the device is closed: the server is shutting down")
             if self.health.broken:
                 raise self.health.failure()
-            self._turns.add(asked.priority.tenant, asked.priority.order, asked)
+            self._scheduler.add(new_pass.priority.tenant, new_pass.priority.order, new_pass)
             self._changed.notify()
-        return Running(asked, self.device.type == "cpu")
+        return Running(new_pass, self.device.type == "cpu")
 
     def close(self) -> None:
         """Stop the thread after the present forward pass; waiting ones are cancelled."""
         with self._changed:
             self._closed = True
-            for waiting in self._turns.take(lambda _: True):
+            for waiting in self._scheduler.take(lambda _: True):
                 waiting.future.cancel()
             self._changed.notify()
 
@@ -206,7 +206,7 @@ class Device:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._turns and not self._closed:
+                while not self._scheduler and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
@@ -225,7 +225,7 @@ class Device:
 
     def _next(self) -> list[_Pass]:
         """The pass whose turn it is, and those that may run together with it."""
-        first = self._turns.next(time.monotonic())
+        first = self._scheduler.next(time.monotonic())
         room = 0 if first.priority.merge_key is None else self._merge - first.count
 
         def fits(other: _Pass) -> bool:
@@ -235,12 +235,12 @@ class Device:
             room -= other.count
             return True
 
-        return [first, *self._turns.take(fits)] if room > 0 else [first]
+        return [first, *self._scheduler.take(fits)] if room > 0 else [first]
 
     def _serve(self, passes: Sequence[_Pass]) -> None:
         began = time.monotonic()
         for one in passes:
-            one.clock.add("device_wait", began - one.asked)
+            one.clock.add("device_wait", began - one.since)
         if len(passes) == 1 or not self._together(passes):
             for one in passes:
                 self._alone(one)
@@ -248,7 +248,7 @@ class Device:
         now, count = time.monotonic(), sum(one.count for one in passes)
         with self._changed:
             for one in passes:
-                self._turns.charge(one.priority.tenant, (now - began) * one.count / count, now)
+                self._scheduler.charge(one.priority.tenant, (now - began) * one.count / count, now)
 
     def _alone(self, one: _Pass) -> None:
         try:
@@ -262,7 +262,7 @@ class Device:
 
     def _fail_waiting(self) -> None:
         with self._changed:
-            waiting = self._turns.take(lambda _: True)
+            waiting = self._scheduler.take(lambda _: True)
         for one in waiting:
             if one.future.set_running_or_notify_cancel():
                 one.future.set_exception(self.health.failure())
@@ -276,8 +276,8 @@ class Device:
         try:
             with clock.stage("forward"), torch.inference_mode():
                 x = torch.cat([one.inputs.to(self.device, non_blocking=True) for one in passes])
-                pieces = passes[0].layers(x).split(counts)
-                ready = [self._copy_out(y, one.output) for y, one in zip(pieces, passes, strict=True)]
+                outputs = passes[0].layers(x).split(counts)
+                ready = [self._copy_out(y, one.output) for y, one in zip(outputs, passes, strict=True)]
                 finish(self.device)
         except Exception as error:
             self.out_of_memory_caught += is_out_of_memory(error)

@@ -51,8 +51,8 @@ processes.
 class HostNeed:
     """Bytes that a request asks for: with the smallest pieces, and from where on more is of no use."""
 
-    least: int
-    most: int
+    min_bytes: int
+    max_bytes: int
 
 
 class Ledger:
@@ -74,21 +74,21 @@ class Ledger:
         with self._changed:
             return dict(self._held)
 
-    def take(self, kind: str, nbytes: int, look: Callable[[int], None] = lambda waiting: None) -> None:
-        """Wait until ``nbytes`` (at most the budget) are free, and take them; ``look(waiting)`` may raise
+    def take(self, kind: str, nbytes: int, on_wait: Callable[[int], None] = lambda waiting: None) -> None:
+        """Wait until ``nbytes`` (at most the budget) are free, and take them; ``on_wait(waiting)`` may raise
         meanwhile.
         """
-        place = object()
+        ticket = object()
         with paused(), self._changed:
-            self._line.append(place)
+            self._line.append(ticket)
             try:
-                while self._line[0] is not place or self._held.total() + nbytes > self.budget:
+                while self._line[0] is not ticket or self._held.total() + nbytes > self.budget:
                     self._changed.wait(LOOK_SECONDS)
                     check()
-                    look(len(self._line))
+                    on_wait(len(self._line))
                 self._held[kind] += nbytes
             finally:
-                self._line.remove(place)
+                self._line.remove(ticket)
                 self._changed.notify_all()
 
     def give_back(self, kind: str, nbytes: int) -> None:
@@ -149,12 +149,12 @@ class HostMemory:
         rooms = max(1, decoders)
         self.images = ImageRoom(budget // 2 // rooms, rooms)
         """Room of this process; with ``decoders`` each of them has one such."""
-        self._claims = Ledger(max(0, budget - budget // 2 - self.decoders_bytes))
-        self.share = self._claims.budget // slots
+        self._reserved = Ledger(max(0, budget - budget // 2 - self.decoders_bytes))
+        self.share = self._reserved.budget // slots
         """Bytes that a request gets if it can use them."""
 
     @contextmanager
-    def claim(self, kind: str, need: HostNeed, interest: Interest) -> Iterator[int]:
+    def reserve(self, kind: str, need: HostNeed, interest: Interest) -> Iterator[int]:
         """Hold bytes for a request of ``kind`` inside the block, between the least and the most of ``need``.
 
         Raises:
@@ -162,15 +162,15 @@ class HostMemory:
             BusyError: it is not free at the deadline of ``interest``.
             BadRequestError: the client is gone.
         """
-        if need.least > self._claims.budget:
+        if need.min_bytes > self._reserved.budget:
             raise HostBudgetError(
-                f"this request takes {need.least} bytes of the server's memory with one sample at a time, the server "
-                f"has {self._claims.budget} for requests (half of its --host-memory); give it more, or choose split 0 "
+                f"one sample of this request takes {need.min_bytes} bytes of the server's memory, the server "
+                f"has {self._reserved.budget} for requests (half of its --host-memory); give it more, choose split 0 "
                 "or a smaller input"
             )
-        nbytes = max(need.least, min(need.most, self.share))
+        nbytes = max(need.min_bytes, min(need.max_bytes, self.share))
 
-        def look(waiting: int) -> None:
+        def check_wanted(waiting: int) -> None:
             """Check that the request is still wanted."""
             if interest.is_set():
                 raise BadRequestError("the client went away")
@@ -181,13 +181,13 @@ class HostMemory:
                     retry_after=LATE_SECONDS,
                 )
 
-        self._claims.take(kind, nbytes, look)
+        self._reserved.take(kind, nbytes, check_wanted)
         given_back = threading.Lock()
 
         def give_back() -> None:
             """Return the claim's bytes."""
             if given_back.acquire(blocking=False):  # once
-                self._claims.give_back(kind, nbytes)
+                self._reserved.give_back(kind, nbytes)
 
         try:
             with when_given_up(give_back):  # its thread may come back only much later
@@ -198,7 +198,7 @@ class HostMemory:
     @property
     def waiting(self) -> int:
         """Requests that wait for memory."""
-        return self._claims.waiting
+        return self._reserved.waiting
 
     def status(self) -> dict[str, Any]:
         """Return the figures for ``/v1/status``: bytes of the budget (None: none), taken bytes by kind,
@@ -209,7 +209,7 @@ class HostMemory:
 
     def kinds(self) -> dict[str, int]:
         """Bytes of the budget that are taken, by :data:`HOST_KINDS`."""
-        taken = {**self._claims.held(), "images": self.images.held, "decoders": self.decoders_bytes}
+        taken = {**self._reserved.held(), "images": self.images.held, "decoders": self.decoders_bytes}
         return {kind: taken.get(kind, 0) for kind in HOST_KINDS}
 
 

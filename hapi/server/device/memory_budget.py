@@ -104,7 +104,7 @@ class DeviceMemory:
         self._resident = resident
         self._changed = threading.Condition()
         self._queue: list[Reservation] = []
-        self._claims: set[Reservation] = set()
+        self._reserved: set[Reservation] = set()
         self._observed = ObservedMemory()
         self._curves = TimeCurves()
         self._forwards: dict[Key, ForwardMemory] = {}
@@ -113,34 +113,34 @@ class DeviceMemory:
         self.adapt_seconds = 0.0
 
     @contextmanager
-    def claim(self, ask: MemoryRequest, interest: Interest) -> Iterator[Reservation]:
-        """Hold memory for ``ask`` inside the block, once it is free.
+    def reserve(self, wanted: MemoryRequest, interest: Interest) -> Iterator[Reservation]:
+        """Hold memory for ``wanted`` inside the block, once it is free.
 
         Raises:
             DeviceMemoryError: even one sample does not fit the empty device.
             BusyError: the memory is not free at the deadline of ``interest``.
             BadRequestError: the client is gone.
         """
-        claim = Reservation(self._request(ask), interest)
-        check_fits(claim.request, self.budget)
+        reservation = Reservation(self._request(wanted), interest)
+        check_fits(reservation.request, self.budget)
         with paused(), self._changed:
-            self._queue.append(claim)
+            self._queue.append(reservation)
             try:
-                self._wait(claim)
+                self._wait(reservation)
             except BaseException:
-                self._leave(claim)
+                self._leave(reservation)
                 raise
         try:
-            with when_given_up(lambda: self._forgo(claim)):
-                yield claim
+            with when_given_up(lambda: self._forgo(reservation)):
+                yield reservation
         finally:
             with self._changed:
-                self._leave(claim)
+                self._leave(reservation)
 
-    def loaded(self, claim: Reservation) -> None:
+    def loaded(self, reservation: Reservation) -> None:
         """Note that the claim's weights are resident: their real size counts from now on."""
         with self._changed:
-            claim.loading = ()
+            reservation.loading = ()
             self._changed.notify_all()  # they may share much with what was there
 
     # -- what the device saw: hapi.server.device.device.PassMemory ------------------------------------------------
@@ -172,7 +172,7 @@ class DeviceMemory:
     def held_bytes(self) -> int:
         """Bytes that admitted requests may use beside weights."""
         with self._changed:
-            return sum(c.held_bytes for c in self._claims)
+            return sum(c.held_bytes for c in self._reserved)
 
     @property
     def used_bytes(self) -> int:
@@ -184,12 +184,12 @@ class DeviceMemory:
         with self._changed:
             coming = self._coming()
             resident = self._resident.prefix_bytes  # first: what comes between the two is not idle as well
-            used, here = self._resident.in_use(coming)
-            loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
+            used, loaded = self._resident.in_use(coming)
+            loading = sum(nbytes for key, nbytes in coming.items() if key not in loaded)
             return {
                 "weights": used + loading,
                 "idle_weights": max(0, resident - used),
-                "activations": sum(c.held_bytes for c in self._claims),
+                "activations": sum(c.held_bytes for c in self._reserved),
             }
 
     @property
@@ -202,7 +202,7 @@ class DeviceMemory:
         """Return whether a request waits for memory that others hold, not just for company."""
         gathered = time.monotonic() - GATHER_SECONDS
         with self._changed:
-            return any(claim.since < gathered for claim in self._queue)
+            return any(reservation.since < gathered for reservation in self._queue)
 
     def report(self) -> MemoryReport:
         """Return the comparison of predictions with observed peaks."""
@@ -211,53 +211,53 @@ class DeviceMemory:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _request(self, ask: MemoryRequest) -> Request:
+    def _request(self, wanted: MemoryRequest) -> Request:
         with self._changed:
-            self._remember(ask)
-            wish = self._wish(ask)
-            line = self._observed.line(ask.key, ask.forward, wish.smallest, wish.largest)
+            self._remember(wanted)
+            bounds = self._bounds(wanted)
+            line = self._observed.line(wanted.key, wanted.forward, bounds.smallest, bounds.largest)
         return Request(
             id=str(next(self._ids)),
-            samples=ask.samples,
+            samples=wanted.samples,
             sample_bytes=line.sample_bytes,
             fixed_bytes=line.fixed_bytes,
-            weights=ask.weights,
-            smallest=wish.smallest,
-            largest=wish.largest,
-            curve=wish.curve,
+            weights=wanted.weights,
+            smallest=bounds.smallest,
+            largest=bounds.largest,
+            curve=bounds.curve,
         )
 
-    def _wish(self, ask: MemoryRequest) -> BatchBounds:
-        largest = self._observed.ceiling(ask.key, ask.largest)
+    def _bounds(self, wanted: MemoryRequest) -> BatchBounds:
+        largest = self._observed.ceiling(wanted.key, wanted.largest)
         if self._policy != "auto":
-            return BatchBounds(min(ask.smallest, largest), largest)
-        proposed = self._curves.propose(ask.key, min(largest, ask.samples))
-        curve = self._curves.curve(ask.key)
+            return BatchBounds(min(wanted.smallest, largest), largest)
+        proposed = self._curves.propose(wanted.key, min(largest, wanted.samples))
+        curve = self._curves.curve(wanted.key)
         if curve is None:  # just what is being looked at
             return BatchBounds(proposed, proposed)
-        return BatchBounds(min(ask.smallest, largest), max(proposed, ask.smallest), curve)
+        return BatchBounds(min(wanted.smallest, largest), max(proposed, wanted.smallest), curve)
 
-    def _remember(self, ask: MemoryRequest) -> None:
-        self._forwards.pop(ask.key, None)
-        self._forwards[ask.key] = ask.forward
+    def _remember(self, wanted: MemoryRequest) -> None:
+        self._forwards.pop(wanted.key, None)
+        self._forwards[wanted.key] = wanted.forward
         if len(self._forwards) > 1024:
             del self._forwards[next(iter(self._forwards))]
 
-    def _wait(self, claim: Reservation) -> None:
-        """Wait until ``claim`` is admitted. Requests that come at about the same time share the free memory."""
+    def _wait(self, reservation: Reservation) -> None:
+        """Wait until ``reservation`` is admitted. Requests that come at about the same time share the free memory."""
         gathered = time.monotonic() + GATHER_SECONDS
         if self._plenty():
             self._admit()
-        while not self._admitted(claim):
+        while not self._admitted(reservation):
             left = gathered - time.monotonic()
             if left <= 0:
                 self._admit()
                 left = LOOK_SECONDS
-            if not self._admitted(claim):
+            if not self._admitted(reservation):
                 self._changed.wait(left)
-            if claim.interest.is_set():
+            if reservation.interest.is_set():
                 raise BadRequestError("the client went away")
-            if not self._admitted(claim) and time.monotonic() >= claim.interest.deadline:
+            if not self._admitted(reservation) and time.monotonic() >= reservation.interest.deadline:
                 raise BusyError(
                     f"{len(self._queue)} requests wait for the device's memory, and this one did for too long "
                     "(--max-request-seconds of hapi-server); come back later, or ask another server",
@@ -265,34 +265,34 @@ class DeviceMemory:
                 )
 
     @staticmethod
-    def _admitted(claim: Reservation) -> bool:
-        return claim.batch > 0
+    def _admitted(reservation: Reservation) -> bool:
+        return reservation.batch > 0
 
     def _plenty(self) -> bool:
         """Return whether all that wait can have their largest batch at once: then nobody gains by waiting for
         others.
         """
-        wanted = sum(r.fixed_bytes + min(r.largest, r.samples) * r.sample_bytes for r in self._asked())
-        wanted += sum(w.nbytes for r in self._asked() for w in r.weights)
+        wanted = sum(r.fixed_bytes + min(r.largest, r.samples) * r.sample_bytes for r in self._queued())
+        wanted += sum(w.nbytes for r in self._queued() for w in r.weights)
         return wanted <= self.budget - self._state().held_bytes
 
-    def _asked(self) -> Sequence[Request]:
+    def _queued(self) -> Sequence[Request]:
         return [c.request for c in self._queue]
 
     def _state(self) -> DeviceState:
         coming = self._coming()
-        used, here = self._resident.in_use(coming)
-        loading = sum(nbytes for key, nbytes in coming.items() if key not in here)
-        held = used + loading + sum(c.held_bytes for c in self._claims)
-        return DeviceState(budget_bytes=self.budget, held_bytes=held, resident=here | coming.keys())
+        used, loaded = self._resident.in_use(coming)
+        loading = sum(nbytes for key, nbytes in coming.items() if key not in loaded)
+        held = used + loading + sum(c.held_bytes for c in self._reserved)
+        return DeviceState(budget_bytes=self.budget, held_bytes=held, resident=loaded | coming.keys())
 
     def _coming(self) -> dict[str, int]:
         """Bytes of weights that admitted requests are about to use, by key."""
-        return {w.key: w.nbytes for c in self._claims for w in c.loading}
+        return {w.key: w.nbytes for c in self._reserved for w in c.loading}
 
     def _admit(self) -> None:
         began, state = time.monotonic(), self._state()
-        found = adapt(self._policy, state, self._asked())
+        found = adapt(self._policy, state, self._queued())
         self.adaptations += 1
         self.adapt_seconds += time.monotonic() - began
         if not found.batches:
@@ -306,22 +306,22 @@ class DeviceMemory:
         self._changed.notify_all()
 
     def _grant(self, found: Adaptation) -> None:
-        for claim in [c for c in self._queue if c.request.id in found.batches]:
-            request = claim.request
-            claim.batch = found.batches[request.id]
-            claim.held_bytes = request.fixed_bytes + claim.batch * request.sample_bytes
-            claim.loading = request.weights
-            self._queue.remove(claim)
-            self._claims.add(claim)
+        for reservation in [c for c in self._queue if c.request.id in found.batches]:
+            request = reservation.request
+            reservation.batch = found.batches[request.id]
+            reservation.held_bytes = request.fixed_bytes + reservation.batch * request.sample_bytes
+            reservation.loading = request.weights
+            self._queue.remove(reservation)
+            self._reserved.add(reservation)
 
-    def _forgo(self, claim: Reservation) -> None:
+    def _forgo(self, reservation: Reservation) -> None:
         """Its request was given up and passes no samples any more, even if its thread comes back only much later."""
         with self._changed:
-            claim.held_bytes = 0
+            reservation.held_bytes = 0
             self._changed.notify_all()
 
-    def _leave(self, claim: Reservation) -> None:
-        if claim in self._queue:
-            self._queue.remove(claim)
-        self._claims.discard(claim)
+    def _leave(self, reservation: Reservation) -> None:
+        if reservation in self._queue:
+            self._queue.remove(reservation)
+        self._reserved.discard(reservation)
         self._changed.notify_all()

@@ -14,7 +14,7 @@ from hapi.models.graph.segment import Segment
 from hapi.models.keyed_locks import KeyedLocks
 from hapi.server.device.weight_pool import WeightPool
 
-MAX_FRONTS = 64
+MAX_PREFIXES = 64
 """Fronts that are kept, whatever they weigh: one more over shared weights takes no bytes on the device, but modules
 and graphs on the host (measured: ResNet18 0.3 MiB, DenseNet121 2 MiB), and requests may name any input shape."""
 
@@ -62,24 +62,24 @@ class ModelCache:
         self._budget = budget if reuse else 0
         self._lock = threading.Lock()
         self._loading = KeyedLocks()
-        self._fronts: OrderedDict[str, FrozenPrefix] = OrderedDict()
+        self._prefixes: OrderedDict[str, FrozenPrefix] = OrderedDict()
         self.hits = 0
         self.misses = 0
 
     @contextmanager
-    def front(self, key: str, load: Callable[[], FrozenPrefix]) -> Iterator[FrozenPrefix]:
+    def prefix(self, key: str, load: Callable[[], FrozenPrefix]) -> Iterator[FrozenPrefix]:
         """The front for ``key``, loaded by ``load`` when it is not resident; not evicted inside the block."""
         if not self.reuse:
             with self._lock:
                 self.misses += 1
             yield load()
             return
-        front = self._acquire(key, load)
+        prefix = self._acquire(key, load)
         try:
-            yield front
+            yield prefix
         finally:
             with self._lock:
-                front.users -= 1
+                prefix.users -= 1
                 self._trim()
 
     def pool(self) -> WeightPool:
@@ -89,33 +89,33 @@ class ModelCache:
     def _acquire(self, key: str, load: Callable[[], FrozenPrefix]) -> FrozenPrefix:
         with self._loading.holding(key):  # two requests for the same front load it once
             with self._lock:
-                front = self._fronts.get(key)
-                if front is not None:
+                prefix = self._prefixes.get(key)
+                if prefix is not None:
                     self.hits += 1
-                    front.users += 1
-                    self._fronts.move_to_end(key)
-                    return front
-            front = load()
+                    prefix.users += 1
+                    self._prefixes.move_to_end(key)
+                    return prefix
+            prefix = load()
             with self._lock:
                 self.misses += 1
-                front.users += 1
-                self._fronts[key] = front
-                return front
+                prefix.users += 1
+                self._prefixes[key] = prefix
+                return prefix
 
     def _trim(self) -> None:
         """Drop idle fronts until the rest is within the budget. With the lock held."""
         excess = self._pool.resident_bytes - self._budget
         for key in self._idle():
-            if excess <= 0 and len(self._fronts) <= MAX_FRONTS:
+            if excess <= 0 and len(self._prefixes) <= MAX_PREFIXES:
                 return
             excess -= self._drop(key)
 
     def _idle(self) -> list[str]:
         """Keys of the fronts that are not in use, the least recently used first."""
-        return [key for key, front in self._fronts.items() if front.users == 0]
+        return [key for key, prefix in self._prefixes.items() if prefix.users == 0]
 
     def _drop(self, key: str) -> int:
-        return self._pool.release(key for key, _ in self._fronts.pop(key).weights)
+        return self._pool.release(key for key, _ in self._prefixes.pop(key).weights)
 
     def evict(self, nbytes: int, also: Collection[str] = ()) -> int:
         """Drop fronts that are not in use, the least recently used first, until ``nbytes`` bytes were freed.
@@ -128,27 +128,27 @@ class ModelCache:
             for key in self._idle():
                 if freed >= nbytes:
                     break
-                if self._fronts[key].identity not in also:
+                if self._prefixes[key].identity not in also:
                     freed += self._drop(key)
         return freed
 
     def has(self, identity: str) -> bool:
         """Return whether a front with this :attr:`FrozenPrefix.identity` is resident."""
         with self._lock:
-            return any(front.identity == identity for front in self._fronts.values())
+            return any(prefix.identity == identity for prefix in self._prefixes.values())
 
     def in_use(self, also: Collection[str] = ()) -> tuple[int, frozenset[str]]:
         """Distinct bytes and identities of fronts that requests use, or whose identity is in ``also``."""
         with self._lock:
-            used = [f for f in self._fronts.values() if f.users or f.identity in also]
+            used = [f for f in self._prefixes.values() if f.users or f.identity in also]
         return _distinct_bytes(used), frozenset(f.identity for f in used)
 
     @property
     def prefix_bytes(self) -> int:
         """Distinct bytes of all fronts, without those that are being loaded."""
         with self._lock:
-            fronts = list(self._fronts.values())
-        return _distinct_bytes(fronts)
+            prefixes = list(self._prefixes.values())
+        return _distinct_bytes(prefixes)
 
     def drop_idle(self) -> int:
         """Drop every front that is not in use, for a device that is out of memory; returns the bytes freed."""
@@ -166,5 +166,5 @@ class ModelCache:
         return self._pool.loading_bytes
 
 
-def _distinct_bytes(fronts: Iterable[FrozenPrefix]) -> int:
-    return sum({key: nbytes for front in fronts for key, nbytes in front.weights}.values())
+def _distinct_bytes(prefixes: Iterable[FrozenPrefix]) -> int:
+    return sum({key: nbytes for prefix in prefixes for key, nbytes in prefix.weights}.values())

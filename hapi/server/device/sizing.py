@@ -30,7 +30,7 @@ KEPT = 64
 
 
 @dataclass(frozen=True)
-class FrontSizes:
+class PrefixSizes:
     """Sizes of layers 1..split of one model."""
 
     weights: tuple[Weights, ...]
@@ -57,7 +57,7 @@ class Sizing:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[LayeredModel, Sequence[LayerWork]]] = OrderedDict()
 
-    def of(self, request: messages.ExtractRequest) -> FrontSizes:
+    def of(self, request: messages.ExtractRequest) -> PrefixSizes:
         """Return the sizes of the prefix that ``request`` names.
 
         :class:`UnprocessableError` for a split that the model does not have, :class:`ConflictError` when the
@@ -68,8 +68,8 @@ class Sizing:
         if not 1 <= split <= len(model.layers):
             raise UnprocessableError(f"split {split}: the model has layers 1 to {len(model.layers)}")
         sizes = model.output_bytes()
-        return FrontSizes(
-            weights=(front_weights(request, model),),
+        return PrefixSizes(
+            weights=(prefix_weights(request, model),),
             output_shape=tuple(model.output_shapes()[split]),
             output_dtype=model.output_dtypes()[split],
             input_bytes=sizes[0],
@@ -96,7 +96,7 @@ class Sizing:
         return found
 
 
-def front_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
+def prefix_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
     """All weights of the front that ``request`` names.
 
     Their key is the request's digest with their bytes: a digest is a client's word until the front is loaded, and with

@@ -44,18 +44,18 @@ class WeightPool:
         try:
             while len(held) < len(wanted):
                 # Nobody waits with keys claimed and not loaded, so that two callers cannot wait for each other.
-                mine = self._claim(wanted, held)
+                mine = self._reserve(wanted, held)
                 try:
                     if mine:
                         self._fill(mine, load, held)
                 finally:
-                    self._unclaim(mine)
+                    self._forget(mine)
             return held
         except BaseException:
             self.release(held)
             raise
 
-    def _claim(self, wanted: Mapping[str, int], held: dict[str, torch.Tensor]) -> dict[str, int]:
+    def _reserve(self, wanted: Mapping[str, int], held: dict[str, torch.Tensor]) -> dict[str, int]:
         """Hold what is resident; what nobody is loading is the caller's to load. Waits if there is neither."""
         with self._changed:
             while True:
@@ -83,7 +83,7 @@ class WeightPool:
         if missing:
             raise KeyError(f"{len(missing)} tensors were not loaded, such as {min(missing)}")
 
-    def _unclaim(self, mine: Mapping[str, int]) -> None:
+    def _forget(self, mine: Mapping[str, int]) -> None:
         with self._changed:
             for key in mine:
                 self._loading.pop(key, None)

@@ -15,10 +15,10 @@ import torch
 from hapi.errors import DrainingError, UsageError
 from hapi.models.devices import free_bytes, resolve_device
 from hapi.server.device.device import Device
-from hapi.server.device.front_loader import FrontLoader
 from hapi.server.device.host_memory import UNKNOWN_BYTES
 from hapi.server.device.memory_budget import DeviceMemory
 from hapi.server.device.model_cache import ModelCache
+from hapi.server.device.prefix_loader import PrefixLoader
 from hapi.server.device.sizing import Sizing
 from hapi.server.settings import ServiceSettings
 from hapi.server.status import DeviceStatus
@@ -41,7 +41,7 @@ class DeviceWorker:
     device: Device
     cache: ModelCache
     memory: DeviceMemory
-    fronts: FrontLoader
+    prefixes: PrefixLoader
     running: int = 0
     """Requests that were given to it and are not over."""
     cos_batch: int | None = None
@@ -149,7 +149,7 @@ def _worker(
         device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),
         cache=cache,
         memory=memory,
-        fronts=FrontLoader(settings, store, device, cache),
+        prefixes=PrefixLoader(settings, store, device, cache),
     )
 
 

@@ -16,13 +16,13 @@ from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
 from hapi.repository.repository import PrefixSource, open_prefix
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
-from hapi.server.device.sizing import front_weights
+from hapi.server.device.sizing import prefix_weights
 from hapi.server.settings import ServiceSettings
 from hapi.store.base import ObjectStore
 from hapi.wire import messages
 
 
-class FrontLoader:
+class PrefixLoader:
     """Loads the fronts of one device, over weights that they share; thread-safe."""
 
     def __init__(
@@ -54,7 +54,7 @@ class FrontLoader:
         found = pool.take(needs.sizes, lambda missing: self._bring(needs, missing, split))
         try:
             needs.assign(found)
-            return _front(request, model, tuple(needs.sizes.items()))
+            return _prefix(request, model, tuple(needs.sizes.items()))
         except BaseException:
             pool.release(found)
             raise
@@ -63,9 +63,9 @@ class FrontLoader:
         self, needs: PrefixTensors, missing: Collection[str], split: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for key, tensor in needs.bring(missing):
-            yield key, self._place(tensor, split)
+            yield key, self._to_device(tensor, split)
 
-    def _place(self, tensor: torch.Tensor, split: int) -> torch.Tensor:
+    def _to_device(self, tensor: torch.Tensor, split: int) -> torch.Tensor:
         """Copy to the device; when it does not fit, once more without the idle prefixes."""
         for attempt in range(2):
             try:
@@ -122,7 +122,7 @@ class PrefixTensors:
             self._model.traced.constants.update(dict.fromkeys(names, found[key]))
 
 
-def _front(
+def _prefix(
     request: messages.ExtractRequest, model: LayeredModel, weights: tuple[tuple[str, int], ...]
 ) -> FrozenPrefix:
     split = request.split
@@ -131,12 +131,12 @@ def _front(
         output_shape=tuple(model.output_shapes()[split]),
         output_dtype=model.output_dtypes()[split],
         weights=weights,
-        identity=front_weights(request, model).key,
+        identity=prefix_weights(request, model).key,
         make_layers=lambda: layer_segments(model, 0, split),
     )
 
 
-def front_key(request: messages.ExtractRequest) -> str:
+def prefix_key(request: messages.ExtractRequest) -> str:
     """Return all facts of the request about its layers: the check of a name must not depend on the cache."""
     return json.dumps([request.model.to_json(), request.split, request.split_name])
 
