@@ -41,6 +41,14 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A long test is a slow one too, so that ``-m "not slow"`` leaves it out."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: the garbage collector need not look through it again and again."""
     gc.collect()

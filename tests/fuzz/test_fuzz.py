@@ -14,14 +14,20 @@ from fuzz_targets import TARGETS, attempt
 from support.forked import environment
 
 RUNNER = Path(__file__).with_name("fuzz_run.py")
-SECONDS = 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_while_of_fuzzing(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("frames", 4),
+        ("manifests", 4),
+        *(pytest.param(name, 30, marks=pytest.mark.long) for name in TARGETS),
+    ],
+)
+def test_a_while_of_fuzzing(name: str, seconds: int, tmp_path: Path) -> None:
     """Guided by coverage where atheris is installed."""
-    done = fuzz(name, tmp_path, "--seconds", str(SECONDS))
+    done = fuzz(name, tmp_path, "--seconds", str(seconds))
     assert done.returncode == 0, f"{kept(tmp_path)}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     guided = importlib.util.find_spec("atheris") is not None
     assert ("without atheris" in done.stdout) != guided

@@ -50,7 +50,7 @@ def finished(job: ForkedProcess, report: Path) -> list[float]:
     return losses(found)
 
 
-@pytest.mark.parametrize("limit", [40, 60])
+@pytest.mark.parametrize("limit", [pytest.param(40, marks=pytest.mark.long), 60])
 def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limit: int) -> None:
     """With the same content, and with another: then new jobs get that one, also of servers that begin later."""
     known = Known(folder)

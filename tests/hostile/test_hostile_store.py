@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,11 +155,22 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[HostileStor
     return use
 
 
-@pytest.mark.parametrize("misdeed", MISDEEDS, ids=lambda misdeed: misdeed.name)
+def some_commands() -> Iterator[Any]:
+    """Two commands for each misdeed, by turns; those that are long have all."""
+    for number, misdeed in enumerate(MISDEEDS):
+        two = (COMMANDS[number % len(COMMANDS)], COMMANDS[(number + 2) % len(COMMANDS)])
+        yield pytest.param(misdeed, two, id=misdeed.name)
+        yield pytest.param(misdeed, COMMANDS, marks=pytest.mark.long, id=f"{misdeed.name}, all")
+
+
+@pytest.mark.parametrize(("misdeed", "commands"), some_commands())
 def test_every_command_ends_well_or_with_one_line(
-    misdeed: Misdeed, goods: Goods, impatient: Callable[[HostileStore], None]
+    misdeed: Misdeed,
+    commands: tuple[str, ...],
+    goods: Goods,
+    impatient: Callable[[HostileStore], None],
 ) -> None:
-    for command in COMMANDS:
+    for command in commands:
         with hostile_store(goods.objects, misdeed.kind) as store:
             impatient(store)
             before, started = reset_peak(os.getpid()), time.monotonic()

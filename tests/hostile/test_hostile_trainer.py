@@ -95,13 +95,14 @@ def test_a_diverged_run_keeps_what_was_finite(running: ServerProcess, tmp_path: 
             "hapi-train: stdout cannot be written (Broken pipe); the work goes on",
             "stdout: Broken pipe",
         ),
-        (
+        pytest.param(
             "> /dev/full",
             "hapi-train: stdout cannot be written (No space left on device); the work goes on",
             "stdout: No space left on device",
+            marks=pytest.mark.long,
         ),
         (">&- 2>&- <&-", "", "stdout: it was closed at the start"),
-        ("> /dev/full 2>&1", "", "stdout: No space left on device"),
+        pytest.param("> /dev/full 2>&1", "", "stdout: No space left on device", marks=pytest.mark.long),
     ],
 )
 def test_training_without_its_output(
@@ -234,7 +235,9 @@ def test_a_sample_cache_on_a_full_disk(running: ServerProcess, tmp_path: Path) -
 # -- killed ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["make_way", "hardlink_to", "replace"])
+@pytest.mark.parametrize(
+    "call", ["replace", *(pytest.param(name, marks=pytest.mark.long) for name in ("make_way", "hardlink_to"))]
+)
 def test_killed_while_the_files_change_places(
     running: ServerProcess, undisturbed: list[float], tmp_path: Path, call: str
 ) -> None:

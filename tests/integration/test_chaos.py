@@ -133,6 +133,7 @@ def test_a_device_that_runs_out_of_memory(
         settled.check(known)
 
 
+@pytest.mark.long
 def test_everything_at_once(folder: Path, known: Known, undisturbed: list[float], tmp_path: Path) -> None:
     with harried(folder, known) as (application, settled):
         with failing_store(0.03, 0.1), under(application, known, vanishing, trickling, garbage, crowding):

@@ -7,10 +7,10 @@ relative, the first step's gradients within 1e-5 relative (as vectors, per param
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.plain import (
@@ -85,31 +85,46 @@ def service(store: Path) -> Iterator[Service]:
     running.close()
 
 
-HEAVY = tuple(f.name for f in FAMILIES if f.name != "resnet18")
-"""Every split's features are compared, in one session, which copies the weights once; some splits are trained in
-sessions of their own (HAPI_PARITY=full: all, which takes minutes more)."""
 HUGE = ("vgg11", "vgg19", "vit_b_16")
 """Hundreds of MB of weights."""
 
 
+def marked(small: tuple[str, ...]) -> list[Any]:
+    """The paper's families as parameters; all but ``small`` ones are long."""
+    return [pytest.param(f, marks=() if f.name in small else pytest.mark.long, id=f.name) for f in FAMILIES]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("f", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("f", marked(("resnet18",)))
 def test_every_split_of_the_papers_families(service: Service, store: Path, f: Family) -> None:
     plain: Result | None = None
-    heavy = f.name in HEAVY and os.environ.get("HAPI_PARITY") != "full"
-    for split in (0, f.freeze // 2, f.freeze) if heavy else range(f.freeze + 1):
+    for split in range(f.freeze + 1):
         with open_session(service, f, split, f.freeze) as session:
             assert session.prepared.freeze == f.freeze
             if plain is None:
                 plain = plain_training(f, order_of(session, store))
-            if not heavy:
-                check_features(session, plain, f"{f.name} split {split}")
+            check_features(session, plain, f"{f.name} split {split}")
             check_equal(split_training(session), plain, f"{f.name} split {split}")
-    if heavy and plain is not None:
-        with open_session(service, f, "auto", f.freeze) as session:
-            for split in range(f.freeze + 1):
-                check_features(session, plain, f"{f.name} split {split}", split)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "f", [f for f in FAMILIES if f.name not in ("resnet18", "vgg11", "vgg19")], ids=lambda f: f.name
+)
+def test_features_of_every_split_and_training_at_some(service: Service, store: Path, f: Family) -> None:
+    """One session, which copies the weights once, has every split's features."""
+    plain: Result | None = None
+    for split in (0, f.freeze // 2, f.freeze):
+        with open_session(service, f, split, f.freeze) as session:
+            if plain is None:
+                plain = plain_training(f, order_of(session, store))
+            check_equal(split_training(session), plain, f"{f.name} split {split}")
+    assert plain is not None
+    with open_session(service, f, "auto", f.freeze) as session:
+        for split in range(f.freeze + 1):
+            check_features(session, plain, f"{f.name} split {split}", split)
 
 
 @pytest.mark.slow
@@ -136,13 +151,8 @@ def with_changes(session: Session, freeze: int) -> Session:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "f",
-    [f for f in FAMILIES if f.name not in HUGE or os.environ.get("HAPI_PARITY") == "full"],
-    ids=lambda f: f.name,
-)
+@pytest.mark.parametrize("f", marked(tuple(f.name for f in FAMILIES if f.name not in HUGE)))
 def test_splits_that_change_in_the_middle_of_epochs(service: Service, store: Path, f: Family) -> None:
-    """The huge families with HAPI_PARITY=full."""
     with open_session(service, f, "auto", f.freeze) as session:
         plain = plain_training(f, order_of(session, store))
         check_equal(split_training(with_changes(session, f.freeze)), plain, f"{f.name} with changes")

@@ -51,8 +51,24 @@ def filled(model: LayeredModel) -> LayeredModel:
     return model
 
 
+SMALLEST = {
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
+    "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_400mf", "resnet18",
+    "resnet50", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn",
+    "vit_b_32", "wide_resnet50_2",
+}  # fmt: skip
+"""One of each family; the others, which have more of the same layers, are long."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in torchvision_names() if n not in TOO_LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SMALLEST else pytest.mark.long)
+        for name in torchvision_names()
+        if name not in TOO_LARGE
+    ],
+)
 def test_every_cut_composes(name: str) -> None:
     listed = filled(structure(spec_of(name)))
     model = listed.with_all_cuts()

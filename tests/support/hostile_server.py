@@ -376,7 +376,7 @@ DOCUMENT: dict[str, Kind] = {
     "no utf-8": Kind(body(lambda: b'{"count": "\xff\xfe"}'), NO_JSON),
     "2^48 samples": Kind(document(lambda d: d.update(count=1 << 48)), "281474976710656 samples", code=2),
     "negative count": Kind(document(lambda d: d.update(count=-5)), "count: expected an integer"),
-    "3 million classes": Kind(names(3_000_000, 15), "longer than 33554432 bytes"),
+    "3 million classes": Kind(names(3_000_000, 15), "longer than 33554432 bytes", flags=("--timeout", "20")),
     "3 million short classes": Kind(names(3_000_000), "more than 2000000 values|longer than"),
     "many classes": Kind(names(1_050_000), "more than 1048576 classes"),
     "endless name of a class": Kind(names(1, 8 << 20), "4096 characters"),
