@@ -12,7 +12,7 @@ import hapi
 ROOT = Path(hapi.__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 15_000
-"""Words of all pages in docs/ but the measurements: longer pages are not read."""
+"""Words of all pages in docs/ but the measurements and the list of public names: longer pages are not read."""
 MOST_WORDS_OF_A_DECISION = 150
 LONGEST_README = 250
 
@@ -62,7 +62,7 @@ def test_a_decision_is_short_and_whole(page: Path) -> None:
 
 def test_the_pages_stay_short() -> None:
     pages = [
-        *DOCS.glob("*.md"),
+        *(page for page in DOCS.glob("*.md") if page.name != "api.md"),
         *(DOCS / "decisions").glob("*.md"),
     ]
     words = sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
