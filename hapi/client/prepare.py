@@ -13,25 +13,22 @@ import torch
 from hapi.arrays import IntArray
 from hapi.cache.folder import CacheFolder
 from hapi.client.augment import augmented
+from hapi.client.connect import Connected, connect, over
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.planning.controller import STRATEGY_NAMES
-from hapi.client.settings import DataSettings, ModelSettings, NetworkSettings, SessionSettings, default_store
+from hapi.client.settings import DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_count, check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
-from hapi.client.transport.http import HttpTransport, Transport
+from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
-from hapi.client.transport.slow_server import AnswerLimits
 from hapi.data.epoch_order import EpochOrder, Shuffle, epoch_sequence
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, ModelError, UsageError
-from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.freeze import choose_freeze
-from hapi.paths import user_path
-from hapi.process.processors import processor_count
 from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription
@@ -131,68 +128,35 @@ def resolve_job(
     cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    embedded: EmbeddedServer | None = None
-    store: str | None = settings.store
-    if transports is None:
-        if not settings.server:
-            store = settings.store or default_store()
-            embedded, token = _embed(settings, store)
-        urls = [embedded.url] if embedded else list(settings.server)
-        transports = [
-            HttpTransport(
-                url,
-                token=token,
-                ca_file=settings.ca_file,
-                timeout=settings.timeout,
-                answer_limits=answer_limits(settings),
-            )
-            for url in urls
-        ]
-    check = (lambda: None) if embedded is None else embedded.check
-    servers = ServerPool(transports, retry_timeout=settings.patience, check=check)
+    connected = connect(settings, token) if transports is None else over(settings, transports, settings.store)
     try:
-        return _prepare(settings, servers, [t.url for t in transports], embedded, store, device, cache)
+        prepared = _prepare(settings, connected, device, cache)
+        _load_weights(settings, prepared)
     except BaseException:
-        servers.close()
-        if embedded is not None:
-            embedded.close()
+        connected.close()
         raise
-
-
-def answer_limits(settings: NetworkSettings) -> AnswerLimits:
-    """Return the settings' demands on a server's answers."""
-    return AnswerLimits(
-        silence=settings.timeout,
-        rate=settings.slow_server_rate,
-        window=settings.slow_server_seconds,
-        longest=settings.answer_timeout,
-    )
+    return prepared
 
 
 def _prepare(
-    settings: SessionSettings,
-    servers: ServerPool,
-    urls: list[str],
-    embedded: EmbeddedServer | None,
-    store: str | None,
-    device: torch.device,
-    cache: CacheFolder | None,
+    settings: SessionSettings, connected: Connected, device: torch.device, cache: CacheFolder | None
 ) -> JobContext:
+    servers = connected.servers
     description = choose_dataset(servers, settings.dataset)
     order = order_of(settings, description)
     layout, transform = SampleLayout.from_json(description.layout), transform_of(settings, description)
     shape = check_inputs(description, transform)
     model = open_client_model(
-        settings, servers, store, seed=settings.seed, classes=len(description.classes), shape=shape
+        settings, servers, connected.store, seed=settings.seed, classes=len(description.classes), shape=shape
     )
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
     strategy, split = resolve_split(layered, settings.split, freeze)
     training, validation, held_out = _hold_out(settings, servers, description)
-    prepared = JobContext(
+    return JobContext(
         servers=servers,
-        urls=urls,
-        embedded=embedded,
+        urls=connected.urls,
+        embedded=connected.embedded,
         device=device,
         description=description,
         model=layered,
@@ -213,39 +177,22 @@ def _prepare(
         ),
         sample_cache=cache,
     )
+
+
+def _load_weights(settings: NetworkSettings, prepared: JobContext) -> None:
+    """Bring what runs on this side into its memory, and make the job's requests."""
+    model, split, strategy = prepared.client_model, prepared.split, prepared.strategy
+    layered = prepared.model
     # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
     # GPU when it does.
     first = split if strategy is None else prepared.last_split
     if settings.recheck:
         first = 0
-    model.load_from(min(first, split if strategy is None else freeze))
+    model.load_from(min(first, split if strategy is None else prepared.freeze))
     prepared.make_jobs()
     if strategy is None:
         layered.release(first, len(layered))
-    move_weights(layered, device, first, len(layered))
-    return prepared
-
-
-def _embed(settings: ModelSettings, store: str) -> tuple[EmbeddedServer, str]:
-    is_folder = "://" not in store or store.startswith("file://")
-    folder = user_path(store.removeprefix("file://"), "--store")
-    try:
-        empty = is_folder and not (folder / "datasets").is_dir()
-    except OSError as error:
-        raise UsageError(f"--store {store}: cannot be read: {error.strerror}") from None
-    if empty:
-        raise UsageError(
-            f"no dataset in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
-            "name another store (--store), or a running server (--server URL)"
-        )
-    factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
-    # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
-    processors = processor_count()
-    share = max(1, processors // 2)
-    if settings.threads is None:
-        torch.set_num_threads(max(1, processors - share))
-    embedded = EmbeddedServer(str(folder) if is_folder else store, allow_models=factories, threads=share)
-    return embedded, embedded.token
+    move_weights(layered, prepared.device, first, len(layered))
 
 
 def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:

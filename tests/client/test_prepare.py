@@ -51,7 +51,7 @@ def pool_of(*answers: Any) -> ServerPool:
     ("changes", "kind", "match"),
     [
         ({"dataset": None}, UsageError, "several datasets, choose one with --dataset: blobs, small"),
-        ({"dataset": "blob"}, NotFoundError, "no data set 'blob'.*blobs"),
+        ({"dataset": "blob"}, NotFoundError, "no dataset 'blob'.*blobs"),
         ({"dataset": "../blobs"}, UsageError, "--dataset: '../blobs' is not a name"),
         ({"dataset": ""}, UsageError, "--dataset"),
         (
@@ -216,6 +216,6 @@ def test_what_the_embedded_server_may_import(
     def started(store: str, *, allow_models: list[str], threads: int) -> None:
         raise HapiError(f"allowed: {allow_models}")
 
-    monkeypatch.setattr("hapi.client.prepare.EmbeddedServer", started)
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", started)
     with pytest.raises(HapiError, match=re.escape(f"allowed: {allowed}")):
         Session.open(SessionSettings(store=str(store), threads=1, **changes))

@@ -12,9 +12,9 @@ from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
 from hapi.client.planning.split_range import SplitRange
 from hapi.client.prepare import JobContext
-from hapi.client.settings import DataSettings, PlanningSettings, SessionSettings
+from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
-from hapi.profiler.fit import Arrivals
+from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
 from hapi.profiler.sizes import sizes_of
 
@@ -163,26 +163,7 @@ def planning_of(
             raise UsageError(f"--profile {fixed_split(settings)}")
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
-    description = prepared.description
-    sizes = sizes_of(
-        prepared.model,
-        settings.model,
-        prepared.freeze,
-        stored_bytes=description.total_bytes / max(1, description.count),
-        encoded=prepared.transforms[0] is not None,
-        client=tier_of(prepared.device),
-        optimizer_bytes=optimizer_bytes,
-    )
-    job = Job(
-        bs=settings.bs,
-        samples=_samples_of_an_epoch(settings, prepared),
-        epochs=settings.epochs,
-        micro_batch=settings.micro_batch,
-        request_size=settings.request_size,
-        in_flight=settings.in_flight * prepared.servers.size,
-        prefetch_bytes=settings.prefetch_bytes,
-        memory_bytes=budget.bytes,
-    )
+    sizes, job = _sizes(settings, prepared, optimizer_bytes), _job(settings, prepared, budget)
     try:
         return SplitController(
             prepared.strategy,
@@ -197,6 +178,32 @@ def planning_of(
         )
     except ConfigError as error:
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
+
+
+def _sizes(settings: ModelSettings, prepared: JobContext, optimizer_bytes: float) -> Sizes:
+    description = prepared.description
+    return sizes_of(
+        prepared.model,
+        settings.model,
+        prepared.freeze,
+        stored_bytes=description.total_bytes / max(1, description.count),
+        encoded=prepared.transforms[0] is not None,
+        client=tier_of(prepared.device),
+        optimizer_bytes=optimizer_bytes,
+    )
+
+
+def _job(settings: SessionSettings, prepared: JobContext, budget: MemoryBudget) -> Job:
+    return Job(
+        bs=settings.bs,
+        samples=_samples_of_an_epoch(settings, prepared),
+        epochs=settings.epochs,
+        micro_batch=settings.micro_batch,
+        request_size=settings.request_size,
+        in_flight=settings.in_flight * prepared.servers.size,
+        prefetch_bytes=settings.prefetch_bytes,
+        memory_bytes=budget.bytes,
+    )
 
 
 def fixed_split(settings: PlanningSettings) -> str:

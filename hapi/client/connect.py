@@ -1,0 +1,96 @@
+"""From settings to servers: those that are named, or one that is started beside a local store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
+from hapi.client.transport.embedded_server import EmbeddedServer
+from hapi.client.transport.http import HttpTransport, Transport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.client.transport.slow_server import AnswerLimits
+from hapi.errors import UsageError
+from hapi.factories import is_factory
+from hapi.paths import user_path
+from hapi.process.processors import processor_count
+
+
+@dataclass(frozen=True, eq=False)
+class Connected:
+    """The servers of a session. Close it."""
+
+    servers: ServerPool
+    urls: list[str]
+    store: str | None
+    """Store to which this side may push weights; None when only the servers know it."""
+    embedded: EmbeddedServer | None = None
+
+    def close(self) -> None:
+        """Drop the connections, and end the embedded server if there is one."""
+        self.servers.close()
+        if self.embedded is not None:
+            self.embedded.close()
+
+
+def connect(settings: SessionSettings, token: str | None) -> Connected:
+    """Return the servers of the settings, or an embedded one that is started when they name none.
+
+    Raises:
+        HapiError: the store has no dataset, or the embedded server does not start.
+    """
+    if settings.server:
+        return over(settings, [_transport(settings, url, token) for url in settings.server], settings.store)
+    store = settings.store or default_store()
+    embedded = _embed(settings, store)
+    try:
+        return over(settings, [_transport(settings, embedded.url, embedded.token)], store, embedded)
+    except BaseException:
+        embedded.close()
+        raise
+
+
+def over(
+    network: NetworkSettings,
+    transports: Sequence[Transport],
+    store: str | None,
+    embedded: EmbeddedServer | None = None,
+) -> Connected:
+    """Return the servers behind ``transports``."""
+    check = (lambda: None) if embedded is None else embedded.check
+    servers = ServerPool(transports, retry_timeout=network.patience, check=check)
+    return Connected(servers, [transport.url for transport in transports], store, embedded)
+
+
+def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTransport:
+    limits = AnswerLimits(
+        silence=network.timeout,
+        rate=network.slow_server_rate,
+        window=network.slow_server_seconds,
+        longest=network.answer_timeout,
+    )
+    return HttpTransport(url, token=token, ca_file=network.ca_file, timeout=network.timeout, answer_limits=limits)
+
+
+def _embed(settings: ModelSettings, store: str) -> EmbeddedServer:
+    """Start a server of this machine for ``store``, with half of the processors."""
+    is_folder = "://" not in store or store.startswith("file://")
+    folder = user_path(store.removeprefix("file://"), "--store")
+    try:
+        empty = is_folder and not (folder / "datasets").is_dir()
+    except OSError as error:
+        raise UsageError(f"--store {store}: cannot be read: {error.strerror}") from None
+    if empty:
+        raise UsageError(
+            f"no dataset in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
+            "name another store (--store), or a running server (--server URL)"
+        )
+    factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
+    # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
+    processors = processor_count()
+    share = max(1, processors // 2)
+    if settings.threads is None:
+        torch.set_num_threads(max(1, processors - share))
+    return EmbeddedServer(str(folder) if is_folder else store, allow_models=factories, threads=share)
