@@ -80,7 +80,7 @@ def pool_of(*answers: Any) -> ServerPool:
         ({"validation": 0.0}, UsageError, "--validation 0.0: expected a share"),
         ({"validation": 1}, UsageError, "--validation 1.0: expected a share"),
         ({"validation": 0.001}, UsageError, "leaves samples on both sides"),
-        ({"validation": "none"}, NotFoundError, "no data set 'none'"),
+        ({"validation": "none"}, NotFoundError, "no dataset 'none'"),
         ({"validation": "small"}, HapiError, "'small' gives inputs of"),
         ({"device": "gpu"}, UsageError, "--device 'gpu'"),
         ({"bs": 0}, UsageError, "bs"),
@@ -196,7 +196,7 @@ def test_a_failure_closes_what_was_opened(service: Service) -> None:
 def test_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_store() == f"{tmp_path}/hapi/store"
-    with pytest.raises(UsageError, match=rf"no data set in the store '{tmp_path}/hapi/store'; make one with"):
+    with pytest.raises(UsageError, match=rf"no dataset in the store '{tmp_path}/hapi/store'; make one with"):
         Session.open(SessionSettings())
 
 
