@@ -71,7 +71,9 @@ def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTra
         window=network.slow_server_seconds,
         longest=network.answer_timeout,
     )
-    return HttpTransport(url, token=token, ca_file=network.ca_file, timeout=network.timeout, answer_limits=limits)
+    return HttpTransport(
+        url, token=token, ca_file=network.ca_file, timeout=network.timeout, answer_limits=limits
+    )
 
 
 def _embed(settings: ModelSettings, store: str) -> EmbeddedServer:
