@@ -91,7 +91,7 @@ def running(store: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service over the data set ``blobs``, without a socket; tests that use it leave its store as it is."""
+    """A service over the dataset ``blobs``, without a socket; tests that use it leave its store as it is."""
     from support.local_job import pack_blobs, service_of
 
     store = tmp_path_factory.mktemp("blobs") / "store"

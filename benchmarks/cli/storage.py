@@ -91,7 +91,7 @@ BENCHMARKS = (
         help="samples/s from a disk by size, beside a file for each, raw reads and other loaders (Linux)",
         options=(
             repeated("--size", "of a sample, or 'mix'; may be repeated (default: six)", _SIZE, "SIZE"),
-            number("--total", size(1 << 20, 1 << 36), "bytes of each data set (default 256MiB)", metavar="SIZE"),
+            number("--total", size(1 << 20, 1 << 36), "bytes of each dataset (default 256MiB)", metavar="SIZE"),
             number("--seconds", seconds(1e-3, DAY), "longest time of each figure (default 2s)", metavar="TIME"),
             batch("256", "samples of a batch", 1 << 16),
             option(

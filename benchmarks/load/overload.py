@@ -66,7 +66,7 @@ class OverloadSettings:
     light_every: float = 1.0
     """Seconds between them."""
     samples: int = 256
-    """Of the data set."""
+    """Of the dataset."""
 
 
 QUICK = OverloadSettings(seconds=20.0, alone_seconds=8.0, peak_seconds=7.0, skipped=2.0, light_every=0.4)

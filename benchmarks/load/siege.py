@@ -1,7 +1,7 @@
 """``benchmarks siege``: everything at once against one server, beside three training jobs.
 
 A server with few descriptors and little memory on one half of the cores; on the other three jobs of three tenants, and
-those who flood, drip, reset, send garbage, have reads hang, take memory away, fill disks, replace data sets and kill.
+those who flood, drip, reset, send garbage, have reads hang, take memory away, fill disks, replace datasets and kill.
 First the jobs are trained undisturbed. Under siege they must end with the same losses, the server must answer for its
 health, and afterwards have no more memory and descriptors than before.
 """
@@ -54,7 +54,7 @@ class SiegeSettings:
 
     seconds: float = 600.0
     samples: int = 320
-    """Of each job's data set."""
+    """Of each job's dataset."""
     epochs: int = 3
     """Of each round of a job."""
     descriptors: int = 256

@@ -46,7 +46,7 @@ class Target:
     hung: Mapping[str, Any]
     """A request for stored samples whose reads do not come back, with its ids."""
     changing: Callable[[], Mapping[str, Any]]
-    """Makes a request for stored samples of a data set that is replaced again and again."""
+    """Makes a request for stored samples of a dataset that is replaced again and again."""
     pid: Callable[[], int]
     """The server's process now; it is killed and started again."""
     disk: Path | None
@@ -214,7 +214,7 @@ def large_images(target: Target, over: threading.Event, seen: Counter[str]) -> N
 
 
 def changing_reads(target: Target, over: threading.Event, seen: Counter[str]) -> None:
-    """Read a data set that is replaced, by the version that it had a moment ago."""
+    """Read a dataset that is replaced, by the version that it had a moment ago."""
     while not over.wait(0.2):
         request = request_bytes(SAMPLES_PATH, target.changing(), target.token)
         over.wait(0.5)

@@ -131,7 +131,7 @@ def _wait_for_room(folder: Path) -> None:
 
 
 class Replacer(Background):
-    """Packs data sets again and again."""
+    """Packs datasets again and again."""
 
     def __init__(self, bed: Bed, packings: Sequence[Sequence[str]], every: float) -> None:
         """``packings``: ``pack`` and its arguments, one after the other."""

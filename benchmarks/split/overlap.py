@@ -184,7 +184,7 @@ def _row(model: str, bandwidth: float, goodput: float, report: Mapping[str, Any]
 
 
 def _prepare_store(folder: Path, samples: int) -> Path:
-    """A store with one data set of tensors, packed by Hapi's own command."""
+    """A store with one dataset of tensors, packed by Hapi's own command."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def _prepare_store(folder: Path, samples: int) -> Path:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_SECONDS)
     if done.returncode != 0:
-        raise UsageError(f"the benchmark's data set could not be packed: {last_line(done.stderr)}")
+        raise UsageError(f"the benchmark's dataset could not be packed: {last_line(done.stderr)}")
     return folder / "store"
 
 

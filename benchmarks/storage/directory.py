@@ -1,6 +1,6 @@
 """``benchmarks directory``: bytes a sample, seconds to open, seconds to find samples, and the memory it takes.
 
-A data set's manifest and index are made in a temporary folder by the code that packs; there are no shards,
+A dataset's manifest and index are made in a temporary folder by the code that packs; there are no shards,
 since nothing is read from them. They are opened by ``find_dataset`` in fresh processes: once with the file's
 pages dropped from the system's memory, then several times with them there.
 """
@@ -156,7 +156,7 @@ def _line(name: str, s: Spread, unit: str) -> str:
 def measure_directory(
     settings: DirectorySettings, tell: Callable[[str], None] = lambda line: None
 ) -> DirectoryResult:
-    """Make the data set, open it in fresh processes, find samples.
+    """Make the dataset, open it in fresh processes, find samples.
 
     Raises :class:`UsageError` when the folder has no room for it.
     """

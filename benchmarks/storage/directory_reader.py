@@ -1,6 +1,6 @@
-"""One process of ``benchmarks directory``: opens a data set's index, finds samples, and tells what that took.
+"""One process of ``benchmarks directory``: opens a dataset's index, finds samples, and tells what that took.
 
-Arguments: the store's folder, the data set's name, batch sizes. The answer is a JSON object on stdout.
+Arguments: the store's folder, the dataset's name, batch sizes. The answer is a JSON object on stdout.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class SamplesSettings:
 
     sizes: tuple[int, ...] = SIZES
     total: int = 256 << 20
-    """Bytes of each data set."""
+    """Bytes of each dataset."""
     seconds: float = 2.0
     """Longest time of a figure; with a cold page cache the epoch's end is its end, too."""
     rounds: int = 3
@@ -127,7 +127,7 @@ class SamplesResult:
         """What the figures say about the goals, a line for each that can be told."""
         if self.settings.total < 2 * LOCAL_COST.cache_bytes:
             kept = f"Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of small samples itself"
-            told = f"data sets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"
+            told = f"datasets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"
             return [f"{told}; take a larger --total"]
         lines = []
         if 512 in self.settings.sizes:

@@ -18,7 +18,7 @@ NAME, LARGE = "samples", "large"
 MIX_MEDIAN, MIX_SIGMA, MIX_MOST = 110e3, 0.5, 1 << 20
 """Sizes like ImageNet's files: log-normal around 110 KB."""
 MOST_FILES = 10_000
-"""A file each costs an inode; so many show the rate. The packed data set is not cut."""
+"""A file each costs an inode; so many show the rate. The packed dataset is not cut."""
 _FOLDER_FILES = 1_000
 
 
@@ -49,7 +49,7 @@ class RandomBytes(Source):
 
 
 def pack_data(store: str, size: int, total: int, name: str = NAME) -> RandomBytes:
-    """Pack the samples as data set ``name`` into ``store``; what they are made of."""
+    """Pack the samples as dataset ``name`` into ``store``; what they are made of."""
     from hapi.ingest.pack import pack  # not for every reader: it imports torch
 
     source = RandomBytes(size, total)

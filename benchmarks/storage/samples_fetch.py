@@ -46,7 +46,7 @@ EPOCHS = 4
 WARM_PART = 0.5
 """Of the time of a figure, spent before its clock starts."""
 _PATIENCE = 600.0
-"""Seconds: a fully shuffled request for small samples reads a whole data set from a remote store."""
+"""Seconds: a fully shuffled request for small samples reads a whole dataset from a remote store."""
 Task = Callable[[int], int]
 """Fetches something as the worker of that number; the samples (or bytes) that came."""
 
@@ -154,7 +154,7 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
             sequence = order.sequence(epoch, everything, count)
             places = [(start, min(start + most, count)) for start in range(0, count, most)]
             tasks += [fetcher.range(epoch, sequence, *place) for place in places]
-            fetcher.range(epoch, sequence, 0, 1)(0)  # opens the data set, and has the order computed
+            fetcher.range(epoch, sequence, 0, 1)(0)  # opens the dataset, and has the order computed
     endless = itertools.cycle(tasks)
 
     def begin(deadline: float) -> float:

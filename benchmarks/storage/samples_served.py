@@ -34,7 +34,7 @@ _SWIFT_STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Where the data set is, for the client's processes."""
+    """Where the dataset is, for the client's processes."""
 
     server: str
     """URL of hapi-server."""

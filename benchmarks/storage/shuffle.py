@@ -44,7 +44,7 @@ class QualityRow:
 
     order: str
     window: int | None
-    """Chunks kept in memory; None: the whole data set."""
+    """Chunks kept in memory; None: the whole dataset."""
     spread: float
     lowest: float
     run: int

@@ -5,7 +5,7 @@ says little without this beside it. Two entropies are taken, each over that of a
 
 - *spread*, how far samples travel: the order is cut into windows of as many samples as a training batch has, and
   stored ids into runs. The entropy of the runs that a window's samples come from is 0 for the stored order; the mean
-  over all windows counts. It is taken for runs from a batch to a quarter of the data set, and the worst length
+  over all windows counts. It is taken for runs from a batch to a quarter of the dataset, and the worst length
   counts, as nobody knows in what runs like samples are stored. The full permutation's is exact (hypergeometric).
 - *surprise*, how randomly: the entropy of the distances in store between one sample and the next. It is what MosaicML
   Streaming's simulator calls shuffle quality. A stride through the store (0, 1000, 2000, ..., 1, 1001, ...) has all the

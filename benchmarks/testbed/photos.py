@@ -24,7 +24,7 @@ FORMS: tuple[Form, ...] = tuple(_PREPROCESS)
 
 
 def make_store(folder: Path, samples: int, side: int, forms: Sequence[Form] = FORMS) -> Path:
-    """A store with ``samples`` crops of scikit-learn's photographs: a data set for each form, of its name."""
+    """A store with ``samples`` crops of scikit-learn's photographs: a dataset for each form, of its name."""
     crops = folder / "crops"
     write_crops(crops, samples, side)
     store, transform = folder / "store", TransformSpec.for_image_size(side)

@@ -95,7 +95,7 @@ def test_table_tells_what_is_missing_and_missed() -> None:
     assert "not cold" in "\n".join(result(0.5).table())
     assert "Hapi keeps up to 64 MiB" not in text
     small = replace(result(0.0), settings=SamplesSettings(sizes=(512,), total=32 << 20))
-    assert len(small.goals()) == 1 and "data sets of 32 MiB: Hapi keeps up to 64 MiB" in small.goals()[0]
+    assert len(small.goals()) == 1 and "datasets of 32 MiB: Hapi keeps up to 64 MiB" in small.goals()[0]
     assert result(0.0).to_json()["not_installed"] == list(LIBRARIES)
 
 

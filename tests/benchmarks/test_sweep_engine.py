@@ -315,7 +315,7 @@ def test_time_that_is_up_ends_it_between_cells(tiers: Tiers, tmp_path: Path) -> 
 
 
 def test_an_epoch_of_a_part_of_the_data_is_like_all_of_it() -> None:
-    """What is stored class by class may have larger samples in front; estimates go by the whole data set's mean."""
+    """What is stored class by class may have larger samples in front; estimates go by the whole dataset's mean."""
     ids = np.arange(768)
     assert spread(ids, 768).tolist() == ids.tolist() and spread(ids, 1000).tolist() == ids.tolist()
     for samples in (1, 16, 192, 384, 500):

@@ -32,7 +32,7 @@ def test_ls_and_clear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert lines[0].startswith("flowers@0123456789abcdef") and lines[0].endswith("in use")
         assert "97.8 KiB" in lines[1] and lines[1].startswith("photos@") and lines[1].endswith(" ago")
         assert main(["cache", "clear", str(tmp_path / "c")]) == 0
-        assert "removed 1 data set version, 97.8 KiB\nflowers@" in capsys.readouterr().out
+        assert "removed 1 dataset version, 97.8 KiB\nflowers@" in capsys.readouterr().out
     assert main(["cache", "clear", str(tmp_path / "c")]) == main(["cache", "ls", str(tmp_path / "c")]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["empty"]
 

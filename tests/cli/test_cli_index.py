@@ -65,7 +65,7 @@ def test_bad_samples_are_told_in_one_line_or_listed(store: Path, capsys: pytest.
     assert main(["index", "wds", f"{store}/d"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("hapi index: error: shard 1.tar, sample 5: cannot be decoded as an image")
-    assert main(["ls", str(store)]) == 0 and "holds no data sets" in capsys.readouterr().out
+    assert main(["ls", str(store)]) == 0 and "holds no datasets" in capsys.readouterr().out
     assert main(["index", "wds", f"{store}/d", "--skip-bad"]) == 0
     printed = capsys.readouterr()
     assert printed.err.count("left out: shard 1.tar, sample") == 5 and "5 samples" in printed.out

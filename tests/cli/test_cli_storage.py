@@ -90,7 +90,7 @@ def test_killed_at_random_moments_then_resumed(arrays: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_processes_at_once(arrays: Path, tmp_path: Path) -> None:
-    """One writes, the other is told who does; then the data set is whole."""
+    """One writes, the other is told who does; then the dataset is whole."""
     store = tmp_path / "store"
     arguments = ("pack", str(arrays), f"{store}/d", "--shard-size", "1024", "--quiet")
     processes = [start(*arguments), start(*arguments)]
@@ -98,7 +98,7 @@ def test_two_processes_at_once(arrays: Path, tmp_path: Path) -> None:
     codes = sorted(p.returncode for p in processes)
     assert codes == [0, 1], outputs
     loser = next(o for p, o in zip(processes, outputs, strict=True) if p.returncode)
-    assert "is being written by process" in loser[1] or "there is a data set" in loser[1]
+    assert "is being written by process" in loser[1] or "there is a dataset" in loser[1]
     assert loser[1].count("\n") == 1
     assert verify_dataset(open_store(str(store)), "d").sound
 

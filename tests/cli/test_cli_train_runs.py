@@ -76,7 +76,7 @@ def test_several_data_sets_are_named(
 
 @pytest.mark.slow
 def test_the_issues_first_command(store: Path) -> None:
-    """Nothing but a model and a batch size, where exactly one data set is in reach; in the poorest of locales."""
+    """Nothing but a model and a batch size, where exactly one dataset is in reach; in the poorest of locales."""
     done = run(
         [sys.executable, "-m", "hapi.cli.train", "--model", "resnet50", "--bs", "1024", "--epochs", "1"],
         0, 200, {"HAPI_STORE": str(store), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"},

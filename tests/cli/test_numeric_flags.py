@@ -99,7 +99,7 @@ def _plain(annotation: object) -> Iterator[object]:
 @pytest.mark.parametrize(("command", "field"), [pytest.param(c, f, id=f"{c}-{f.name}") for c, f in numbers()])
 def test_every_number_of_the_settings_has_bounds(command: str, field: SettingField) -> None:
     parser, kind = COMMANDS[command]
-    takes_text = str in set(_plain(field.annotation))  # a layer's name, or a data set's: looked up later
+    takes_text = str in set(_plain(field.annotation))  # a layer's name, or a dataset's: looked up later
     if not takes_text:
         rule = field.rule
         assert rule.high is not None and (rule.low is not None or rule.above is not None), field.name

@@ -46,7 +46,7 @@ OWN: dict[str, Any] = {"model": "store:own", "freeze": 0, "split": 0}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with a data set and a model of the user's own factory, which is importable."""
+    """A store with a dataset and a model of the user's own factory, which is importable."""
     (tmp_path / f"{MODULE}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "store"

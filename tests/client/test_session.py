@@ -93,7 +93,7 @@ def test_what_cannot_be_decoded_reaches_the_consumer(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
-        raise DataError("sample 3 is no image; pack the data set again")
+        raise DataError("sample 3 is no image; pack the dataset again")
 
     monkeypatch.setattr(receiving, "input_batch", broken)
     with open_session(service, split="none") as session, pytest.raises(DataError, match="sample 3"):

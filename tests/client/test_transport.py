@@ -263,8 +263,8 @@ def problem(slug: str, status: int, detail: str, **more: Any) -> bytes:
 
 
 def test_problem_details_become_their_error() -> None:
-    with serving(answer(problem("not-found", 404, "there is no data set 'x'"), "404 Not Found")) as server:
-        error = refusal(HttpTransport(server.url), NotFoundError, r"no data set 'x' \(request [0-9a-f]{16}\)")
+    with serving(answer(problem("not-found", 404, "there is no dataset 'x'"), "404 Not Found")) as server:
+        error = refusal(HttpTransport(server.url), NotFoundError, r"no dataset 'x' \(request [0-9a-f]{16}\)")
         request_id = str(error).rsplit(" ", 1)[1].rstrip(")")
         assert f"X-Request-Id: {request_id}".encode().lower() in server.requests[0].lower()
 

@@ -1,4 +1,4 @@
-"""How data sets are cut into chunks: where groups and shards begin, whatever the numbers, and where each chunk lies."""
+"""How datasets are cut into chunks: where groups and shards begin, whatever the numbers, and where each chunk lies."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_an_index_of_another_form(tensors: dict[str, np.ndarray], message: str) 
     if "place" in tensors:
         no_runs = {"run": np.zeros(0, np.uint64)}
         tensors = {"checksum": np.zeros(3, np.uint64), **no_runs, **TABLE.arrays(), **tensors}
-    with pytest.raises(DataError, match=f"^here: .*{message}.*; pack or index the data set again"):
+    with pytest.raises(DataError, match=f"^here: .*{message}.*; pack or index the dataset again"):
         SampleIndex.from_buffer(np.frombuffer(encode_tensors(tensors), dtype=np.uint8), "here")
 
 
@@ -209,8 +209,8 @@ def test_every_wrong_field_of_a_manifest_is_a_data_error() -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (2, "here: format 2 is of an older Hapi, this one reads 3; pack the data set again"),
-        (1, "here: format 1 is of an older Hapi, this one reads 3; pack the data set again"),
+        (2, "here: format 2 is of an older Hapi, this one reads 3; pack the dataset again"),
+        (1, "here: format 1 is of an older Hapi, this one reads 3; pack the dataset again"),
         (4, "here: format 4 is of a newer Hapi, this one reads 3; update Hapi"),
         (None, "here: manifest.format: expected an integer"),
         (True, "here: manifest.format: expected an integer"),

@@ -119,7 +119,7 @@ def test_windows_of_any_samples_read_every_group_once(tmp_path: Path, group: int
 
 
 def test_what_is_held_out_costs_no_chunk_twice(tmp_path: Path) -> None:
-    """A training's order over a part of the samples: the chunks are those of the whole data set."""
+    """A training's order over a part of the samples: the chunks are those of the whole dataset."""
     _, store = packed(tmp_path, [512] * 20_000)
     dataset = opened(store, 12)
     ids = np.flatnonzero(np.random.default_rng(0).random(20_000) < 0.8)

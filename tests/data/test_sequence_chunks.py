@@ -174,7 +174,7 @@ def test_going_on_in_the_middle() -> None:
 
 @given(st.sets(st.integers(0, 99), min_size=1), st.integers(1, 30), st.integers(1, 5))
 def test_what_is_held_out_leaves_the_others_in_their_chunks(some: set[int], group: int, window: int) -> None:
-    """The order of some samples of a data set is that of all, without the others: chunks stay where they are."""
+    """The order of some samples of a dataset is that of all, without the others: chunks stay where they are."""
     ids, everything = np.array(sorted(some)), np.arange(100)
     order = EpochOrder(seed=1, shuffle=Shuffle(group, window))
     assert [i for i in order.sequence(2, everything, 100).tolist() if i in some] == order.sequence(

@@ -44,7 +44,7 @@ def test_values_that_are_not_finite(tmp_path: Path, dtype: str, value: float) ->
 
 
 def test_verify_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a data set that was packed by an earlier version, or elsewhere."""
+    """Of a dataset that was packed by an earlier version, or elsewhere."""
     source, store = arrays(tmp_path, "float32", float("nan")), open_store(f"memory://{uuid.uuid4().hex}")
     with monkeypatch.context() as patched:
         patched.setattr(packing, "tensor_check", lambda layout: lambda data: None)
@@ -57,7 +57,7 @@ def test_verify_tells_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_bytes_of_another_length() -> None:
     check = tensor_check(SampleLayout(kind="tensor", sample_shape=(2, 3), sample_dtype="float16"))
     assert check(memoryview(bytes(12))) is None
-    assert check(memoryview(bytes(11))) == "has 11 bytes, a tensor of this data set has 12"
+    assert check(memoryview(bytes(11))) == "has 11 bytes, a tensor of this dataset has 12"
     assert tensor_check(SampleLayout(kind="encoded"))(memoryview(b"")) is None
 
 

@@ -259,7 +259,7 @@ def _index_seeds() -> list[bytes]:
 
 @target(_index_seeds)
 def indexes(data: bytes) -> None:
-    """A data set with this index, its manifest as it belongs to it; every sample is read."""
+    """A dataset with this index, its manifest as it belongs to it; every sample is read."""
     index, _ = SampleIndex.from_buffer(np.frombuffer(data, dtype=np.uint8), "here")
     manifest = _manifest(
         data, max(1, len(index)), max(1, len(index.shards)), max(1, index.shards.total_bytes)

@@ -176,7 +176,7 @@ def stages(port: int) -> list[str]:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[HungStore, Known, Known]]:
-    """A store with two data sets, of which the samples of ``digits`` can hang alone."""
+    """A store with two datasets, of which the samples of ``digits`` can hang alone."""
     folder = make_store(tmp_path / "two")
     store = open_store(str(folder))
     options = PackOptions(limit=20, transform=TRANSFORM, shard_bytes=2000)
@@ -188,7 +188,7 @@ def two(tmp_path: Path) -> Iterator[tuple[HungStore, Known, Known]]:
 def test_readers_of_one_data_set_do_not_take_the_slots_of_another(
     two: tuple[HungStore, Known, Known],
 ) -> None:
-    """Clients that leave hung reads, again and again, cost their own data set, and nobody else."""
+    """Clients that leave hung reads, again and again, cost their own dataset, and nobody else."""
     store, known, others = two
     with server(f"s3://{BUCKET}", *QUICK, **store.environment) as running:
         port = running.port

@@ -100,7 +100,7 @@ def shards(name: str) -> int:
 
 
 def check_sound(swift: Swift, name: str) -> None:
-    """The data set is whole, and nothing else is left of either writer."""
+    """The dataset is whole, and nothing else is left of either writer."""
     assert "sound" in hapi("verify", f"{URL}/{name}", **swift.environment).stdout
     left = [info.key.rpartition("/")[2] for info in open_store(URL).list(f"datasets/{name}")]
     assert sorted(key for key in left if not key.startswith("shard-")) == [
@@ -121,7 +121,7 @@ def test_two_writers_at_once(swift: Swift, more: tuple[str, ...]) -> None:
     assert 0 in codes and set(codes) <= {0, 1}, ends
     for code, errors in ends:
         if code:
-            assert "is being written by process 1 on" in errors or "there is a data set" in errors
+            assert "is being written by process 1 on" in errors or "there is a dataset" in errors
             assert errors.splitlines()[-1].startswith("hapi pack: error:") or errors.count("error:") == 1
     assert codes.count(0) == 1 or more, "both wrote what only one may write"
     check_sound(swift, name)

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def replace(folder: Path, *arguments: str, limit: int = 40) -> str:
-    """Pack again, as the errors of damaged data sets advise; what was said."""
+    """Pack again, as the errors of damaged datasets advise; what was said."""
     done = hapi(
         "pack", "sklearn:digits", f"{folder}/digits", "--limit", str(limit), "--image-size", "32",
         "--shard-size", "2000", "--replace", "--quiet", *arguments,
@@ -112,7 +112,7 @@ def test_damage_is_repaired_without_a_restart(folder: Path) -> None:
         good = exchange(running.port, "POST", SAMPLES, everything).body
         for shard in sorted(folder.glob("datasets/digits/*/shard-*.bin")):
             shard.write_bytes(shard.read_bytes()[:-100])
-        check_problem(exchange(running.port, "POST", SAMPLES, everything), 500, "pack the data set again")
+        check_problem(exchange(running.port, "POST", SAMPLES, everything), 500, "pack the dataset again")
         replace(folder)
         healed = exchange(running.port, "POST", SAMPLES, everything)
         assert healed.status == 200 and len(healed.body) >= len(good) - 500

@@ -43,7 +43,7 @@ MOST_BYTES = 200 << 20
 
 @dataclass(frozen=True)
 class Goods:
-    """A data set of 300 samples in 5 shards: its source, and its objects in a store."""
+    """A dataset of 300 samples in 5 shards: its source, and its objects in a store."""
 
     source: Path
     objects: dict[str, bytes]
@@ -205,7 +205,7 @@ def check_said(said: str, words: str = "") -> None:
 
 
 def check_packed(goods: Goods, url: str, outcome: Outcome) -> None:
-    """What the honest store has of a packing is whole, or nobody takes it for a data set."""
+    """What the honest store has of a packing is whole, or nobody takes it for a dataset."""
     found = json.loads(ran(["ls", url, "--json"])[1])["datasets"]
     states = {dataset["name"]: dataset["state"] for dataset in found}
     if outcome.done or states.get("new") == "whole":

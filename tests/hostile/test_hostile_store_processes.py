@@ -33,7 +33,7 @@ AT_WORK = (
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a data set of 300 samples in 5 shards."""
+    """A store with a dataset of 300 samples in 5 shards."""
     folder = tmp_path_factory.mktemp("packed")
     samples = np.random.default_rng(0).integers(0, 256, (300, 64), dtype=np.uint8)
     np.savez(folder / "xy.npz", x=samples, y=np.arange(300) % 7)

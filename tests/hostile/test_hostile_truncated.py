@@ -82,7 +82,7 @@ def test_the_index(folder: Path, running: ServerProcess) -> None:
     with server(folder) as fresh:
         for _ in range(2):
             check_problem(
-                ask(fresh, SAMPLES, known.samples()), 500, "index.safetensors", "pack the data set again"
+                ask(fresh, SAMPLES, known.samples()), 500, "index.safetensors", "pack the dataset again"
             )
             check_problem(exchange(fresh.port, "GET", "/v1/datasets/digits"), 500, "100 bytes instead of")
             others_go_on(fresh, known)
@@ -97,7 +97,7 @@ def test_shards(folder: Path, running: ServerProcess) -> None:
     shorten(folder, "datasets/digits/*/shard-*.bin")
     for path, document in ((SAMPLES, known.samples(EVERYTHING)), (EXTRACT, known.extract(IDS))):
         check_problem(
-            ask(running, path, document), 500, "'digits'", "has 100 bytes", "pack the data set again"
+            ask(running, path, document), 500, "'digits'", "has 100 bytes", "pack the dataset again"
         )
     others_go_on(running, known)
     pack(folder, "digits", "--replace")

@@ -99,7 +99,7 @@ def test_good_and_bad_requests_of_every_kind(
 def test_requests_for_what_there_is(
     running: ServerProcess, document: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
-    """Any ids, orders and transforms of a real data set and model: whole answers, or a problem that says why not."""
+    """Any ids, orders and transforms of a real dataset and model: whole answers, or a problem that says why not."""
     known = Known(folder)
     fixed = {n: {"const": value} for n, value in known.extract().items() if n not in ("ids", "transform")}
     ids = schemas.listed(schemas.whole(0, COUNT - 1), 1, 20)

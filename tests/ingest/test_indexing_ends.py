@@ -1,4 +1,4 @@
-"""Indexing that is killed at any step: the old data set is there, or the new one, and nothing is scanned twice."""
+"""Indexing that is killed at any step: the old dataset is there, or the new one, and nothing is scanned twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hapi.wire.references import TransformSpec
 @pytest.mark.slow
 @pytest.mark.parametrize("replacing", [False, True])
 def test_death_at_every_single_change(replacing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a death at any step the old data set is there, or the new one, or none; going on does not scan again."""
+    """After a death at any step the old dataset is there, or the new one, or none; going on does not scan again."""
     monkeypatch.setattr(index_runs, "RUN_SHARDS", 1)
     store = memory_store()
     three_shards(store)
@@ -170,7 +170,7 @@ def test_a_finished_one_is_not_taken_for_another_without_a_word(monkeypatch: pyt
     with monkeypatch.context() as patched:
         patched.setattr(PackFolder, "clean", lambda *_: None)
         index(store, replace=True)
-    with pytest.raises(ConflictError, match=r"there is a data set .* or pass --replace"):
+    with pytest.raises(ConflictError, match=r"there is a dataset .* or pass --replace"):
         index(store, classes=("a", "b", "c"))
     assert index(store, replace=True, decode=True, classes=("a", "b", "c")).manifest.classes == (
         "a",

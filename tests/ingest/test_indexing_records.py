@@ -1,4 +1,4 @@
-"""MDS and TFRecord folders become data sets where they are: from the shards to the samples read."""
+"""MDS and TFRecord folders become datasets where they are: from the shards to the samples read."""
 
 from __future__ import annotations
 

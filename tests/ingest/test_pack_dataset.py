@@ -90,7 +90,7 @@ def test_a_sample_without_bytes_is_named_before_it_is_packed(store: ObjectStore)
 
 
 def rewritten(store: ObjectStore, change: Callable[[SampleIndex], None]) -> Manifest:
-    """The data set "d" with another index, its digest fitted: what no checksum can find."""
+    """The dataset "d" with another index, its digest fitted: what no checksum can find."""
     manifest = pack(ByteSource(200), store, "d", SMALL, replace=True)
     index, _ = SampleIndex.from_buffer(np.frombuffer(store.get(manifest.index_key), dtype=np.uint8), "index")
     index = SampleIndex(
@@ -144,7 +144,7 @@ def test_a_data_set_of_an_older_version(store: ObjectStore) -> None:
     pack(ByteSource(20), store, "d", SMALL)
     document = {**json.loads(store.get("datasets/d/manifest.json")), "format": 1}
     store.put("datasets/d/manifest.json", json.dumps(document).encode())
-    advice = "format 1 is of an older Hapi, this one reads 3; pack the data set again"
+    advice = "format 1 is of an older Hapi, this one reads 3; pack the dataset again"
     with pytest.raises(DataError, match=advice):
         find_dataset(store, "d")
     (listed,) = list_datasets(store)

@@ -1,4 +1,4 @@
-"""Packing that is interrupted, killed, or in the way of another: the data set is whole or not there, and goes on."""
+"""Packing that is interrupted, killed, or in the way of another: the dataset is whole or not there, and goes on."""
 
 from __future__ import annotations
 

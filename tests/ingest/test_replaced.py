@@ -79,7 +79,7 @@ def test_repair_heals_what_is_open(store: ObjectStore) -> None:
     key = reader.shard_key(1)
     store.put(key, store.get(key)[:100])
     for _ in range(2):  # chunks that were found damaged are known as such
-        with pytest.raises(DataError, match="pack the data set again"):
+        with pytest.raises(DataError, match="pack the dataset again"):
             reader.read(ALL)
         assert reader.read([0]).ids.tolist() == [0]
     pack(A, store, "d", SMALL, replace=True)

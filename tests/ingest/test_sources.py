@@ -107,7 +107,7 @@ def test_the_store_is_no_part_of_the_folder(tmp_path: Path) -> None:
         image_file(store / "datasets" / "raw" / "x.png", 3)
         source = open_source(str(root), SourceOptions(store=store))
         assert (source.count, len(source.classes)) == (8, 3)
-        assert ("no class, as the data set goes there" in source.note) == (store.parent != root / "cat")
+        assert ("no class, as the dataset goes there" in source.note) == (store.parent != root / "cat")
         shutil.rmtree(store / "datasets" if store == root else store)
 
 
@@ -246,7 +246,7 @@ def test_torchvision_image_files_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("torchvision:Nothing", "no data set"),
+        ("torchvision:Nothing", "no dataset"),
         ("torchvision:cifar10", "CIFAR10"),
         ("torchvision:CIFAR10:root=/nonexistent", "--download"),
         ("torchvision:CIFAR10:root=/nonexistent:split=test", "--download"),

@@ -173,7 +173,7 @@ def test_work_inherits_the_interest(pool: Threads) -> None:
 def test_waits_end_with_the_work(pool: Threads, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
     lock, condition, never = threading.Lock(), threading.Condition(), Future[int]()
-    interest = Interest("data set 'digits'")
+    interest = Interest("dataset 'digits'")
 
     def wait() -> None:
         if what == "lock":

@@ -331,5 +331,5 @@ def test_a_report_that_lacks_something_is_refused(server: ServedApplication, kno
     _, report = answered(server, EXTRACT, known.extract([1]), "http")
     document = report.to_json()
     for field in set(document) - {"layers"}:
-        with pytest.raises(BadRequestError, match="another form than agreed"):
+        with pytest.raises(BadRequestError, match="report is malformed"):
             RequestReport.from_json({k: v for k, v in document.items() if k != field})

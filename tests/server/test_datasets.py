@@ -1,4 +1,4 @@
-"""The data sets that a server has open: each once, one that hangs holds up nobody else, and all of them bounded."""
+"""The datasets that a server has open: each once, one that hangs holds up nobody else, and all of them bounded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_failed_opening_is_tried_again(store: LocalStore) -> None:
     datasets = opened(store)
     (index,) = store.root.glob("datasets/a/*/index.safetensors")
     index.write_bytes(index.read_bytes()[:-1])
-    with pytest.raises(DataError, match="pack the data set again"):
+    with pytest.raises(DataError, match="pack the dataset again"):
         datasets.current("a")
     assert datasets.current("b").count == 20
     make(store, "a")

@@ -82,7 +82,7 @@ def test_a_waiter_hears_of_it_and_no_thread_is_lost(watch: ProgressWatch) -> Non
 
 def test_beyond_the_bound_nothing_is_given_up(watch: ProgressWatch, gate: threading.Event) -> None:
     pool = watch.threads(4, "test-slots", of_slots=True)
-    interests = [Interest(f"data set {n}") for n in range(3)]
+    interests = [Interest(f"dataset {n}") for n in range(3)]
     for interest in interests[:2]:
         pool.submit_in(interest, gate.wait)
         interest.set()

@@ -229,11 +229,11 @@ def test_no_order_of_steps_loses_a_shard(
         world.now += seconds
         world.turn(writer)
         if MANIFEST in world.objects:
-            assert is_whole(world), "the data set has lost a shard"
+            assert is_whole(world), "the dataset has lost a shard"
     world.drain()
     assert set(world.done.values()) <= {"done", "lost", "conflict", "store", "killed"}
     if MANIFEST in world.objects:
-        assert is_whole(world), "the data set has lost a shard"
+        assert is_whole(world), "the dataset has lost a shard"
     if not unlucky and not any(end == "lost" for end in world.done.values()) and WRITERS - 1 not in kills:
         ended = [end for end in world.done.values() if end != "killed"]
         assert "done" in ended, f"nobody had success: {world.done}"

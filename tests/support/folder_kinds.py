@@ -119,31 +119,31 @@ def swapped(store: Path) -> None:
     shard(store, 1).write_bytes(first)
 
 
-@spoiled("manifest of another data set", *ALL_BUT_PACK)
+@spoiled("manifest of another dataset", *ALL_BUT_PACK)
 def other_name(store: Path) -> None:
     (store / "datasets" / "other").mkdir()
     manifest(store).rename(store / "datasets" / "other" / "manifest.json")
 
 
-@spoiled("a file where data sets are", *COMMANDS)
+@spoiled("a file where datasets are", *COMMANDS)
 def file_for_folder(store: Path) -> None:
     shutil.rmtree(store / "datasets")
     (store / "datasets").write_bytes(b"1")
 
 
-@spoiled("a FIFO where data sets are", *COMMANDS)
+@spoiled("a FIFO where datasets are", *COMMANDS)
 def fifo_for_folder(store: Path) -> None:
     shutil.rmtree(store / "datasets")
     os.mkfifo(store / "datasets")
 
 
-@spoiled("data sets link to themselves", *COMMANDS)
+@spoiled("datasets link to themselves", *COMMANDS)
 def loop(store: Path) -> None:
     shutil.rmtree(store / "datasets")
     (store / "datasets").symlink_to("datasets")
 
 
-@spoiled("a data set holds itself")
+@spoiled("a dataset holds itself")
 def upwards(store: Path) -> None:
     (store / "datasets" / "small" / "again").symlink_to("..")
 

@@ -410,7 +410,7 @@ STREAM: dict[str, Kind] = {
     "labels of no class": Kind(lies(no_class), "labels outside 0 to 3", EXTRACT),
     "false features": Kind(lies(lying.features), "--recheck: .* false at split", EXTRACT, ("--recheck", "40")),
     "false labels": Kind(lies(lying.labels), "--recheck: .* false at split", EXTRACT, ("--recheck", "40")),
-    "gigabytes of stored samples": Kind(gigabytes, "more than the whole data set has", SAMPLES, ("--split", "0")),
+    "gigabytes of stored samples": Kind(gigabytes, "more than the whole dataset has", SAMPLES, ("--split", "0")),
     "offsets that do not fit": Kind(lies(wrong_offsets), "offsets of stored samples", SAMPLES, ("--split", "0")),
 }  # fmt: skip
 HARMLESS: dict[str, Kind] = {

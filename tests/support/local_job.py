@@ -42,7 +42,7 @@ SIDE = 32
 def pack_blobs(
     store: Path, name: str = "blobs", count: int = COUNT, classes: int = 4, side: int = SIDE
 ) -> Manifest:
-    """A data set of float32 images that tell their class: sample i is of class i % classes."""
+    """A dataset of float32 images that tell their class: sample i is of class i % classes."""
     folder = store.parent / f"arrays-{store.name}-{name}"
     folder.mkdir()
     labels = np.arange(count) % classes

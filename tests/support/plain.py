@@ -164,7 +164,7 @@ def plain_training_mode(f: Family, model: nn.Module) -> list[str]:
 
 
 def packed_digits(folder: Path) -> Path:
-    """``folder`` with the first COUNT digits as images in ``source`` and packed as data set ``digits``."""
+    """``folder`` with the first COUNT digits as images in ``source`` and packed as dataset ``digits``."""
     digits = load_digits()
     source = folder / "source"
     for i in range(COUNT):

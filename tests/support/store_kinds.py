@@ -38,7 +38,7 @@ def misdeed(name: str, *stops: str, says: str = "") -> Callable[[Kind], Kind]:
 
 
 def is_data(asked: Asked) -> bool:
-    """Whether it asks for bytes of the data set that is there."""
+    """Whether it asks for bytes of the dataset that is there."""
     return asked.reads and asked.about("/small/") and asked.about("shard-")
 
 

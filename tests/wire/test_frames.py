@@ -188,7 +188,7 @@ def test_ids_are_checked_before_anything_else_is_received() -> None:
 
 
 def test_error_frame_carries_the_error() -> None:
-    error = DataError("data set 'x': sample 3 is damaged")
+    error = DataError("dataset 'x': sample 3 is damaged")
     stream = encode(STREAM_HEADER, [bytes(264), bytes(16)]) + error_frame(error)
     with pytest.raises(DataError, match="sample 3 is damaged"):
         read(stream)

@@ -188,7 +188,7 @@ def test_bad_names(name: object) -> None:
 
 def test_problems_round_trip() -> None:
     for error in (
-        NotFoundError("no data set 'x'"),
+        NotFoundError("no dataset 'x'"),
         BusyError("come back", retry_after=3.0, expected_wait=2.5),
     ):
         again = from_problem(json.loads(json.dumps(error.to_problem())), error.status)
