@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +50,10 @@ class ClientModel:
     """Make sure that the weights of the layers after this one are in memory."""
     weights: str
     """Final source of the weights: ``random:SEED``, a library's name, or ``pushed:NAME``."""
+    spec: ModelSpec
+    """How the model is built, with its head for the data set's classes."""
+    read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
+    """Read parameters and buffers once more from where the weights came from, by name, on the CPU."""
 
 
 def open_client_model(
@@ -97,8 +101,17 @@ def open_client_model(
         name = _push_file(spec, layered, store)
         return _pushed(settings, servers, name, (*settings.allow_model, settings.model), seed, classes, shape)
     return ClientModel(
-        layered, lambda split: zoo_reference(spec, layered, split), lambda split: None, spec.weights
+        layered,
+        lambda split: zoo_reference(spec, layered, split),
+        lambda split: None,
+        spec.weights,
+        spec,
+        lambda names: _named(build(spec, allow_import=True), names),
     )
+
+
+def _named(layered: LayeredModel, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    return {name: layered.tensors.get(name).detach() for name in names}
 
 
 def _pretrained_or_random(spec: ModelSpec, seed: int) -> tuple[ModelSpec, LayeredModel]:
@@ -168,8 +181,24 @@ def _pushed(
     def load_from(split: int) -> None:
         pushed.load_from(fetch, layered, split, len(layered))
 
+    def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        stored = {name: layered.tensors.first_name(name) for name in names}
+        entries = [pushed.manifest.tensors[n] for n in dict.fromkeys(stored.values()) if n in held]
+        found = {entry.name: tensor for entry, tensor in pushed.received(fetch, entries)}
+        # No layer reads the others (an auxiliary head, BatchNorm's count of batches), so they were not pushed.
+        unread = [name for name in names if stored[name] not in held]
+        initial = _named(build(replace(spec, weights="random:0"), allow_import=allowed), unread) if unread else {}
+        return {name: found[stored[name]] if name not in initial else initial[name] for name in names}
+
+    spec = replace(pushed.spec, num_classes=classes, input_shape=shape, head_seed=settings.seed)
+    held = pushed.manifest.tensors.keys() - layered.fresh
     return ClientModel(
-        layered, lambda split: store_reference(pushed, layered, split), load_from, f"pushed:{name}"
+        layered,
+        lambda split: store_reference(pushed, layered, split),
+        load_from,
+        f"pushed:{name}",
+        spec,
+        read,
     )
 
 

@@ -223,6 +223,13 @@ def _normalised(image: torch.Tensor, transform: TransformSpec, out: _Floats) -> 
     np.divide(out, std, out=out)
 
 
+def transformed(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
+    """One decoded image (uint8 [3, H, W]) as a model's input, float32 [3, crop, crop], as :func:`input_batch` does it."""
+    out = np.empty(transform.output_shape, dtype=np.float32)
+    _normalised(resize_and_crop(image, transform), transform, out)
+    return torch.from_numpy(out)
+
+
 def resize_and_crop(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
     """Resize the short side of ``image`` [3, H, W] to ``transform.resize`` and cut its centre out."""
     cropped: torch.Tensor = F.center_crop(_resized(image, transform), [transform.crop, transform.crop])

@@ -1,0 +1,94 @@
+"""Model files by their path: a fine-tuned network, its transform and its classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+import numpy as np
+import torch
+from torch import nn
+
+from hapi.data.transforms.decode import decode_image
+from hapi.data.transforms.pipeline import transformed
+from hapi.errors import DataError
+from hapi.models.model_file import ModelCard, read_model
+from hapi.wire.references import TransformSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ("ImageTransform", "LoadedModel", "load_model")
+
+
+class ImageTransform:
+    """From an image to a network's input, bit for bit as in training (without what was random there).
+
+    >>> import hapi.api.model_files, PIL.Image
+    >>> from hapi.wire.references import TransformSpec
+    >>> to_input = hapi.api.model_files.ImageTransform(TransformSpec.for_image_size(64))
+    >>> tuple(to_input(PIL.Image.new("RGB", (100, 80))).shape)
+    (3, 64, 64)
+    """
+
+    def __init__(self, spec: TransformSpec) -> None:
+        self.spec = spec
+        """Sides in pixels, mean and standard deviation by channel."""
+
+    def __call__(self, image: Union[str, Path, bytes, Image.Image]) -> torch.Tensor:
+        """The input float32 [3, crop, crop] of an image file, its bytes or a PIL image.
+
+        Raises:
+            DataError: the image cannot be decoded.
+        """
+        if isinstance(image, str | Path):
+            try:
+                image = Path(image).read_bytes()
+            except OSError as error:
+                raise DataError(f"image {image} cannot be read: {error.strerror or error}") from None
+        if isinstance(image, bytes):
+            return transformed(decode_image(image), self.spec)
+        pixels = np.array(image.convert("RGB"))
+        return transformed(torch.from_numpy(pixels).permute(2, 0, 1), self.spec)
+
+    def __repr__(self) -> str:
+        return f"ImageTransform({self.spec})"
+
+
+class LoadedModel(NamedTuple):
+    """A fine-tuned network, ready for use; made by :func:`load_model`."""
+
+    module: nn.Module
+    """In eval mode, on the CPU."""
+    transform: ImageTransform | None
+    """From an image to its input; None for a network that takes arrays as they are."""
+    classes: tuple[str, ...]
+    """Names of its outputs."""
+    card: ModelCard
+    """All that the file says."""
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """Load a fine-tuned network from a file that a training or ``hapi export`` wrote.
+
+    >>> import hapi, numpy
+    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 32, 32), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
+    >>> _ = hapi.pack("dots.npz", "store/dots")
+    >>> settings = hapi.TrainSettings(
+    ...     store="store", model="squeezenet1_1", weights="random", bs=3, image_size=64, epochs=1, output="run"
+    ... )
+    >>> with hapi.Session.open(settings) as session:
+    ...     _ = hapi.Trainer(session).run()
+    >>> module, transform, classes, card = hapi.load_model("run/model.safetensors")
+    >>> classes, card.epoch
+    (('0', '1', '2'), 1)
+
+    Args:
+        path: the file. A network of a ``package.module:factory`` is built by importing that module.
+
+    Raises:
+        ModelError: the file is damaged, is none of Hapi's, or does not fit the installed library.
+    """
+    module, card = read_model(path, allow_import=True)
+    transform = None if card.transform is None else ImageTransform(card.transform)
+    return LoadedModel(module, transform, card.classes, card)
