@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -35,24 +35,28 @@ class ImageTransform:
         self.spec = spec
         """Sides in pixels, mean and standard deviation by channel."""
 
-    def __call__(self, image: Union[str, Path, bytes, Image.Image]) -> torch.Tensor:
+    def __call__(self, image: str | Path | bytes | Image.Image) -> torch.Tensor:
         """The input float32 [3, crop, crop] of an image file, its bytes or a PIL image.
 
         Raises:
             DataError: the image cannot be decoded.
         """
-        if isinstance(image, str | Path):
-            try:
-                image = Path(image).read_bytes()
-            except OSError as error:
-                raise DataError(f"image {image} cannot be read: {error.strerror or error}") from None
         if isinstance(image, bytes):
             return transformed(decode_image(image), self.spec)
+        if isinstance(image, str | Path):
+            return transformed(decode_image(_content(Path(image))), self.spec)
         pixels = np.array(image.convert("RGB"))
         return transformed(torch.from_numpy(pixels).permute(2, 0, 1), self.spec)
 
     def __repr__(self) -> str:
         return f"ImageTransform({self.spec})"
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"image {path} cannot be read: {error.strerror or error}") from None
 
 
 class LoadedModel(NamedTuple):

@@ -16,6 +16,8 @@ COMMANDS = {
     "ls": "list the datasets and models of a store",
     "verify": "read a whole dataset or pushed model and check every checksum",
     "push": "put a model's weights into a store",
+    "predict": "name the classes of images, with a model file of a training",
+    "evaluate": "compare a model file's outputs with the labels of a dataset",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",
     "report": "make an HTML page of a kept JSON report of a run",

@@ -187,7 +187,9 @@ def _pushed(
         found = {entry.name: tensor for entry, tensor in pushed.received(fetch, entries)}
         # No layer reads the others (an auxiliary head, BatchNorm's count of batches), so they were not pushed.
         unread = [name for name in names if stored[name] not in held]
-        initial = _named(build(replace(spec, weights="random:0"), allow_import=allowed), unread) if unread else {}
+        initial = (
+            _named(build(replace(spec, weights="random:0"), allow_import=allowed), unread) if unread else {}
+        )
         return {name: found[stored[name]] if name not in initial else initial[name] for name in names}
 
     spec = replace(pushed.spec, num_classes=classes, input_shape=shape, head_seed=settings.seed)

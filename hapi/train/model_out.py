@@ -50,4 +50,3 @@ def save_model(
 ) -> None:
     """Write the trained network to ``path``, see :func:`hapi.models.model_file.write_model`."""
     write_model(path, whole_state(job, trained.state_dict()), card_of(job, epoch=epoch, metrics=metrics))
-

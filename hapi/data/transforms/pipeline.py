@@ -224,7 +224,7 @@ def _normalised(image: torch.Tensor, transform: TransformSpec, out: _Floats) -> 
 
 
 def transformed(image: torch.Tensor, transform: TransformSpec) -> torch.Tensor:
-    """One decoded image (uint8 [3, H, W]) as a model's input, float32 [3, crop, crop], as :func:`input_batch` does it."""
+    """One decoded image (uint8 [3, H, W]) as a model's input, float32 [3, crop, crop]: that of :func:`input_batch`."""
     out = np.empty(transform.output_shape, dtype=np.float32)
     _normalised(resize_and_crop(image, transform), transform, out)
     return torch.from_numpy(out)

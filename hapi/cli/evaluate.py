@@ -1,0 +1,52 @@
+"""``hapi evaluate MODEL --dataset STORE/NAME``: how good a fine-tuned network is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import closing
+from dataclasses import asdict
+
+from hapi.api.inference import Evaluation, evaluate
+from hapi.cli.predict import configure_running, open_model
+from hapi.cli.shared.common import EXIT_OK, say
+from hapi.cli.shared.progress import TransferBar
+from hapi.data.mount import open_dataset
+from hapi.paths import check_outputs, write_whole
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
+    parser.add_argument(
+        "--dataset", required=True, metavar="STORE/NAME", help="labelled samples of the model's classes"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    configure_running(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print loss, accuracy, and the accuracy of each class."""
+    check_outputs((("--json", args.json),), (("MODEL", args.model),))
+    model = open_model(args)
+    with closing(open_dataset(args.dataset)) as dataset, TransferBar("evaluating", args.quiet) as bar:
+        bar.start(dataset.count)
+        found = evaluate(model, dataset, args.batch_size, lambda samples: bar.advance(samples, 0))
+    if args.json is not None:
+        document = {**asdict(found), "classes": list(model.classes), "dataset": args.dataset}
+        write_whole(args.json, json.dumps(document, indent=2) + "\n", "--json")
+    _print(found, model.classes)
+    return EXIT_OK
+
+
+def _print(found: Evaluation, classes: tuple[str, ...]) -> None:
+    five = f", top-5 {100 * found.top5:.2f}%" if len(classes) > 5 else ""
+    say(f"{found.samples} samples: loss {found.loss:.4f}, accuracy {100 * found.accuracy:.2f}%{five}")
+    if len(classes) > _MOST_CLASSES:
+        return
+    for name, samples, accuracy in zip(classes, found.class_samples, found.class_accuracy, strict=True):
+        say(f"  {name}: {'no samples' if accuracy is None else f'{100 * accuracy:.1f}% of {samples}'}")
+
+
+_MOST_CLASSES = 100
+"""Classes that are printed one by one; more are in the file of --json."""

@@ -1,0 +1,107 @@
+"""``hapi predict MODEL SOURCE``: classes for images, or for the samples of a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images
+from hapi.api.model_files import LoadedModel, load_model
+from hapi.cli.shared.common import EXIT_OK, say
+from hapi.cli.shared.numbers import count
+from hapi.cli.shared.progress import TransferBar
+from hapi.data.mount import open_dataset
+from hapi.errors import UsageError
+from hapi.factories import search_here
+from hapi.models.devices import resolve_device
+from hapi.paths import check_outputs, user_path, write_whole
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="an image, a folder of images, or a dataset as STORE/NAME"
+    )
+    parser.add_argument(
+        "--top", type=count(1, 1_000_000), default=5, metavar="N",
+        help="classes to name for each image (default 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the classes of every image there, and print a summary"
+    )
+    configure_running(parser)
+
+
+def configure_running(parser: argparse.ArgumentParser) -> None:
+    """Declare what commands that run a model file have in common."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    parser.add_argument(
+        "--batch-size", type=count(1, 1_000_000), default=32, metavar="N",
+        help="images that go through the network at once (default 32)",
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def open_model(args: argparse.Namespace) -> LoadedModel:
+    """The model file that the arguments name, on their device."""
+    search_here()
+    device = resolve_device(args.device, "--device")
+    model = load_model(args.model)
+    model.module.to(device)
+    return model
+
+
+def run(args: argparse.Namespace) -> int:
+    """A line for each image, or a file of them."""
+    check_outputs((("--csv", args.csv),), (("MODEL", args.model), ("SOURCE", args.source)))
+    model = open_model(args)
+    place = user_path(args.source, "SOURCE")
+    if place.exists():
+        files = image_files(place) if place.is_dir() else [place]
+        return _report(args, model, predict_images(model, files, args.batch_size), len(files))
+    if "/" not in args.source:
+        raise UsageError(
+            f"{args.source}: there is no such image or folder; a dataset's address has the form STORE/NAME"
+        )
+    with closing(open_dataset(args.source)) as dataset:
+        return _report(args, model, predict_dataset(model, dataset, args.batch_size), dataset.count)
+
+
+def _report(args: argparse.Namespace, model: LoadedModel, batches: Iterator[Outputs], total: int) -> int:
+    top = min(args.top, len(model.classes))
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    header = [column for n in range(1, top + 1) for column in (f"class_{n}", f"probability_{n}")]
+    rows.writerow(["sample", "label", *header])
+    right = labelled = 0
+    with TransferBar(f"predicting with {Path(args.model).name}", args.quiet or args.csv is None) as bar:
+        bar.start(total)
+        for names, labels, logits in batches:
+            best = logits.softmax(1).topk(top)
+            for row, name in enumerate(names):
+                label = "" if labels is None else model.classes[labels[row]]
+                found = [
+                    (model.classes[index], value)
+                    for index, value in zip(
+                        best.indices[row].tolist(), best.values[row].tolist(), strict=True
+                    )
+                ]
+                if args.csv is None:
+                    say("  ".join([name, *(f"{known} {100 * value:.1f}%" for known, value in found)]))
+                rows.writerow(
+                    [name, label, *(cell for known, value in found for cell in (known, f"{value:.6g}"))]
+                )
+                labelled += label != ""
+                right += label != "" and label == found[0][0]
+            bar.advance(len(names), 0)
+    if args.csv is not None:
+        write_whole(args.csv, text.getvalue(), "--csv")
+        say(f"{total} predictions in {args.csv}")
+    if labelled:
+        say(f"{right} of {labelled} as labelled ({100 * right / labelled:.1f}%)")
+    return EXIT_OK
