@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": "read a whole dataset or pushed model and check every checksum",
     "push": "put a model's weights into a store",
     "predict": "name the classes of images, with a model file of a training",
+    "export": "write a model file as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
     "evaluate": "compare a model file's outputs with the labels of a dataset",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",

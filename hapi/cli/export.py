@@ -1,0 +1,29 @@
+"""``hapi export MODEL --output F``: a fine-tuned network in another format."""
+
+from __future__ import annotations
+
+import argparse
+
+from hapi.api.export import FORMATS, export
+from hapi.cli.shared.common import EXIT_OK, say
+from hapi.factories import search_here
+from hapi.paths import check_outputs
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
+    parser.add_argument("--output", required=True, metavar="F", help="the file to write; a folder for hf")
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), help="default: by the ending of --output (.pth, .onnx, .pt2)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file, and say so."""
+    search_here()
+    if args.format != "hf":
+        check_outputs((("--output", args.output),), (("MODEL", args.model),))
+    name = export(args.model, args.output, args.format)
+    say(f"{args.output}: written as {name}")
+    return EXIT_OK
