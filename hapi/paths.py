@@ -92,6 +92,15 @@ def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> Non
             raise UsageError(f"{name} {path}: it is the same file as {other}; give another name")
 
 
+def make_folder(path: str | Path, flag: str) -> None:
+    """Make the folder at ``path`` and those above it; :class:`UsageError` naming ``flag`` when that fails."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {path}: cannot be made: {reason}") from None
+
+
 def write_whole(path: str, text: str, flag: str = "") -> None:
     """Write ``text`` to ``path``, whole or not at all.
 

@@ -18,7 +18,7 @@ from torch import nn
 from hapi.atomic import replacing
 from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, read_model, write_model
-from hapi.paths import check_output
+from hapi.paths import check_output, make_folder
 
 __all__ = ("FORMATS", "export")
 
@@ -137,10 +137,7 @@ def _hugging_face(module: nn.Module, card: ModelCard, output: Path) -> None:
             "do_rescale": True, "rescale_factor": 1 / 255,
             "do_normalize": True, "image_mean": list(transform.mean), "image_std": list(transform.std),
         }  # fmt: skip
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output {output}: cannot be made: {error.strerror}") from None
+    make_folder(output, "--output")
     write_model(output / "model.safetensors", module.state_dict(), card)
     for name, document in (("config.json", config), ("preprocessor_config.json", processor)):
         if document is not None:

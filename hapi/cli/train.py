@@ -8,6 +8,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
@@ -81,6 +83,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
+    loaded = _with_report(loaded)
     settings, output = loaded.value, loaded.value.output
     session_settings = settings.session
     if session_settings.memory is None:  # with a bound, what is free is not the job's
@@ -110,6 +113,15 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _with_report(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
+    """The report goes into the folder of the model where no file is given for it."""
+    settings = loaded.value
+    if settings.training.output is None or settings.output.report is not None:
+        return loaded
+    report = str(Path(settings.training.output, "report.json"))
+    return replace(loaded, value=replace(settings, output=replace(settings.output, report=report)))
 
 
 _LAST_SECONDS = 15.0
@@ -161,24 +173,27 @@ def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSetting
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
     for line in _write_outputs(loaded.value.output, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
-    checkpoint = loaded.value.training.checkpoint
-    if checkpoint and trainer.has_checkpoint:
-        print(f"go on with: --resume --checkpoint {checkpoint}", file=sys.stderr)
+    training = loaded.value.training
+    if training.checkpoint_path and trainer.has_checkpoint:
+        place = (
+            f"--checkpoint {training.checkpoint}" if training.checkpoint else f"--output {training.output}"
+        )
+        print(f"go on with: --resume {place}", file=sys.stderr)
 
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
     session, training = loaded.value.session, loaded.value.training
-    if training.checkpoint is None:
+    if training.checkpoint_path is None:
         if training.resume:
-            raise UsageError("--resume needs --checkpoint FILE")
+            raise UsageError("--resume needs --output DIR or --checkpoint FILE")
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
-                raise UsageError(f"{flag_of(name)} needs --checkpoint FILE")
+                raise UsageError(f"{flag_of(name)} needs --output DIR or --checkpoint FILE")
     if session.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in session.profile_epoch:
-        if epoch >= session.epochs and training.checkpoint is None:  # with one, more epochs may follow
+        if epoch >= session.epochs and training.checkpoint_path is None:  # with one, more epochs may follow
             raise UsageError(
                 f"--profile-epoch {epoch}: expected 0 to {session.epochs - 1}, the last epoch; give more --epochs"
             )
@@ -196,9 +211,10 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     check_outputs(
         (
             (given("--report"), output.report),
+            *((given("--output"), path) for path in _model_files(training)),
             (given("--html"), output.html),
             (given("--trace"), output.trace),
-            (given("--checkpoint"), training.checkpoint),
+            (given("--checkpoint" if training.checkpoint else "--output"), training.checkpoint_path),
             (given("--save-profile"), training.save_profile),
         ),
         (
@@ -209,12 +225,22 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
             (given("--ca-file"), session.ca_file),
         ),
     )
-    if training.checkpoint is not None and not training.resume:
-        for path in (numbered(training.checkpoint, n) for n in range(training.keep)):
+    checkpoint = training.checkpoint_path
+    if checkpoint is not None and not training.resume:
+        flag = "--checkpoint" if training.checkpoint else "--output"
+        files = [numbered(checkpoint, n) for n in range(training.keep)]
+        for path in (*files, *map(Path, _model_files(training))):
             if path.exists():
                 raise UsageError(
-                    f"--checkpoint {path}: exists; give --resume to go on with it, or remove it to begin anew"
+                    f"{flag} {path}: exists; give --resume to go on with it, or remove it to begin anew"
                 )
+
+
+def _model_files(training: TrainingSettings) -> list[str]:
+    from hapi.train.trainer import BEST_FILE, MODEL_FILE
+
+    folder = training.output
+    return [] if folder is None else [str(Path(folder, name)) for name in (MODEL_FILE, BEST_FILE)]
 
 
 class ProgressPrinter(TrainingCallback):

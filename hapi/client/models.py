@@ -192,7 +192,7 @@ def _pushed(
         )
         return {name: found[stored[name]] if name not in initial else initial[name] for name in names}
 
-    spec = replace(pushed.spec, num_classes=classes, input_shape=shape, head_seed=settings.seed)
+    spec = replace(pushed.spec, num_classes=classes, input_shape=shape, head_seed=seed)
     held = pushed.manifest.tensors.keys() - layered.fresh
     return ClientModel(
         layered,

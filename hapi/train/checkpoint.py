@@ -23,7 +23,7 @@ from hapi.train.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
 from hapi.train.settings import TrainingSettings
 
-FORMAT = 5
+FORMAT = 6
 log = logging.getLogger("hapi.client")
 
 
@@ -115,6 +115,7 @@ def save(
     epochs: list[dict[str, Any]],
     plan: dict[str, Any] | None,
     totals: Totals,
+    best: dict[str, Any] | None = None,
     keep: int = 1,
 ) -> None:
     """Write a checkpoint atomically: after a crash the previous one is still there.
@@ -142,6 +143,7 @@ def save(
         "epochs": epochs,
         "plan": plan,
         "totals": asdict(totals),
+        "best": best,
     }
     try:
         with replacing(path) as file:
@@ -166,6 +168,8 @@ class Found(NamedTuple):
     epochs: list[dict[str, Any]]
     """Reports of the finished epochs."""
     totals: Totals
+    best: dict[str, Any] | None
+    """State of a :class:`hapi.train.best.BestEpoch`; None when none was kept."""
     is_newest: bool
     """False when a newer file could not be read."""
 
@@ -237,6 +241,7 @@ def load(
         found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
         progress = Progress.from_document(document["progress"])
         totals = Totals.from_document(document["totals"])
+        best = None if document["best"] is None else _best(document["best"])
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     own = identity(found)
@@ -260,7 +265,14 @@ def load(
         raise UsageError(
             f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
         ) from None
-    return Found(Path(path), progress, epochs, totals, is_newest=True)
+    return Found(Path(path), progress, epochs, totals, best, is_newest=True)
+
+
+def _best(state: Any) -> dict[str, Any]:
+    entry, trained = state["entry"], dict(state["trained"])
+    if not all(isinstance(tensor, torch.Tensor) for tensor in trained.values()):
+        raise ValueError("its best epoch has no tensors")
+    return {"entry": None if entry is None else dict(entry), "trained": trained}
 
 
 def _short(error: Exception) -> str:

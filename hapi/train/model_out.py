@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from hapi.client.prepare import JobContext
-from hapi.models.model_file import ModelCard, write_model
+from hapi.models.model_file import ModelCard
 from hapi.models.zoo.weights import is_file
 
 
@@ -29,8 +29,8 @@ def whole_state(job: JobContext, trained: Mapping[str, torch.Tensor]) -> dict[st
     return state
 
 
-def card_of(job: JobContext, *, epoch: int, metrics: Mapping[str, float]) -> ModelCard:
-    """What a model file says of this job after ``epoch`` epochs that measured ``metrics``."""
+def card_of(job: JobContext, entry: Mapping[str, Any]) -> ModelCard:
+    """What a model file says of this job after the epoch whose element of the report is ``entry``."""
     spec, description, transform = job.client_model.spec, job.description, job.transforms[0]
     if is_file(spec.weights):  # the folder it was in says nothing to others
         spec = replace(spec, weights=Path(spec.weights).name)
@@ -40,13 +40,9 @@ def card_of(job: JobContext, *, epoch: int, metrics: Mapping[str, float]) -> Mod
         transform=None if transform is None else replace(transform, augment=None, draw=None),
         freeze=job.freeze,
         dataset=description.reference,
-        epoch=epoch,
-        metrics=metrics,
+        epoch=entry["epoch"] + 1 if entry else 0,
+        metrics={name: float(entry[name]) for name in _METRICS if name in entry},
     )
 
 
-def save_model(
-    path: str | Path, job: JobContext, trained: nn.Module, *, epoch: int, metrics: Mapping[str, float]
-) -> None:
-    """Write the trained network to ``path``, see :func:`hapi.models.model_file.write_model`."""
-    write_model(path, whole_state(job, trained.state_dict()), card_of(job, epoch=epoch, metrics=metrics))
+_METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")

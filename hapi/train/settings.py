@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hapi.client.settings import (
@@ -33,6 +34,11 @@ class TrainingSettings:
     optimizer: OptimizerName = setting("optimiser", default="sgd")
     momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
     weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
+    output: str | None = setting(
+        "folder for the trained model (model.safetensors, and best.safetensors of the best epoch), and for checkpoint "
+        "and report where no file is given for them",
+        default=None,
+    )
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
     )
@@ -47,6 +53,13 @@ class TrainingSettings:
     )
     resume: bool = setting("go on from --checkpoint when it exists", default=False)
     save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The file of the checkpoint: the one given, else one in the folder for the model, else None."""
+        if self.checkpoint is not None or self.output is None:
+            return self.checkpoint
+        return str(Path(self.output, "checkpoint.pt"))
 
     @property
     def optimizer_bytes(self) -> float:

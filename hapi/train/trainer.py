@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import logging
-import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import hapi
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.planning.split_source import fixed_split
 from hapi.client.session import Session
-from hapi.config.fields import flat
 from hapi.config.settings import checked
 from hapi.errors import DeviceMemoryError, DivergedError, HapiError, UnprocessableError, UsageError
 from hapi.models.graph.tracing import TRACE_LOCK
+from hapi.models.model_file import write_model
+from hapi.paths import make_folder
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.profile import Profile
 from hapi.train import checkpoint
+from hapi.train.best import BestEpoch
 from hapi.train.callbacks import TrainingCallback
 from hapi.train.checkpoint import Progress, identity_of
 from hapi.train.divergence import Finite
 from hapi.train.interrupts import Interrupts
 from hapi.train.keeping import Keeper
+from hapi.train.model_out import card_of, whole_state
+from hapi.train.optimizer import make_optimizer
 from hapi.train.report import Measured, Totals, epoch_entry
+from hapi.train.report_facts import job_facts, plan_facts
 from hapi.train.settings import TrainingSettings
 
 log = logging.getLogger("hapi.client")
+
+MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
+"""Names in the folder of a training: the network after the last epoch, and after the best one."""
 
 
 def step_seed(seed: int, epoch: int, batch: int) -> int:
@@ -40,20 +47,6 @@ def step_seed(seed: int, epoch: int, batch: int) -> int:
     split.
     """
     return ((seed * 1_000_003 + epoch) * 1_000_003 + batch) % (1 << 63)
-
-
-def make_optimizer(settings: TrainingSettings, module: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimiser that the settings name, over ``module``'s parameters."""
-    parameters, s = [p for p in module.parameters() if p.requires_grad], settings
-    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "sgd": lambda: torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),
-        "adam": lambda: torch.optim.Adam(parameters, lr=s.lr, weight_decay=s.weight_decay),
-        "adamw": lambda: torch.optim.AdamW(parameters, lr=s.lr, weight_decay=s.weight_decay),
-        "rmsprop": lambda: torch.optim.RMSprop(
-            parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
-        ),
-    }
-    return makers[s.optimizer]()
 
 
 class Trainer:
@@ -89,7 +82,9 @@ class Trainer:
         """Epochs that this process ended."""
         self.ended: dict[str, Any] = {"how": "running"}
         """Kind of the training's end, for the report."""
-        save = self._save if settings.checkpoint else None
+        self.best = BestEpoch() if settings.output else None
+        """Layers of the best epoch; None without a folder for the model files."""
+        save = self._save if settings.checkpoint_path else None
         self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
         self._finite = Finite(self.trained, self.optimizer, settings.lr)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.device)
@@ -117,7 +112,9 @@ class Trainer:
         On KeyboardInterrupt (also SIGTERM) and on errors, the checkpoint is written as of the last whole step before
         they are raised on. A training that diverged (:class:`DivergedError`) keeps the last checkpoint of before.
         """
-        path = self.settings.checkpoint
+        path, folder = self.settings.checkpoint_path, self.settings.output
+        if folder is not None:
+            make_folder(folder, "--output")
         with checkpoint.claimed(path) if path else nullcontext(), Interrupts() as interrupts:
             if path and self.settings.resume:
                 self._resume(path)
@@ -129,7 +126,33 @@ class Trainer:
                 raise
             self._note_end("finished")
             self.keeper.last(self._position)
+            self._write_models()
         return self.report()
+
+    def save_model(self, path: str | Path, *, best: bool = False) -> None:
+        """Write the whole network, frozen layers included, as ``hapi.load_model`` and plain PyTorch read it.
+
+        Args:
+            path: a ``.safetensors`` file; its folder must exist.
+            best: as it was after the best epoch (needs ``output`` in the settings), instead of as it is now.
+
+        Raises:
+            HapiError: the file cannot be written, or the frozen layers' weights are no longer in reach.
+        """
+        entry: Mapping[str, Any] = self.epochs[-1] if self.epochs else {}
+        trained = self.trained.state_dict()
+        if best:
+            if self.best is None or self.best.entry is None:
+                raise UsageError("there is no best epoch: give 'output' in the settings, and train an epoch")
+            entry, trained = self.best.entry, self.best.trained
+        job = self.session.prepared
+        write_model(path, whole_state(job, trained), card_of(job, entry))
+
+    def _write_models(self) -> None:
+        if self.settings.output is not None and self.epochs:
+            folder = Path(self.settings.output)
+            self.save_model(folder / MODEL_FILE)
+            self.save_model(folder / BEST_FILE, best=True)
 
     @property
     def _position(self) -> tuple[int, int]:
@@ -265,6 +288,8 @@ class Trainer:
         self._correct.zero_()
         self._pass, self._before = PassReport(), Measured()
         self.progress = Progress(epoch=epoch + 1)
+        if self.best is not None:
+            self.best.offer(entry, self.trained)
         self.keeper.epoch(self._position)
         self.watcher.epoch_done(entry)
 
@@ -299,7 +324,7 @@ class Trainer:
             measured=self._before + Measured.of(self._pass),
         )
         checkpoint.save(
-            str(self.settings.checkpoint),
+            str(self.settings.checkpoint_path),
             trained=self.trained,
             optimizer=self.optimizer,
             progress=progress,
@@ -307,6 +332,7 @@ class Trainer:
             epochs=self.epochs,
             plan=None if self.session.planning is None else self.session.planning.state(),
             totals=self._totals(),
+            best=None if self.best is None else self.best.state(),
             keep=self._keep,
         )
         self._keep = self.settings.keep
@@ -329,6 +355,8 @@ class Trainer:
             self.progress, self.epochs = found.progress, found.epochs
             self._before = found.progress.measured
             self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
+            if self.best is not None and found.best is not None:
+                self.best.restore(found.best)
             self.keeper.saved = self._position
             self._loss_sum.fill_(self.progress.loss_sum)
             self._correct.fill_(self.progress.correct)
@@ -348,45 +376,12 @@ class Trainer:
 
     def report(self) -> dict[str, Any]:
         """The run's report, JSON-able."""
-        session, prepared = self.session, self.session.prepared
-        settings = {**flat(session.settings), **flat(self.settings)}
-        planning = session.planning
-        plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": self._memory()}}
-        recheck = {} if session.recheck is None else {"recheck": session.recheck.to_json()}
-        timeline = {} if self._timeline is None else {"timeline": self._timeline}
         return {
-            "hapi": hapi.__version__,
-            "model": session.settings.model,
-            "weights": prepared.weights,
-            "layers": len(prepared.model.layers),
-            "freeze": prepared.freeze,
-            "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",
-            "split": session.split,
-            "split_name": prepared.job(session.split).split_name,
-            "strategy": prepared.strategy,
-            "dataset": prepared.description.reference.to_json(),
-            "classes": list(prepared.description.classes),
-            "batch_size": session.settings.bs,
-            **prepared.order.identity(),
-            "request_size": session.settings.request_size,
+            **job_facts(self.session, self.settings),
             **asdict(self._totals()),
-            "servers": prepared.urls,
-            "device": str(session.device),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
             "epochs": self.epochs,
             "ended": self.ended,
             "troubles": list(self.keeper.troubles),
-            **plan,
-            **recheck,
-            **timeline,
+            **plan_facts(self.session, self.epochs),
+            **({} if self._timeline is None else {"timeline": self._timeline}),
         }
-
-    def _memory(self) -> dict[str, int | None]:
-        """The client's peak as the plan has it, of the splits that batches ran at, and as it was."""
-        planning = self.session.planning
-        predicted = None
-        if planning is not None and planning.plan is not None:
-            ran = {split for epoch in self.epochs for split, _ in epoch["splits"]} or {planning.split}
-            predicted = max(planning.plan.candidates[split].estimate.memory.peak for split in ran)
-        return {"predicted": predicted, "observed": self.session.budget.highest()}

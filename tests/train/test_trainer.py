@@ -28,9 +28,10 @@ from hapi.client.transport.http import Handler
 from hapi.errors import ConflictError, DeviceMemoryError, HapiError
 from hapi.train import checkpoint
 from hapi.train.interrupts import Interrupts
+from hapi.train.optimizer import make_optimizer
 from hapi.train.report import write_report
 from hapi.train.settings import TrainingSettings
-from hapi.train.trainer import make_optimizer, step_seed
+from hapi.train.trainer import step_seed
 
 
 def train(remembered: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:
