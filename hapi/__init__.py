@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from hapi.allocator import keep_freed_memory
     from hapi.api.contents import list_datasets, verify
     from hapi.api.datasets import index, pack
+    from hapi.api.model_files import load_model
     from hapi.api.models import list_models, open_model, push
     from hapi.client.session import Session
     from hapi.client.settings import SessionSettings
-    from hapi.data.epoch_order import Shuffle
     from hapi.data.mount import DatasetReader, open_dataset
     from hapi.errors import HapiError
     from hapi.ingest.in_place.indexer import IndexOptions
@@ -49,7 +49,6 @@ __all__ = (
     "ServerSettings",
     "Session",
     "SessionSettings",
-    "Shuffle",
     "Trainer",
     "TrainingSettings",
     "__version__",
@@ -58,6 +57,7 @@ __all__ = (
     "keep_freed_memory",
     "list_datasets",
     "list_models",
+    "load_model",
     "open_dataset",
     "open_model",
     "open_store",
@@ -81,10 +81,10 @@ _MODULES = {
     "list_datasets": "hapi.api.contents",
     "open_dataset": "hapi.data.mount",
     "DatasetReader": "hapi.data.mount",
-    "Shuffle": "hapi.data.epoch_order",
     "push": "hapi.api.models",
     "open_model": "hapi.api.models",
     "list_models": "hapi.api.models",
+    "load_model": "hapi.api.model_files",
     "plan": "hapi.profiler.strategies",
     "Profile": "hapi.profiler.profile",
     "Job": "hapi.profiler.profile",

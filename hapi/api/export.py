@@ -98,7 +98,8 @@ def _onnx(module: nn.Module, card: ModelCard, output: Path) -> None:
                 made = torch.onnx.export(
                     program, dynamo=True, input_names=["input"], output_names=["logits"], verbose=False
                 )
-            assert made is not None
+            if made is None:  # so says its type
+                raise ModelError(f"{card.spec.architecture}: torch's exporter gave no model")
             made.save(str(path), external_data=False)
         except Exception as error:  # the exporter's own errors are of many kinds
             raise ModelError(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hapi.api.model_files import LoadedModel
+from hapi.api.model_files import ImageTransform, LoadedModel
 from hapi.arrays import IntArray
 from hapi.data.mount import DatasetReader
 from hapi.data.transforms.pipeline import input_batch, input_shape
@@ -29,8 +29,8 @@ class Outputs(NamedTuple):
 
     names: list[str]
     """Of the images, or ids of the samples."""
-    labels: IntArray | None
-    """Int64 [B]; None where there are none."""
+    labels: IntArray
+    """Int64 [B]; of images without labels -1."""
     logits: torch.Tensor
     """Float32 [B, outputs], on the CPU."""
 
@@ -69,15 +69,14 @@ def predict_images(model: LoadedModel, files: Sequence[Path], batch_size: int = 
         chosen = files[start : start + batch_size]
         yield Outputs(
             [str(file) for file in chosen],
-            None,
-            _run(model.module, torch.stack([_input(model, f) for f in chosen])),
+            np.full(len(chosen), -1, dtype=np.int64),
+            _run(model.module, torch.stack([_input(model.transform, f) for f in chosen])),
         )
 
 
-def _input(model: LoadedModel, file: Path) -> torch.Tensor:
-    assert model.transform is not None
+def _input(transform: ImageTransform, file: Path) -> torch.Tensor:
     try:
-        return model.transform(file)
+        return transform(file)
     except DataError as error:
         raise DataError(f"image {file}: {error}") from None
 
@@ -155,7 +154,6 @@ def evaluate(
     total, right = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
     loss, among = 0.0, 0
     for names, labels, logits in predict_dataset(model, dataset, batch_size):
-        assert labels is not None  # a dataset has them
         target = torch.from_numpy(labels)
         loss += nn.functional.cross_entropy(logits, target, reduction="sum").item()
         best = logits.topk(min(5, classes)).indices == target[:, None]

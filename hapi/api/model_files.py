@@ -24,9 +24,10 @@ __all__ = ("ImageTransform", "LoadedModel", "load_model")
 class ImageTransform:
     """From an image to a network's input, bit for bit as in training (without what was random there).
 
-    >>> import hapi.api.model_files, PIL.Image
+    >>> import PIL.Image
+    >>> from hapi.api.model_files import ImageTransform
     >>> from hapi.wire.references import TransformSpec
-    >>> to_input = hapi.api.model_files.ImageTransform(TransformSpec.for_image_size(64))
+    >>> to_input = ImageTransform(TransformSpec.for_image_size(64))
     >>> tuple(to_input(PIL.Image.new("RGB", (100, 80))).shape)
     (3, 64, 64)
     """
@@ -73,19 +74,11 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: str | Path) -> LoadedModel:
-    """Load a fine-tuned network from a file that a training or ``hapi export`` wrote.
+    """Load a fine-tuned network from a file that a training or ``hapi export`` wrote::
 
-    >>> import hapi, numpy
-    >>> numpy.savez("dots.npz", x=numpy.zeros((6, 3, 32, 32), dtype=numpy.uint8), y=[0, 1, 2, 0, 1, 2])
-    >>> _ = hapi.pack("dots.npz", "store/dots")
-    >>> settings = hapi.TrainSettings(
-    ...     store="store", model="squeezenet1_1", weights="random", bs=3, image_size=64, epochs=1, output="run"
-    ... )
-    >>> with hapi.Session.open(settings) as session:
-    ...     _ = hapi.Trainer(session).run()
-    >>> module, transform, classes, card = hapi.load_model("run/model.safetensors")
-    >>> classes, card.epoch
-    (('0', '1', '2'), 1)
+        model = hapi.load_model("run/model.safetensors")
+        outputs = model.module(model.transform("rose.jpg")[None])
+        print(model.classes[outputs.argmax()])
 
     Args:
         path: the file. A network of a ``package.module:factory`` is built by importing that module.

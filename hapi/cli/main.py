@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from hapi import __version__
 from hapi.cli.entry import Leaving
@@ -24,7 +25,9 @@ COMMANDS = {
     "report": "make an HTML page of a kept JSON report of a run",
     "layers": "print a model's layers, their names, output sizes and the default freeze",
 }
-"""Sub-command name to help line; each lives in ``hapi/cli/NAME.py`` with ``configure`` and ``run``."""
+"""Help lines by name of a sub-command. Each has a module of its name, with ``configure`` and ``run``, here or in
+``models/``."""
+OF_MODELS = frozenset(("push", "layers", "predict", "evaluate", "export"))
 WORKING = frozenset(("pack", "index", "push", "bench"))
 """Commands whose work counts even without their output."""
 
@@ -47,14 +50,17 @@ def parser_with(chosen: str | None) -> OneLineParser:
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             with Leaving(f"hapi {name}"):
-                importlib.import_module(f"hapi.cli.{name}").configure(sub)
+                _module_of(name).configure(sub)
     return parser
 
 
 def _run(arguments: Sequence[str], chosen: str | None) -> int:
     args = parser_with(chosen).parse_args(arguments)
-    module = importlib.import_module(f"hapi.cli.{args.command}")
-    return int(module.run(args))
+    return int(_module_of(args.command).run(args))
+
+
+def _module_of(command: str) -> ModuleType:
+    return importlib.import_module(f"hapi.cli.{'models.' if command in OF_MODELS else ''}{command}")
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def _without_collections() -> Iterator[None]:
 
 def _measured(args: argparse.Namespace, started: float) -> Profile:
     # Torch is imported only where it measures: a replay answers at once.
-    from hapi.cli.push import spec_of
+    from hapi.cli.models.push import spec_of
     from hapi.models.devices import exact_arithmetic, resolve_device
     from hapi.models.zoo.build import structure
     from hapi.models.zoo.freeze import choose_freeze

@@ -221,10 +221,9 @@ def trainer_batches(
 class Shuffle:
     """Kind of an epoch's shuffle: full (``group`` 0), or by chunk windows.
 
-    >>> import hapi
-    >>> str(hapi.Shuffle()), str(hapi.Shuffle(group=512, window=64))
+    >>> str(Shuffle()), str(Shuffle(group=512, window=64))
     ('full', 'chunks:512:64')
-    >>> hapi.Shuffle(group=2, window=2).sequence(seed=0, epoch=0, count=8).tolist()
+    >>> Shuffle(group=2, window=2).sequence(seed=0, epoch=0, count=8).tolist()
     [2, 6, 0, 3, 5, 1, 4, 7]
     """
 

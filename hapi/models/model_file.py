@@ -26,7 +26,7 @@ from torch import nn
 from hapi import __version__
 from hapi.atomic import replacing
 from hapi.errors import BadRequestError, HapiError, ModelError
-from hapi.models.graph.digest import tensor_bytes
+from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.architectures import ImportRule, build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of
 from hapi.models.zoo.head import retarget

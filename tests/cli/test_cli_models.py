@@ -87,7 +87,9 @@ def test_a_factory_in_the_current_folder(
 
 def test_the_lock_of_a_dead_push(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On another host: nobody can see that it is dead, but a person may know."""
-    monkeypatch.setattr("hapi.cli.push.lasting_store", open_store)  # here the store lasts as long as the test
+    monkeypatch.setattr(
+        "hapi.cli.models.push.lasting_store", open_store
+    )  # here the store lasts as long as the test
     url = f"memory://{uuid.uuid4().hex}"
     command = ("push", "squeezenet1_1", f"{url}/net", "--weights", "random:1", "--input-size", "32")
     with living_elsewhere(open_store(url), "models/net/push.lock"):

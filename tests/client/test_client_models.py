@@ -162,6 +162,6 @@ def test_the_lock_of_a_push_that_died_elsewhere(
     assert found is not None
     program, *arguments = shlex.split(found[1])
     assert program == "hapi" and arguments[:3] == ["push", FACTORY, f"{url}/{name}"]
-    monkeypatch.setattr("hapi.cli.push.lasting_store", open_store)  # this process is the store's too
+    monkeypatch.setattr("hapi.cli.models.push.lasting_store", open_store)  # this process is the store's too
     assert main(arguments) == 0
     assert open_model(store, name).digest.startswith(name.removeprefix("file-"))

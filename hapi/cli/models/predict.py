@@ -84,7 +84,7 @@ def _report(args: argparse.Namespace, model: LoadedModel, batches: Iterator[Outp
         for names, labels, logits in batches:
             best = logits.softmax(1).topk(top)
             for row, name in enumerate(names):
-                label = "" if labels is None else model.classes[labels[row]]
+                label = "" if labels[row] < 0 else model.classes[labels[row]]
                 found = [
                     (model.classes[index], value)
                     for index, value in zip(

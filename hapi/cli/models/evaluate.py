@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from hapi.api.inference import Evaluation, evaluate
-from hapi.cli.predict import configure_running, open_model
+from hapi.cli.models.predict import configure_running, open_model
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
 from hapi.data.mount import open_dataset

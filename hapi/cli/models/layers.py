@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from hapi.cli.push import configure_shape, input_shape_of, spec_of
+from hapi.cli.models.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
 from hapi.models.graph.layers import LayeredModel

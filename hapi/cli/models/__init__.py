@@ -1,0 +1,1 @@
+"""Commands about models: pushed ones, and files of trained ones."""

@@ -1,0 +1,88 @@
+"""``hapi-train --output``: the folder that a training leaves, and what can be done with it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.harness import ROOT, ServerProcess, report_of
+from support.train_cli import FAST, refused
+
+from hapi.api.inference import predict_dataset
+from hapi.api.model_files import load_model
+from hapi.cli import train as command
+from hapi.cli.main import main
+from hapi.data.mount import open_dataset
+
+
+@pytest.mark.slow
+def test_a_folder_with_the_model(
+    running: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "digits"
+    arguments = ["--server", running.url, *FAST, "--output", str(folder), "--validation", "0.2"]
+    assert command.main(arguments) == 0
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["best.safetensors", "checkpoint.pt", "model.safetensors", "report.json"]
+    epoch = report_of(folder / "report.json")["epochs"][-1]
+    card = load_model(folder / "model.safetensors").card
+    assert card.metrics is not None and card.metrics["validation_accuracy"] == epoch["validation_accuracy"]
+
+    line = refused(capsys, *arguments)
+    assert f"--output {folder}" in line and "--resume" in line
+    before = (folder / "model.safetensors").read_bytes()
+    assert command.main([*arguments, "--epochs", "9", "--resume"]) == 0
+    assert (folder / "model.safetensors").read_bytes() != before
+    assert load_model(folder / "model.safetensors").card.epoch == 9
+    capsys.readouterr()
+
+    dataset = f"{running.store}/{card.dataset.name if card.dataset else ''}"
+    assert main(["evaluate", str(folder / "model.safetensors"), "--dataset", dataset]) == 0
+    found = re.search(r"accuracy (\d+\.\d+)%", capsys.readouterr().out)
+    assert found is not None and float(found[1]) > 20
+
+
+def test_what_cannot_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert "--output" in refused(capsys, "--store", "store", *FAST, "--output", str(tmp_path / "file"))
+    assert "--output DIR or --checkpoint FILE" in refused(capsys, "--store", "store", *FAST, "--resume")
+
+
+@pytest.mark.slow
+def test_the_readme_reads_a_model_without_hapi(
+    running: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a Python that has no Hapi: the outputs are those of ``hapi.load_model``, bit for bit."""
+    block = next(
+        found
+        for found in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "load_state_dict" in found
+    )
+    folder = tmp_path / "runs" / "flowers"
+    arguments = ["--server", running.url, *FAST, "--model", "resnet18", "--epochs", "1", "--output", str(folder)]
+    assert command.main(arguments) == 0
+    model = load_model(folder / "best.safetensors")
+    inputs = torch.rand(3, *model.card.spec.input_shape)
+    torch.save(inputs, tmp_path / "inputs.pt")
+    code = f"""
+import sys
+sys.modules["hapi"] = None
+{block.replace("resnet50", "resnet18")}
+import torch
+with torch.no_grad():
+    torch.save(model.eval()(torch.load("inputs.pt")), "outputs.pt")
+print(classes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{list(model.classes)}\n"
+    with torch.no_grad():
+        assert torch.equal(torch.load(tmp_path / "outputs.pt"), model.module(inputs))
+    with open_dataset(f"{running.store}/{model.card.dataset.name if model.card.dataset else ''}") as data:
+        assert sum(len(outputs.names) for outputs in predict_dataset(model, data)) == data.count
