@@ -210,8 +210,8 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     given = loaded.as_given
     check_outputs(
         (
-            (given("--report"), output.report),
             *((given("--output"), path) for path in _model_files(training)),
+            (given("--report"), output.report),
             (given("--html"), output.html),
             (given("--trace"), output.trace),
             (given("--checkpoint" if training.checkpoint else "--output"), training.checkpoint_path),

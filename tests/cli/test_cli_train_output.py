@@ -32,7 +32,7 @@ def test_a_folder_with_the_model(
     card = load_model(folder / "model.safetensors").card
     assert card.metrics is not None and card.metrics["validation_accuracy"] == epoch["validation_accuracy"]
 
-    line = refused(capsys, *arguments)
+    _, line = refused(capsys, *arguments)
     assert f"--output {folder}" in line and "--resume" in line
     before = (folder / "model.safetensors").read_bytes()
     assert command.main([*arguments, "--epochs", "9", "--resume"]) == 0
@@ -48,8 +48,8 @@ def test_a_folder_with_the_model(
 
 def test_what_cannot_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    assert "--output" in refused(capsys, "--store", "store", *FAST, "--output", str(tmp_path / "file"))
-    assert "--output DIR or --checkpoint FILE" in refused(capsys, "--store", "store", *FAST, "--resume")
+    assert "--output" in refused(capsys, "--store", "store", *FAST, "--output", str(tmp_path / "file"))[1]
+    assert "--output DIR or --checkpoint FILE" in refused(capsys, "--store", "store", *FAST, "--resume")[1]
 
 
 @pytest.mark.slow
@@ -63,7 +63,17 @@ def test_the_readme_reads_a_model_without_hapi(
         if "load_state_dict" in found
     )
     folder = tmp_path / "runs" / "flowers"
-    arguments = ["--server", running.url, *FAST, "--model", "resnet18", "--epochs", "1", "--output", str(folder)]
+    arguments = [
+        "--server",
+        running.url,
+        *FAST,
+        "--model",
+        "resnet18",
+        "--epochs",
+        "1",
+        "--output",
+        str(folder),
+    ]
     assert command.main(arguments) == 0
     model = load_model(folder / "best.safetensors")
     inputs = torch.rand(3, *model.card.spec.input_shape)
