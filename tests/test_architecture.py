@@ -365,12 +365,12 @@ def test_console_scripts_resolve(script: str) -> None:
 
 
 def test_sub_commands_resolve() -> None:
-    from hapi.cli.main import COMMANDS
+    from hapi.cli.main import COMMANDS, module_of
 
     for name in COMMANDS:
-        module = importlib.import_module(f"hapi.cli.{name}")
+        module = module_of(name)
         assert callable(module.configure) and callable(module.run), (
-            f"hapi/cli/{name}.py needs configure and run"
+            f"{module.__name__} needs configure and run"
         )
 
 

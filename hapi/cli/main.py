@@ -50,16 +50,17 @@ def parser_with(chosen: str | None) -> OneLineParser:
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             with Leaving(f"hapi {name}"):
-                _module_of(name).configure(sub)
+                module_of(name).configure(sub)
     return parser
 
 
 def _run(arguments: Sequence[str], chosen: str | None) -> int:
     args = parser_with(chosen).parse_args(arguments)
-    return int(_module_of(args.command).run(args))
+    return int(module_of(args.command).run(args))
 
 
-def _module_of(command: str) -> ModuleType:
+def module_of(command: str) -> ModuleType:
+    """Import the module of a sub-command."""
     return importlib.import_module(f"hapi.cli.{'models.' if command in OF_MODELS else ''}{command}")
 
 
