@@ -87,6 +87,11 @@ class Work(Future[T], Generic[T]):
         self._over: Future[None] | None = None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the work is done or its thread is lost, also where there was no memory to tell the waiters."""
+        return self.lost or self.done()
+
+    @property
     def over(self) -> Future[None]:
         """Done when the work is done or its thread is lost."""
         with _making:
@@ -233,8 +238,12 @@ class Threads:
             with self._lock:
                 self._idle -= 1
                 self._queued -= 1
-                self._running.add(work)
-            _carry_out(work)
+            try:
+                with self._lock:
+                    self._running.add(work)
+                _carry_out(work)
+            except MemoryError as error:  # not of the call itself: the thread must outlive it
+                _fail(work, error)
             with self._lock:
                 self._running.discard(work)
                 self._idle += not work.lost
@@ -248,6 +257,12 @@ class Threads:
         subject = work.interest.subject if work.interest is not None else ""
         self._lost.back(subject)
         log.info("a lost thread came back", extra={"subject": subject, "lost": self._lost.count})
+
+
+def _fail(work: Work[Any], error: BaseException) -> None:
+    """End work whose call could not be made, or whose waiters could not be told."""
+    with contextlib.suppress(InvalidStateError, MemoryError):
+        work.set_exception(error)
 
 
 def _carry_out(work: Work[T]) -> None:

@@ -56,8 +56,8 @@ def ask(process: ServerProcess, document: dict[str, Any], path: str = EXTRACT) -
 def errors(process: ServerProcess, kind: str) -> float:
     """Requests that ended with this kind of error so far; 0 while the server has not even memory to say so."""
     try:
-        lines = exchange(process.port, "GET", "/metrics").body.decode().splitlines()
-    except ConnectionError:  # out of memory between two writes of the answer
+        lines = exchange(process.port, "GET", "/metrics", seconds=5).body.decode().splitlines()
+    except (ConnectionError, TimeoutError):  # out of memory before the answer, or between two writes of it
         return 0
     return float(next((v for n, v in map(str.split, filter(_is_sample, lines)) if f'"{kind}"' in n), 0))
 

@@ -15,7 +15,7 @@ import pytest
 from hapi import waiting
 from hapi.clocks import BusyClock
 from hapi.errors import DrainingError, ShortageError, StoreUnavailableError
-from hapi.process.threads import Lost, Threads
+from hapi.process.threads import Lost, Threads, Work
 from hapi.waiting import Interest
 
 
@@ -250,3 +250,16 @@ def test_no_pool_that_is_joined_at_exit_is_left_in_the_server() -> None:
     folder = Path(waiting.__file__).parent
     wrong = [p.name for p in folder.glob("server/**/*.py") if "ThreadPoolExecutor" in p.read_text()]
     assert not wrong, f"{wrong}: use hapi.process.threads.Threads, which gets over threads that hang"
+
+
+def test_a_thread_outlives_lack_of_memory_around_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(work: object) -> bool:
+        raise MemoryError
+
+    pool = Threads(1, "test")
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "set_running_or_notify_cancel", short)
+        with pytest.raises(MemoryError):
+            pool.submit(lambda: 1).result(20)
+    assert pool.submit(lambda: 2).result(20) == 2
+    pool.close()

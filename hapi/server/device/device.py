@@ -205,23 +205,27 @@ class Device:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                while not self._scheduler and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                passes = self._next()
-            passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
-            self.running = len(passes)
-            try:
-                if passes:
-                    self._serve(passes)
-            except BaseException as error:  # whatever it is, those behind must not wait for ever
-                for one in passes:
-                    if not one.future.done():
-                        one.future.set_exception(error)
+            with contextlib.suppress(MemoryError):  # not of a pass itself: the thread must outlive it
+                with self._changed:
+                    while not self._scheduler and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                    passes = self._next()
+                self._carry_out(passes)
             self.running = 0
             passes = []  # what a pass holds must not stay until the next one comes
+
+    def _carry_out(self, passes: Sequence[_Pass]) -> None:
+        try:
+            passes = [p for p in passes if p.future.set_running_or_notify_cancel()]
+            self.running = len(passes)
+            if passes:
+                self._serve(passes)
+        except BaseException as error:  # whatever it is, those behind must not wait for ever
+            for one in passes:
+                if not one.future.done():
+                    one.future.set_exception(error)
 
     def _next(self) -> list[_Pass]:
         """The pass whose turn it is, and those that may run together with it."""

@@ -8,7 +8,6 @@ room.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import itertools
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 
 from hapi.errors import ShortageError
 from hapi.server.lifecycle import audit
+from hapi.server.lifecycle.event_loop import pause
 
 FIRST_REQUEST_SECONDS = 10.0
 """Time for a connection's handshake and the head of its first request."""
@@ -156,8 +156,8 @@ class Connections:
             return None
         connection = OpenConnection(sock, network, self._clock())
         connection.over = reason
-        self._open[connection.descriptor] = connection
         weakref.finalize(sock, self.closed, connection).atexit = False
+        self._open[connection.descriptor] = connection
         if reason:
             self._over[connection] = None
         else:
@@ -236,9 +236,10 @@ class Connections:
         """End connections whose time is over, and tell the audit, until cancelled."""
         try:
             while True:
-                self.sweep()
-                self.tell()
-                await asyncio.sleep(SWEEP_SECONDS)
+                with contextlib.suppress(MemoryError):  # the next sweep must come
+                    self.sweep()
+                    self.tell()
+                await pause(SWEEP_SECONDS)
         finally:
             self.tell(at_once=True)
 

@@ -28,8 +28,8 @@ BACKLOG = 512
 class Accepted(socket.socket):
     """The socket of an accepted connection; tells when it is closed."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        super().__init__(fileno=accepted.detach())
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(fileno=descriptor)
         self.connection: OpenConnection | None = None
         self.connections: Connections | None = None
 
@@ -58,19 +58,28 @@ class Listener(socket.socket):
             if self._connections.awaits_closing():
                 raise BlockingIOError
             try:
-                accepted, address = super().accept()
+                sock, address = self._accepted()
             except OSError as error:
                 if error.errno not in SHORT_OF:
                     raise
                 self._connections.refuse("descriptors")
                 self._turn_away(error)
                 raise BlockingIOError from None
-            sock = Accepted(accepted)
             connection = self._connections.admit(sock, str(address[0]))
             if connection is not None:
                 sock.connection, sock.connections = connection, self._connections
                 return sock, address
             sock.close()
+
+    def _accepted(self) -> tuple[Accepted, tuple[object, ...]]:
+        """A connection that waits; ``accept`` would lose the descriptor where there is no memory for its object."""
+        descriptor, address = self._accept()  # type: ignore[attr-defined]
+        try:
+            return Accepted(descriptor), address
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
 
     def _turn_away(self, error: OSError) -> None:
         """Close one connection that waits, by the descriptor kept for that; asyncio waits if there is none."""

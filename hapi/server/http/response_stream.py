@@ -46,6 +46,8 @@ PROBLEM = web.RequestKey("problem", HapiError)
 """The error that ended it, if one did."""
 GONE = 499
 """Logged and counted as the status of a request whose client went away or was too slow (nginx's number)."""
+LOOK_SECONDS = 1.0
+"""How often a waiter looks for itself whether a thread's work is over: without memory the thread cannot tell."""
 ERROR_SECONDS = 5.0
 """Longest time for the frame that tells of an error in the middle of an answer."""
 _BYTES_ACKED = 120
@@ -283,16 +285,18 @@ async def over(work: Work[Any]) -> None:
     """Wait until ``work`` is done or its thread is lost, whoever cancels: a connection that is dropped cancels its
     handler."""
     ending = asyncio.wrap_future(work.over)
-    while not ending.done():
+    while not (ending.done() or work.is_over):
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([ending])
+            await asyncio.wait([ending], timeout=LOOK_SECONDS)
 
 
 async def outcome(work: Work[T]) -> T:
     """Return the result of work in a thread, as :meth:`Work.outcome` does. A waiter that is cancelled leaves
     at once.
     """
-    await asyncio.shield(asyncio.wrap_future(work.over))
+    ending = asyncio.wrap_future(work.over)
+    while not (ending.done() or work.is_over):
+        await asyncio.wait([ending], timeout=LOOK_SECONDS)
     return work.outcome()
 
 

@@ -28,6 +28,8 @@ log = logging.getLogger("hapi.server")
 
 KEEP_ALIVE_SECONDS = 75.0
 """Longest idle time of a connection between two requests, in seconds."""
+READ_BYTES = 32 << 10
+"""Bytes for which there must be memory before any request is read: asyncio's 256 KiB are the first not to be had."""
 EXPECT = web.RequestKey("expect", str)
 """Header with the request's condition before it sends its body; aiohttp would answer before authorisation."""
 _SERVED: Mapping[str, Any] = {
@@ -38,7 +40,11 @@ _SERVED: Mapping[str, Any] = {
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection, which knows its place."""
+    """aiohttp's protocol of one connection, which knows its place.
+
+    Where the library fails, as without memory it may anywhere, it would leave the connection open, and nobody would
+    ever answer: it is closed instead.
+    """
 
     __slots__ = ("connection",)
 
@@ -55,7 +61,38 @@ class Connection(web.RequestHandler):
         )
         if self.connection is not None and isinstance(transport, asyncio.WriteTransport):
             self.connection.abort = transport.abort
-        super().connection_made(transport)
+        try:
+            super().connection_made(transport)
+            if hasattr(transport, "max_size"):
+                transport.max_size = READ_BYTES
+            if isinstance(transport, asyncio.ReadTransport) and not transport.get_extra_info("sslcontext"):
+                # asyncio begins to read after this, where a failure would leave a connection that nobody reads.
+                transport.pause_reading()
+                transport.resume_reading()
+        except BaseException:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+            raise
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what has come."""
+        try:
+            super().data_received(data)
+        except BaseException:
+            self._abort()
+            raise
+
+    async def start(self) -> None:
+        """Serve requests until the connection is closed."""
+        try:
+            await super().start()
+        except BaseException:
+            self._abort()
+            raise
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
     def handle_error(
         self,

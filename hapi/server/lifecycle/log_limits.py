@@ -6,8 +6,10 @@ minute, and how many were left out is told when it is over. Requests that went w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -99,12 +101,18 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, if there were not too many like it."""
-        now = self._clock()
-        self._tell(now)
-        kind = _kind(record)
-        if kind is None or self._repeats.admits(kind, now):
-            super().emit(record)
+        """Write it, if there were not too many like it and there is memory for it."""
+        with contextlib.suppress(MemoryError):  # what it tells of matters more than the line
+            now = self._clock()
+            self._tell(now)
+            kind = _kind(record)
+            if kind is None or self._repeats.admits(kind, now):
+                super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell what was wrong with a record, unless it was lack of memory."""
+        if not isinstance(sys.exc_info()[1], MemoryError):
+            super().handleError(record)
 
     def tell(self, *, at_once: bool = False) -> None:
         """Tell what was left out in minutes that are over, or ``at_once`` in this one too."""

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hapi.errors import StoreUnavailableError
@@ -114,7 +115,8 @@ class ProgressWatch:
             try:
                 self.check_all()
             except Exception:  # the next look must come, whatever was wrong with this one
-                log.exception("unexpected error while looking after threads")
+                with suppress(MemoryError):
+                    log.exception("unexpected error while looking after threads")
 
 
 def subject_of(request: Request) -> str:

@@ -23,9 +23,10 @@ from hapi.process.threads import Threads
 from hapi.server.http.app import Application
 from hapi.server.http.listening import listen as listen_at
 from hapi.server.http.overview import shown
+from hapi.server.http.response_stream import outcome
 from hapi.server.http.same_origin import is_loopback
 from hapi.server.http.tenants import GOOD_TOKEN, LEAST_TOKEN, Tenants, read_tenants
-from hapi.server.lifecycle import audit
+from hapi.server.lifecycle import audit, event_loop
 from hapi.server.lifecycle.descriptors import descriptor_limit, raise_descriptor_limit
 from hapi.server.lifecycle.ending import END_SECONDS, end_within
 from hapi.server.lifecycle.foreign_output import foreign_output_logged
@@ -71,7 +72,7 @@ def _run(settings: ServerSettings, tenants: Tenants) -> int:
     service = Service(settings, store)
     application = Application(service, tenants)
     try:
-        return asyncio.run(
+        return event_loop.run(
             _serve(application, settings, tls, lambda code: end_within(END_SECONDS, code, service.children))
         )
     finally:
@@ -182,14 +183,17 @@ async def _stopped(application: Application, stop: asyncio.Event) -> int:
     """Wait until the server is to stop, or is of no more use: whoever supervises it then starts it again."""
     idle = 0.0
     while application.service.workers.usable:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
-            return 0
-        tell_left_out()
-        idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
-        if idle >= IDLE_SECONDS:
-            idle = 0.0
-            await asyncio.wrap_future(application.status_threads.submit(give_back_freed_memory))
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), HEALTH_SECONDS)
+                return 0
+            tell_left_out()
+            idle = 0.0 if application.admission.running else idle + HEALTH_SECONDS
+            if idle >= IDLE_SECONDS:
+                idle = 0.0
+                await outcome(application.status_threads.submit(give_back_freed_memory))
+        except MemoryError:  # the next look must come
+            await event_loop.pause(HEALTH_SECONDS)
     log.error("no device works any more")
     return 1
 
