@@ -107,6 +107,13 @@ def _steps(args: argparse.Namespace) -> Outcome:
     return outcome_of(measure_steps(settings, tell))
 
 
+def _ablate(args: argparse.Namespace) -> Outcome:
+    from benchmarks.split.ablate import ablate
+    from benchmarks.testbed.cells import read
+
+    return outcome_of(ablate(list(read(Path(args.results))), tell))
+
+
 def _plan(args: argparse.Namespace) -> Outcome:
     from benchmarks.split.plan_seconds import measure_plan
     from hapi.models.zoo.architectures import torchvision_names
@@ -189,6 +196,12 @@ BENCHMARKS = (
             number("--repeats", count(1, 1000), "times that all is measured", "3"),
         ),
         run=_steps,
+    ),
+    Benchmark(
+        name="ablate",
+        help="planning with each of its mechanisms off in turn, on the profiles of a sweep",
+        options=(results(RESULTS, "of python -m benchmarks sweep"),),
+        run=_ablate,
     ),
     Benchmark(
         name="plan",

@@ -110,10 +110,10 @@ class SplitController:
         """Batches since the watch changed the split."""
         self._worse = False
         """True when the split has turned out to be slower than by the plan."""
-        self._look = LinkProbe()
-        self._looks: list[int] = []
+        self._probe = LinkProbe()
+        self._probes: list[int] = []
         """Splits of batches to come that show the link."""
-        self._looking: int | None = None
+        self._probing: int | None = None
         """The split of such a batch, until what it showed is known."""
         self.looks = 0
         """Batches that were run to see the link."""
@@ -129,9 +129,9 @@ class SplitController:
             if self._profiling.left:
                 split, timed = self._profiling.open()
                 return self._range.nearest(split), timed
-            if self._looks:
+            if self._probes:
                 self.looks += 1
-                return self._range.nearest(self._looks.pop()), False
+                return self._range.nearest(self._probes.pop()), False
             if self._unopened_change:
                 self._unopened_change = False
                 self.changes[-1] = replace(self.changes[-1], epoch=epoch, batch=batch)
@@ -204,7 +204,7 @@ class SplitController:
                 self.plan = plan(self.strategy, self.profile, self.job)
                 self._worse = self._seconds(self._split) > (1 + DriftDetector.HYSTERESIS) * before
             self._follow_plan((epoch, batch + 1))
-            self._look_at_link(split, rates, bounds)
+            self._probe_link(split, rates, bounds)
 
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """Handle a batch at ``split`` that did not fit this side's memory although it should; False if none
@@ -286,7 +286,7 @@ class SplitController:
             self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
             self._held = 0
             self._worse = False
-            self._look.restart(min(self._hold, LinkProbe.LONGEST))
+            self._probe.restart(min(self._hold, LinkProbe.LONGEST))
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
 
@@ -294,7 +294,7 @@ class SplitController:
         """Seconds of an epoch at ``split``, by the plan."""
         return 0.0 if self.plan is None else self.plan.candidates[split].estimate.epoch_seconds
 
-    def _look_at_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+    def _probe_link(self, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Let the next batch show the link if it was not seen for long and a faster one would be of use.
 
         A second one follows if the first, whose arrivals are known at the latest when it is done, shows such
@@ -302,19 +302,19 @@ class SplitController:
         """
         if self.profile is None:
             return
-        bits, again = self.profile.link.bits_per_second, None
+        bits, probe = self.profile.link.bits_per_second, None
         seen, _ = shown_rate(rates, bounds, bits)
         if seen is not None and seen > (1 + Drift.MARGIN) * bits:
-            again, self._looking = self._looking, None
-        elif split == self._looking:
-            self._looking = None
-        if again is None and self._look.due(rates, bits):
-            again = self._looking = self._look.split(
+            probe, self._probing = self._probing, None
+        elif split == self._probing:
+            self._probing = None
+        if probe is None and self._probe.due(rates):
+            probe = self._probing = self._probe.split(
                 self.strategy, self.profile, self.job, self._range, self._split
             )
-        if again is not None:
+        if probe is not None:
             with self._lock:
-                self._looks = [again]
+                self._probes = [probe]
 
     def _change(self, at: tuple[int, int], split: int, why: str) -> None:
         with self._lock:
@@ -322,8 +322,8 @@ class SplitController:
                 change = Change(epoch=at[0], batch=at[1], before=self._split, after=split, why=why)
                 self.changes.append(change)
                 self._unopened_change = True
-                self._looks.clear()
-                self._looking = None
+                self._probes.clear()
+                self._probing = None
             self._split = split
 
     # -- for the report and the checkpoint ---------------------------------------------------------------
