@@ -48,7 +48,9 @@ def test_no_room_for_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_it_serves_who_knows_the_token_and_ends(tmp_path: Path) -> None:
+def test_it_serves_who_knows_the_token_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAPI_SERVER_HOST", "0.0.0.0")  # of another server of this machine
+    monkeypatch.setenv("HAPI_SERVER_TENANTS", "/nowhere")
     server = EmbeddedServer(str(tmp_path))
     try:
         with pytest.raises(UnauthorizedError):

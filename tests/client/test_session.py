@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -266,6 +267,17 @@ def test_settings_made_in_python_are_checked(field: str, value: object) -> None:
     with pytest.raises(UsageError, match=field):
         Session.open(SessionSettings(server=("http://127.0.0.1:9",), **{field: value}))  # type: ignore[arg-type]
     assert time.monotonic() - started < 2
+
+
+def test_a_session_reads_its_own_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SessionSettings(server=("http://127.0.0.1:9",), token_file="/nowhere", patience=0)
+    with pytest.raises(UsageError, match="--token-file /nowhere: cannot be read"):
+        Session.open(settings)
+    monkeypatch.setenv("HAPI_TOKEN", "two words")
+    with pytest.raises(UsageError, match="HAPI_TOKEN: expected one token"):
+        Session.open(replace(settings, token_file=None))
+    with pytest.raises(HapiError, match="refused"):
+        Session.open(settings, token="given")
 
 
 def test_one_server_as_plain_text_is_one_server() -> None:
