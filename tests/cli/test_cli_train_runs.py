@@ -204,7 +204,7 @@ def test_ctrl_c_while_the_server_hangs(store: Path, tmp_path: Path) -> None:
         started = time.monotonic()
         job.send_signal(signal.SIGINT)
         output = job.communicate(timeout=90)[0]
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 80
     assert job.returncode == 130 and "Traceback" not in output
 
 

