@@ -14,6 +14,7 @@ import pytest
 
 import hapi
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 ROOT = Path(hapi.__file__).parents[1]
 MISTAKES = {
     "a page that is not there": ("README.md", "[x](docs/gone.md)", r"README.*docs/gone\.md"),
@@ -68,7 +69,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(checkout / "site", done.returncode, warnings)
 
 
-@pytest.mark.slow
 def test_the_build_finds_what_is_broken_and_nothing_else(built: Built) -> None:
     assert built.code != 0
     for mistake, (_, _, pattern) in MISTAKES.items():
@@ -78,7 +78,6 @@ def test_the_build_finds_what_is_broken_and_nothing_else(built: Built) -> None:
     assert not others, "the documents themselves have mistakes"
 
 
-@pytest.mark.slow
 def test_the_pages_load_nothing_from_elsewhere(built: Built) -> None:
     loads = (
         r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*\shref=[\"']?(?:https?:)?//"
@@ -95,7 +94,6 @@ def test_the_pages_load_nothing_from_elsewhere(built: Built) -> None:
     assert not wrong
 
 
-@pytest.mark.slow
 def test_the_site_opens_with_the_readme(built: Built) -> None:
     front = (built.pages / "index.html").read_text(encoding="utf-8")
     assert "Hapi: near-data transfer learning" in front
