@@ -23,9 +23,10 @@ _PARTIAL = re.compile(r"\..*\.([0-9a-f]{0,32}-\d+-\d+-\d+)\.[0-9a-f]{12}\.partia
 _NAME_BYTES = 100
 """Bytes of the target's name in that of its temporary file, which may have 255 in all."""
 _SETTLED_SECONDS = 60.0
-"""After this long without a write, an unlocked file's writer on this machine is not just about to lock it."""
+"""Seconds without a write after which an unlocked file's writer on this machine is not just about to lock it.
+"""
 _OLD_SECONDS = 24 * 3600.0
-"""After this long without a write, a writer that cannot be seen from here counts as dead."""
+"""Seconds without a write after which a writer that cannot be seen from here counts as dead."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
 

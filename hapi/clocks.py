@@ -101,7 +101,14 @@ class StageClock:
             self.add(name, time.monotonic() - start, time.thread_time() - cpu, new_pages() - pages)
 
     def add(self, name: str, seconds: float, cpu_seconds: float = 0.0, pages: float = 0.0) -> None:
-        """Add wall and CPU seconds and newly touched pages to stage ``name``."""
+        """Add to a stage.
+
+        Args:
+            name: the stage.
+            seconds: wall seconds.
+            cpu_seconds: CPU seconds of its threads.
+            pages: pages touched for the first time.
+        """
         with self._lock:
             self._seconds[name] += seconds
             self._cpu[name] += cpu_seconds

@@ -19,9 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen benchmark and print its table and conditions; returns the exit code.
+    """Run the chosen benchmark and print its table and conditions; return the exit code.
 
-    What it is to write can be written, or it is told before anything is measured.
+    Output files are checked before anything is measured.
     """
     from hapi.figures.canvas import check_suffix
 

@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one benchmark found."""
+    """Result of one benchmark."""
 
     table: Sequence[str]
     """Lines for a person."""
     conditions: Mapping[str, Any]
     document: dict[str, Any]
-    """What ``--json`` writes."""
+    """Content of ``--json``."""
     rows: Sequence[Mapping[str, Any]] = ()
-    """What ``--csv`` writes."""
+    """Rows of ``--csv``."""
     draw: Callable[[str], None] | None = None
     """Writes the figure to a path."""
 
@@ -57,11 +57,14 @@ class Measurement(Protocol):
     """The result of a benchmark that makes its own document."""
 
     @property
-    def conditions(self) -> Mapping[str, Any]: ...
+    def conditions(self) -> Mapping[str, Any]:
+        """Conditions under which it was measured, as lines."""
 
-    def table(self) -> list[str]: ...
+    def table(self) -> list[str]:
+        """Lines of the table."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
 
 
 def outcome_of(result: Measurement) -> Outcome:

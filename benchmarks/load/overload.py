@@ -44,17 +44,17 @@ WATCH_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class OverloadSettings:
-    """What is asked, and for how long."""
+    """Load to produce, and its duration."""
 
     seconds: float = 120.0
-    """Of each overloaded phase."""
+    """Seconds of each overloaded phase."""
     alone_seconds: float = 40.0
     peak_seconds: float = 15.0
-    """For each number of requests at a time."""
+    """Seconds for each number of requests at a time."""
     skipped: float = 5.0
     """Seconds at the start of a phase that do not count."""
     times: float = 10.0
-    """Of the peak, that is asked for."""
+    """Load as a multiple of the peak."""
     clients: int = 50
     in_flight: int = 4
     """Requests under way of a patient client, as of ``hapi-train``."""
@@ -66,7 +66,7 @@ class OverloadSettings:
     light_every: float = 1.0
     """Seconds between them."""
     samples: int = 256
-    """Of the dataset."""
+    """Samples of the dataset."""
 
 
 QUICK = OverloadSettings(seconds=20.0, alone_seconds=8.0, peak_seconds=7.0, skipped=2.0, light_every=0.4)
@@ -83,9 +83,9 @@ class Overload:
     single: Phase
     """The others' requests one by one on an idle server."""
     saturated: dict[int, Phase]
-    """By requests at a time."""
+    """Rates by requests at a time."""
     loaded: dict[str, Phase]
-    """By the clients' way: patient, insistent."""
+    """Phases by the clients' way: patient, insistent."""
 
     @property
     def peak(self) -> float:
@@ -94,11 +94,11 @@ class Overload:
 
     @property
     def request_seconds(self) -> float:
-        """Of one of the heavy tenants' requests on an idle server, in the median."""
+        """Median seconds of one of the heavy tenants' requests on an idle server."""
         return percentile(self.single.waits("one"), 0.5)
 
     def figures(self, way: str) -> dict[str, Any]:
-        """Of one overloaded phase."""
+        """Figures of one overloaded phase."""
         phase, best = self.loaded[way], max(self.saturated.values(), key=Phase.goodput)
         found = returns_of(phase)
         light = phase.waits(LIGHT)
@@ -230,7 +230,7 @@ class _Bench:
         light: bool = False,
         rate: float = 0.0,
     ) -> Phase:
-        """Have it asked like this for ``seconds``."""
+        """Let the clients ask like this for ``seconds``."""
         light_too = self._light() if light else None
         before = _processor_seconds(self._server.pid)
         seen, resident = self._watched(self._command(way, clients, in_flight, seconds, light_too, rate))
@@ -256,7 +256,7 @@ class _Bench:
         light: dict[str, Any] | None,
         rate: float,
     ) -> dict[str, Any]:
-        """For the process of the clients, see :mod:`benchmarks.load.overload_load`."""
+        """Command for the clients' process, see :mod:`benchmarks.load.overload_load`."""
         self._phases += 1
         return {
             "url": self._url,
@@ -282,7 +282,7 @@ class _Bench:
         }
 
     def _watched(self, command: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[float, int]]]:
-        """What the clients saw, and the server's resident bytes meanwhile."""
+        """Observations of the clients, and the server's resident bytes meanwhile."""
         began, over, resident = time.monotonic(), threading.Event(), list[tuple[float, int]]()
 
         def watch() -> None:

@@ -1,4 +1,4 @@
-"""What the phases of ``benchmarks overload`` say. Pure: numbers in, numbers out."""
+"""Figures from the phases of ``benchmarks overload``. Pure: numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from hapi.units import format_bytes
 
 GOODPUT_GOAL, LIGHT_GOAL, MEMORY_GOAL = 0.90, 2.0, 0.05
-"""Of the peak; of the unloaded 95th percentile, plus one request; of resident memory, up or down."""
+"""Goals: share of the peak; multiple of the unloaded 95th percentile, plus one request; change of resident
+memory, up or down.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Returns:
-    """Whether those who were sent away and came back when they were told had been told the truth."""
+    """Return whether those who were sent away and came back when they were told had been told the truth."""
 
     told: float
     """Median Retry-After, in seconds."""
@@ -141,6 +143,7 @@ def lines_of(way: str, found: Mapping[str, Any], seconds: float) -> list[str]:
     goals = found["goals"]
 
     def says(goal: str) -> str:
+        """Say whether a goal was met."""
         return "reached" if goals[goal]["reached"] else "NOT reached"
 
     light = "no answer" if found["light_p50"] is None else (

@@ -34,12 +34,12 @@ DEADLINE_SECONDS = 54.0
 MOST_UNDER_WAY = 1000
 """Insistent requests that are under way at a time; sockets are not endless."""
 PAUSE_SPREAD = (0.75, 1.25)
-"""What a pause is multiplied with, as ``hapi-train`` does."""
+"""Factors of a pause, as in ``hapi-train``."""
 
 
 @dataclass
 class Seen:
-    """What the clients of one phase saw; times in seconds since its start."""
+    """Observations of the clients of one phase; times in seconds since its start."""
 
     answers: list[dict[str, Any]] = field(default_factory=list)
     """Whole, checked answers: tenant, began (first try), sent (last try), ended, samples, told (each Retry-After)."""
@@ -133,7 +133,7 @@ class Phase:
             return response.status, float(response.headers.get("Retry-After", 0)), body
 
     def pause(self, told: float) -> float:
-        """For how long somebody stays away who was told to."""
+        """Seconds that a client stays away when it was told to."""
         return told * self._random.uniform(*PAUSE_SPREAD)
 
 
@@ -145,7 +145,7 @@ class Client:
         self._tenant = tenant
         self._token = token
         self._well_at = 0.0
-        """When it may ask again."""
+        """Time at which it may ask again."""
 
     async def keep_asking(self, samples: int) -> None:
         """One request after the other."""
@@ -210,6 +210,7 @@ def samples_of(body: bytes) -> int:
     reader = FrameReader(BufferSource(iter([body])))
 
     def sink(header: FrameHeader) -> list[memoryview]:
+        """Return buffers for a frame's tensors."""
         return [memoryview(bytearray(tensor.nbytes)) for tensor in header.tensors]
 
     while not isinstance(frame := reader.next(sink), StreamEnd):

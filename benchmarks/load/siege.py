@@ -45,20 +45,20 @@ LARGE_SIDE = 3000
 DISK_BYTES = 256 << 20
 """The small file system that checkpoints go to."""
 SETTLE_SECONDS = 25.0
-"""Until an idle server has given back its memory and dropped connections."""
+"""Seconds until an idle server has given back its memory and dropped connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiegeSettings:
-    """How long, and how much."""
+    """Duration and size of a siege."""
 
     seconds: float = 600.0
     samples: int = 320
-    """Of each job's dataset."""
+    """Samples of each job's dataset."""
     epochs: int = 3
-    """Of each round of a job."""
+    """Epochs of each round of a job."""
     descriptors: int = 256
-    """That the server may have."""
+    """File descriptors that the server may have."""
     kill_every: float = 60.0
     """Seconds between two kills of the server, in the first half of the siege."""
     replace_every: float = 8.0
@@ -285,7 +285,7 @@ class _Town:
         )
 
     def _kill_now_and_then(self, over: threading.Event, began: float, tell: Callable[[str], None]) -> None:
-        """In the first half: afterwards one process goes through all the trouble."""
+        """Kill the server in the first half; afterwards one process goes through all the trouble."""
         settings = self._settings
         while not over.wait(settings.kill_every) and time.monotonic() - began < settings.seconds / 2:
             since = time.monotonic()

@@ -29,9 +29,9 @@ IDLE_CONNECTIONS = 600
 """More than the server has descriptors."""
 HANGING_AT_ONCE, LARGE_AT_ONCE = 4, 4
 PRESSURE_SECONDS, RELIEF_SECONDS = 3.0, 17.0
-"""For how long the server can have no more memory, and for how long it can again."""
+"""Seconds for which the server can have no more memory, and for which it can again."""
 PRESSURE_BYTES = 48 << 20
-"""What it may still get then."""
+"""Bytes that may still be allocated then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Target:
 
     port: int
     token: str
-    """Of the tenant that makes the trouble: it may ask."""
+    """Token of the tenant that makes the trouble, with the right to ask."""
     extract: Mapping[str, Any]
     """A request for features of large images, without its ids."""
     hung: Mapping[str, Any]
@@ -168,6 +168,7 @@ def hung_reads(target: Target, over: threading.Event, seen: Counter[str]) -> Non
     request = request_bytes(SAMPLES_PATH, target.hung, target.token)
 
     def ask(number: int) -> None:
+        """Send one request whose read hangs."""
         while not over.wait(1.0):
             with contextlib.suppress(OSError):
                 sock = socket.create_connection(("127.0.0.1", target.port), timeout=2)
@@ -198,6 +199,7 @@ def large_images(target: Target, over: threading.Event, seen: Counter[str]) -> N
     """Ask for features of large images, in requests as large as may be."""
 
     def ask(number: int) -> None:
+        """Send one request for large images."""
         how = random.Random(number)
         while not over.wait(how.random() * 4):
             document = {**target.extract, "ids": [how.randrange(8) for _ in range(64)]}

@@ -1,4 +1,4 @@
-"""What ``benchmarks siege`` found, and its goals. Pure: numbers in, numbers out."""
+"""Figures of ``benchmarks siege``, and its goals. Pure: numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Siege:
     rounds: Mapping[str, Rounds]
     """Each job under siege."""
     looks: Sequence[Mapping[str, Any]]
-    """At the server's health, see :mod:`benchmarks.load.siege_watch`."""
+    """Looks at the server's health, see :mod:`benchmarks.load.siege_watch`."""
     down: Sequence[tuple[float, float]]
-    """From when to when the server was dead because it had been killed."""
+    """Begins and ends of the times when the server was dead because it had been killed."""
     before: Mapping[str, int]
     after: Mapping[str, int]
     log_bytes: int
     seen: Mapping[str, Counter[str]]
-    """By attack: what it did and was answered."""
+    """Counts by attack: what it did, and the answers."""
     seconds: float
 
     def health(self) -> list[float | None]:

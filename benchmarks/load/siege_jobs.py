@@ -24,7 +24,7 @@ from benchmarks.testbed.tiers import environment, last_line
 ROOM_BYTES = 128 << 20
 KILLS_OF_A_ROUND = 2
 KILL_SECONDS = (6.0, 14.0)
-"""After which a trainer is killed, from and to."""
+"""Shortest and longest time after which a trainer is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Job:
     checkpoints: Path
     """Folder of its checkpoints."""
     killed: bool = False
-    """Whether its trainer is killed now and then, and goes on from the checkpoint."""
+    """True when its trainer is killed now and then, and goes on from the checkpoint."""
 
 
 @dataclass
@@ -45,10 +45,10 @@ class Rounds:
     """All that came of a job."""
 
     losses: list[list[float]] = field(default_factory=list)
-    """By round that ended well: the loss of each epoch."""
+    """Loss of each epoch, by round that ended well."""
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """What trainers said that ended otherwise."""
+    """Last words of trainers that ended otherwise."""
     kills: int = 0
     refused: int = 0
     """Starts that met the full disk."""
@@ -141,6 +141,7 @@ class Replacer(Background):
         """Packings that ended well, and what the others said."""
 
     def turn(self) -> None:
+        """Pack the next dataset anew, and count how that ended."""
         process = self._bed.start(
             "client",
             [sys.executable, "-m", "hapi.cli.main", *next(self._packings), "--replace"],

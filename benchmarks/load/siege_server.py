@@ -26,15 +26,18 @@ def hang_reads(text: str, until: Path) -> None:
     read_many, read_into = LocalStore.read_many, LocalStore.read_into
 
     def wait_for(key: str) -> None:
+        """Wait as long as reads of these keys hang."""
         while text in key and not until.exists():
             time.sleep(LOOK_SECONDS)
 
     def hanging_many(store: LocalStore, parts: Sequence[ReadPart], *more: Any) -> None:
+        """Read parts, hanging as asked."""
         for part in parts:
             wait_for(part.key)
         read_many(store, parts, *more)
 
     def hanging_into(store: LocalStore, key: str, *more: Any) -> None:
+        """Read into a buffer, hanging as asked."""
         wait_for(key)
         read_into(store, key, *more)
 

@@ -1,7 +1,7 @@
-"""Whether a server answers for its health: a process that prints one JSON line for each look.
+"""True when a server answers for its health: a process that prints one JSON line for each look.
 
-``python -m benchmarks.load.siege_watch URL``; it ends with its standard input. ``at`` is the system's monotonic
-clock, which all processes share, ``seconds`` how long the answer took: null when none came in
+``python -m benchmarks.load.siege_watch URL``; it ends with its standard input. ``at`` is the system's
+monotonic clock, which all processes share, ``seconds`` how long the answer took: null when none came in
 :data:`LIMIT_SECONDS`.
 """
 

@@ -37,7 +37,7 @@ MODES = (*POLICIES, WHOLE, STORE)
 COUNTS = (1, 2, 4, 6, 8, 10)
 _TWINS = ("twin-a", "twin-b")
 _SETTLE_SECONDS = 0.5
-"""After which the watch has seen what the server holds now."""
+"""Seconds after which the watch has seen what the server holds now."""
 _WARM_SAMPLES = 16
 
 Tell = Callable[[str], None]
@@ -45,15 +45,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TenantsSettings:
-    """What is measured; each mode and number of tenants once."""
+    """Measurements to take; each mode and number of tenants once."""
 
     models: tuple[str, ...] = PAPER_MODELS
     modes: tuple[str, ...] = ("auto", "adaptive", WHOLE, STORE)
     counts: tuple[int, ...] = COUNTS
     samples: int = 256
-    """Of each job: one epoch."""
+    """Samples of each job: one epoch."""
     request_size: int = 128
-    """Also the training batch."""
+    """Samples of a request, and of the training batch."""
     image_size: int = 64
     device_memory: int | None = None
     """Bytes of the storage device; None for what the largest whole job takes."""
@@ -244,7 +244,7 @@ class _Bench:
 
 
 def _load() -> float | None:
-    """Of the machine over the last minute: what others do on the same cores makes runs hard to compare."""
+    """Load of the machine over the last minute: other work on the same cores makes runs hard to compare."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
@@ -292,7 +292,7 @@ class _Watch:
 
 
 def _next_look(watch: _Watch) -> dict[str, float]:
-    """What the watch sees now; :class:`TransportError` when it sees nothing for long."""
+    """Next observation of the watch; :class:`TransportError` when there is none for long."""
     now = time.monotonic()
     while not (seen := [line for line in watch.lines() if line["at"] >= now and "used" in line]):
         if time.monotonic() > now + START_SECONDS:

@@ -1,4 +1,4 @@
-"""What ``benchmarks tenants`` measured: rows, the table beside the earlier text's ratios, and the figure."""
+"""Presentation of ``benchmarks tenants``: rows, the table beside the earlier text's ratios, and the figure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class TenantsRow:
     mode: str
     tenants: int
     samples: int
-    """Of each job."""
+    """Samples of each job."""
     seconds: tuple[float, ...]
-    """Of each job that was finished, from the moment at which all were asked for."""
+    """Seconds of each finished job, from the moment at which all were requested."""
     opening: float | None
     """Mean seconds of these in which a whole job opened its model; None for the other modes."""
     errors: tuple[str, ...]
     budget: int
     load: float | None
-    """Of the machine when it began."""
+    """Load of the machine when it began."""
     memory: tuple[tuple[float, int], ...]
     """(seconds, bytes of the budget in use) over time."""
 
@@ -50,7 +50,7 @@ class TenantsRow:
         return max((used for _, used in self.memory), default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """As a row of a table."""
+        """Return the row of a table."""
         return {
             "mode": self.mode,
             "tenants": self.tenants,
@@ -65,7 +65,7 @@ class TenantsRow:
 
 
 def tenants_rows(records: Sequence[Mapping[str, Any]], samples: int) -> list[TenantsRow]:
-    """Of a results file; the last of each mode and number of tenants."""
+    """Return the rows of a results file; the last of each mode and number of tenants."""
     rows = {}
     for r in records:
         if r["kind"] == "run":
@@ -106,7 +106,9 @@ def tenants_table(rows: Sequence[TenantsRow], records: Sequence[Mapping[str, Any
 
 
 def ratios(rows: Sequence[TenantsRow], mode: str, against: str) -> dict[int, tuple[float, float]]:
-    """By number of tenants, how many times longer ``against`` takes: (mean job, makespan); only where no job failed."""
+    """Return how many times longer ``against`` takes, by number of tenants: (mean job, makespan), where no
+    job failed.
+    """
     by = {(row.mode, row.tenants): row for row in rows if row.seconds and not row.errors}
     return {
         row.tenants: (

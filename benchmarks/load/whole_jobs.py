@@ -1,11 +1,13 @@
-"""All-in-the-store, for comparison: whole training jobs beside the store (earlier HAPI text, sections 4.1 and 5.5).
+"""All-in-the-store, for comparison: whole training jobs beside the store (earlier HAPI text, sections 4.1 and
+5.5).
 
-Each job is what ``hapi-train --store STORE --split none`` is on the storage machine: all layers run in the job's own
-process, on the storage tier's cores, and only samples come from a server there. A whole job needs its memory as long as
-it runs, so jobs begin in their order, and only when they fit the device-memory budget beside those that run.
+Each job is ``hapi-train --store STORE --split none`` on the storage machine: all layers run in the job's own
+process, on the storage tier's cores, and only samples come from a server there. A whole job needs its memory
+as long as it runs, so jobs begin in their order, and only when they fit the device-memory budget beside those
+that run.
 
-What a job needs is what one was seen to take for a training batch. On a CPU the device's memory is the process's
-anonymous memory, less what it had before the model was opened.
+A job's need is the memory that one was seen to take for a training batch. On a CPU the device's memory is the
+process's anonymous memory, less that before the model was opened.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ class MemoryGate:
 
     @contextmanager
     def job(self, number: int, nbytes: int) -> Iterator[None]:
-        """Memory for job ``number`` (0, 1, ...) inside the block, after all before it have had theirs.
+        """Hold memory for job ``number`` (0, 1, ...) inside the block, after all before it have had theirs.
 
-        Whoever has a number must come here: those behind wait for it. More than the budget is not waited for, the
-        caller looks first.
+        A job with a number must come here, since later ones wait for it. More than the budget is not waited
+        for; the caller checks first.
         """
         with self._changed:
             self._changed.wait_for(
@@ -90,7 +92,7 @@ class WholeJob:
 
     @property
     def used_bytes(self) -> int:
-        """What it takes now; 0 when it does not run."""
+        """Present bytes; 0 when it does not run."""
         return max(0, self._client.memory("RssAnon") - self._before) if self.running else 0
 
 
@@ -101,6 +103,7 @@ def run_whole_jobs(
     gate, began = MemoryGate(budget), time.monotonic()
 
     def one(number: int) -> tuple[float, float, str]:
+        """Run one job once its memory is free."""
         need = needs[number]
         if need > budget:
             with gate.job(number, 0):

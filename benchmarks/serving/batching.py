@@ -1,11 +1,12 @@
-"""``benchmarks batching``: seconds per sample over the COS batch, and what each batch adaptation policy chooses.
+"""``benchmarks batching``: seconds per sample over the COS batch, and the choice of each batch adaptation
+policy.
 
-HAPI (later text, section 4.4) found no gain beyond a certain COS batch and fixes it at 16. Here the front of each
-model runs as the server's device runs it, in COS batches of 1 to 256, in rounds that go to and fro so that a slower
-moment of the machine meets all sizes. ``auto`` is not computed from that: after every other round it looks for its
-batch by itself (:mod:`hapi.server.batching.throughput_curve`), in passes of its own. What it settles on most often
-is compared with the rounds, and as what disturbs a pass only ever makes it slower, the faster half of the rounds
-counts.
+HAPI (later text, section 4.4) found no gain beyond a certain COS batch and fixes it at 16. Here the prefix of
+each model runs as the server's device runs it, in COS batches of 1 to 256, in rounds that go to and fro so
+that a slower moment of the machine meets all sizes. ``auto`` is not computed from that: after every other
+round it searches its batch by itself (:mod:`hapi.server.batching.throughput_curve`), in passes of its own.
+Its most frequent choice is compared with the rounds. As a disturbance only ever makes a pass slower, the
+faster half of the rounds counts.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 GOAL = 1.03
 """Seconds per sample at the default's choice over the best."""
 _SAMPLES = 16
-"""Of each size in a round, at least."""
+"""Fewest samples of each size in a round."""
 _MOST_REQUESTS = 100
-"""Until ``auto`` must have settled."""
+"""Requests until ``auto`` must have settled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingSettings:
-    """What is measured; each model once."""
+    """Measurements to take; each model once."""
 
     models: tuple[str, ...] = PAPER_MODELS
     split: str | None = None
@@ -48,7 +49,7 @@ class BatchingSettings:
     """Rounds that count, after one that does not."""
     device: str = "cpu"
     threads: int = 1
-    """Of a forward pass on a CPU."""
+    """Threads of a forward pass on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,9 @@ class BatchingRow:
     seconds: Mapping[int, float]
     """Seconds per sample by COS batch, median of the faster half of the rounds."""
     chosen: Mapping[str, int]
-    """By policy."""
+    """Chosen batch by policy."""
     looks: Sequence[int]
-    """What ``auto`` settled on, look by look."""
+    """Choices of ``auto``, look by look."""
     looked: int
     """Samples until it had settled, in the median."""
 
@@ -135,7 +136,7 @@ class _Front:
 
     @torch.inference_mode()
     def seconds(self, batch: int) -> float:
-        """Of one forward pass."""
+        """Seconds of one forward pass."""
         began = self._clock()
         output = self._layers(self._inputs[:batch].to(self._device, non_blocking=True))
         self._output[:batch].copy_(output, non_blocking=True)
@@ -144,7 +145,7 @@ class _Front:
 
 
 def _look(front: _Front, request_size: int) -> tuple[int, int]:
-    """What ``auto`` settles on, and the samples until then."""
+    """Choice of ``auto``, and the samples until then."""
     curves, samples = TimeCurves(), 0
     for _ in range(_MOST_REQUESTS):
         batch = curves.propose(front, request_size)
@@ -165,7 +166,9 @@ def _look(front: _Front, request_size: int) -> tuple[int, int]:
 
 
 def batching_rows(records: Sequence[Mapping[str, Any]], request_size: int) -> list[BatchingRow]:
-    """Of a results file; the last of each model. What policies choose where memory does not bind."""
+    """Return the rows of a results file, the last of each model, with the policies' choices where memory does
+    not bind.
+    """
     rows = {}
     for r in records:
         if r["kind"] != "batching":

@@ -27,7 +27,7 @@ from hapi.units import format_bandwidth, format_bytes
 AT_ONCE = (1, 2, 4)
 """Requests at a time; the server runs 4 (later text, section 5.1)."""
 SPLITS = 4
-"""Of each model (later text, Figure 14)."""
+"""Splits of each model (later text, Figure 14)."""
 TENANTS = (1, 2, 4)
 """Clients at a time."""
 _TENANT_REQUESTS = 8
@@ -36,7 +36,7 @@ _TENANT_REQUESTS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ConcurrencySettings:
-    """What is measured; each model once."""
+    """Measurements to take; each model once."""
 
     models: tuple[str, ...] = PAPER_MODELS
     bandwidth: float = 160e6
@@ -45,7 +45,7 @@ class ConcurrencySettings:
     request_size: int = 16
     repeats: int = 5
     device: str = "cpu"
-    """Of both tiers."""
+    """Device of both tiers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class TenantsRow:
     mean: float
     """Seconds of a client's job on average."""
     samples: int
-    """Of each client."""
+    """Samples of each client."""
 
 
 def measure_concurrency(
@@ -171,7 +171,7 @@ def chosen_splits(candidate_splits: Sequence[int]) -> list[int]:
 
 
 def request_rows(records: Sequence[Mapping[str, Any]]) -> list[ConcurrencyRow]:
-    """Of a results file; the last of each split."""
+    """Return the rows of a results file; the last of each split."""
     rows = {}
     for r in records:
         if r["kind"] == "requests":
@@ -183,7 +183,7 @@ def request_rows(records: Sequence[Mapping[str, Any]]) -> list[ConcurrencyRow]:
 
 
 def tenant_rows(records: Sequence[Mapping[str, Any]]) -> list[TenantsRow]:
-    """Of a results file; the last of each model."""
+    """Return the rows of a results file; the last of each model."""
     rows = {}
     for r in records:
         for count, runs in r["seconds"].items() if r["kind"] == "tenants" else ():

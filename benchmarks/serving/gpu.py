@@ -35,7 +35,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSettings:
-    """What to measure."""
+    """Measurements to take."""
 
     models: tuple[str, ...] = MODELS
     image_size: int = 224
@@ -56,7 +56,7 @@ class ModelRates:
     model: str
     freeze: int
     split: int
-    """Where the client's rest begins: half of the freeze."""
+    """Last layer of the server's part: half of the freeze."""
     front: dict[int, Spread]
     """Layers 1..freeze on the server's device, by COS batch."""
     rest: Spread

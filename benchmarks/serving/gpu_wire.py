@@ -36,7 +36,7 @@ SAMPLES = 20 * COS_BATCH
 
 
 class DeviceFeatures(ResidentFeatures):
-    """As :class:`ResidentFeatures`, with the features on the device; every frame takes the way of a forward pass."""
+    """:class:`ResidentFeatures` with the features on the device; every frame takes the way of a forward pass."""
 
     def __init__(self, samples: int, device: str) -> None:
         super().__init__(samples, device)

@@ -23,7 +23,7 @@ from hapi.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class LayersSettings:
-    """What is measured."""
+    """Measurements to take."""
 
     models: tuple[str, ...] = PAPER_MODELS
     bs: int = 128
@@ -43,13 +43,13 @@ class LayerRow:
     name: str
     frozen: bool
     output_bytes: int
-    """Of one sample."""
+    """Bytes of one sample."""
     input_bytes: int
-    """Of one sample as the float32 tensor that enters the model."""
+    """Bytes of one sample as the float32 tensor that enters the model."""
     seconds: float
-    """Of the forward pass of the whole batch; a median."""
+    """Median seconds of the forward pass of the whole batch."""
     memory_bytes: int
-    """Of the whole batch: input, output and what is between, as the planner takes it."""
+    """Bytes of the whole batch: input, output and values between, as the planner counts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class LayersResult:
         }
 
     def table(self) -> list[str]:
-        """What Figure 2 shows, as lines for a person."""
+        """Return the content of Figure 2, as lines for a person."""
         lines = []
         for model in dict.fromkeys(row.model for row in self.layers):
             lines += [*_model_lines([row for row in self.layers if row.model == model]), ""]

@@ -45,7 +45,7 @@ _AT_ONCE = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "M
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """What is measured."""
+    """Measurements to take."""
 
     models: tuple[str, ...] = MODELS
     batches: tuple[int, ...] = BATCHES
@@ -64,9 +64,9 @@ class MemoryCase:
     needed: int
     """Alive at the same time."""
     resident: int
-    """With an allocator that keeps what was freed, as ``hapi-train`` sets it."""
+    """Bytes with an allocator that keeps freed memory, as ``hapi-train`` sets it."""
     code: int
-    """Of libraries' code that was read meanwhile, not counted in the others."""
+    """Bytes of libraries' code that was read meanwhile, not counted in the others."""
 
     @property
     def error(self) -> float:

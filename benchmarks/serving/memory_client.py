@@ -22,7 +22,7 @@ from hapi.train.optimizer import make_optimizer
 from hapi.train.settings import TrainingSettings
 
 _WARM_STEPS = 2
-"""After the first the optimiser has its state, and the libraries' code that is needed is in memory."""
+"""Steps until the optimiser has its state, and the libraries' code that is needed is in memory."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 def _step(
     features: torch.Tensor, rest: FrozenSuffix | None, trained: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """As a session and its trainer do it."""
+    """Take a step as a session and its trainer do."""
     at_last_split = features if rest is None else rest(features)
     optimizer.zero_grad()
     output = trained(at_last_split)

@@ -1,9 +1,10 @@
-"""``benchmarks reuse``: what keeping a model loaded between requests is worth (later HAPI text, Figure 12, Table 4).
+"""``benchmarks reuse``: the gain of keeping a model loaded between requests (later HAPI text, Figure 12,
+Table 4).
 
-Two real servers over one store, one that keeps layers and one that loads them for every request, as the paper does by
-default. For each model a client plans with each of them, since the split may differ, and runs epochs at the chosen
-splits in turns. What loading takes of a request is the server's own account. Models are pushed into the store, so that
-loading reads the weights of the layers asked for, and nothing else.
+Two real servers over one store, one that keeps layers and one that loads them for every request, as the paper
+does by default. For each model a client plans with each of them, since the split may differ, and runs epochs
+at the chosen splits in turns. The loading share of a request is the server's own account. Models are pushed
+into the store, so that loading reads the weights of the requested layers, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NOT_PROCESSING = frozenset(("queue", "send"))
 
 @dataclass(frozen=True, kw_only=True)
 class ReuseSettings:
-    """What is measured; each model once."""
+    """Measurements to take; each model once."""
 
     models: tuple[str, ...] = PAPER_MODELS
     bs: int = 128
@@ -42,7 +43,7 @@ class ReuseSettings:
     epoch_batches: int = 3
     repeats: int = 3
     device: str = "cpu"
-    """Of both tiers."""
+    """Device of both tiers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,13 @@ class ReuseRow:
     load_split: int
     """The split at which the two figures below were taken: the chosen one, or the freeze where that is 0."""
     load_seconds: float
-    """Of a request, to load its layers."""
+    """Seconds of a request to load its layers."""
     request_seconds: float
-    """Of a request on the server, waiting and sending left out."""
+    """Seconds of a request on the server, without waiting and sending."""
 
     @property
     def speedup(self) -> float:
-        """Of keeping the layers."""
+        """Return the speedup by keeping the layers."""
         return self.loaded_seconds / self.kept_seconds
 
 

@@ -146,6 +146,7 @@ def by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
     filled = 0
 
     def sink(header: FrameHeader) -> list[memoryview]:
+        """Return the buffer for a frame's tensor."""
         nonlocal filled
         features, labels = header.tensors
         place = buffer[filled : filled + features.nbytes]
@@ -153,6 +154,7 @@ def by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
         return [place, memoryview(bytearray(labels.nbytes))]
 
     def receive(reader: FrameReader) -> None:
+        """Read all frames."""
         while not isinstance(reader.next(sink), StreamEnd):
             pass
 

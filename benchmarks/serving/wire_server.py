@@ -96,6 +96,7 @@ def plain_application(payload: memoryview) -> web.Application:
     """aiohttp as it is fastest: the length known, slices of 1 MiB, no copy."""
 
     async def download(request: web.Request) -> web.StreamResponse:
+        """Send the bytes as a plain body."""
         response = web.StreamResponse()
         response.content_length = len(payload)
         await response.prepare(request)

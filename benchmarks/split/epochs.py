@@ -23,11 +23,11 @@ class Epochs:
         self.found: dict[int, list[float]] = {}
         """Seconds."""
         self.bounds: dict[int, float] = {}
-        """Of splits that were broken off."""
+        """Lower bounds for splits that were broken off."""
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]]) -> Self:
-        """Those that a cell's ``records`` tell of."""
+        """Return the epochs in a cell's ``records``."""
         made = cls()
         for record in records:
             if record["kind"] == "run":
@@ -48,7 +48,7 @@ class Epochs:
         return sorted(split for split, bound in self.bounds.items() if bound < limit)
 
     def unsure(self, auto: int, enough: float) -> set[int]:
-        """Those with less than ``enough`` seconds of the splits that decide, if one is not known well enough."""
+        """Return the deciding splits with less than ``enough`` seconds, if one is not known well enough."""
         if not self.found:
             return set()
         deciding = self.near(DECIDING) | self.found.keys() & {auto}
@@ -73,7 +73,7 @@ class Epochs:
         return min(self.found, key=self.median)
 
     def slower(self, split: int) -> str:
-        """How much slower than the best, for a person; ``>`` for one that was broken off."""
+        """Say how much slower than the best, for a person; ``>`` for one that was broken off."""
         return f"{self.median(split) / self.best() - 1:+.0%}" if split in self.found else ">"
 
     def near(self, factor: float) -> set[int]:
@@ -83,7 +83,7 @@ class Epochs:
 
 
 def _standard_error(times: Sequence[float]) -> float:
-    """Of the median of such times (of normal ones), as a share of it."""
+    """Standard error of the median of such times (of normal ones), as a share of it."""
     if len(times) < 2:
         return math.inf
     return math.sqrt(math.pi / 2 / len(times)) * statistics.stdev(times) / statistics.median(times)

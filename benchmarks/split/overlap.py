@@ -123,7 +123,7 @@ class OverlapResult:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapSettings:
-    """What is measured. The first epoch of a run (cold caches, connections) is not counted."""
+    """Measurements to take. The first epoch of a run (cold caches, connections) is not counted."""
 
     models: tuple[str, ...] = MODELS
     bandwidths: tuple[float, ...] = BANDWIDTHS

@@ -1,7 +1,8 @@
-"""What the HAPI texts report, to stand beside what is measured here.
+"""Figures that the HAPI texts report, for comparison with those measured here.
 
-Their setting: two machines with T4 GPUs, 12 Gbit/s, inputs of 224 x 224. "Later" is the SoCC'24 text, "earlier" the
-one before it. Only figures that the texts give as numbers are here; bars of their plots are not read off.
+Their setting: two machines with T4 GPUs, 12 Gbit/s, inputs of 224 x 224. "Later" is the SoCC'24 text,
+"earlier" the one before it. Only figures that the texts give as numbers are here; bars of their plots are not
+read off.
 """
 
 from __future__ import annotations

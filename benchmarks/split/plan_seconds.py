@@ -30,7 +30,7 @@ class PlanRow:
 
     model: str
     cold: float
-    """Nothing is kept of the model. The machine's own constants are, after the first model."""
+    """Seconds with nothing kept of the model. The machine's own constants are, after the first model."""
     kept: float
 
 

@@ -100,7 +100,7 @@ def _competitors(axes: Axes, cells: Sequence[Measured]) -> None:
 
 
 def _splits(axes: Axes, cells: Sequence[Measured]) -> None:
-    """As Figure 3: each cell's range over all measured splits, normalised to the freeze's epoch or its bound."""
+    """Figure 3: each cell's range over all measured splits, normalised to the freeze's epoch or its bound."""
     ordered = _ordered(cells)
     for place, one in enumerate(ordered):
         freeze = _freeze_seconds(one)
@@ -215,6 +215,6 @@ PANELS: Mapping[str, Panel] = {
     "traffic": _traffic,
     "cpu-client": _cpu_client,
 }
-"""What is drawn for each view."""
+"""Quantity that is drawn for each view."""
 _BY_CELL = (_competitors, _splits, _traffic, _cpu_client)
-"""Those that are as wide as there are cells."""
+"""Figures as wide as there are cells."""

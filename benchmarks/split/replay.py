@@ -1,4 +1,4 @@
-"""What strategies choose from a profile; also anew from those that a sweep kept, with the cost model as it is. Pure."""
+"""Choices of strategies from a profile, also from those that a sweep kept, with the present cost model. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def priced(profile: Profile, job: Job) -> dict[str, Any]:
 
 
 def mean_profile(profiles: Sequence[Profile]) -> Profile:
-    """What was measured, as the mean of ``profiles`` of one job; what is counted, as in the last of them."""
+    """Return the mean of ``profiles`` of one job; counted figures are those of the last one."""
     mean: Profile = _mean(profiles)
     return replace(mean, notes=(*profiles[-1].notes, f"the mean of {len(profiles)} profiles"))
 

@@ -1,8 +1,8 @@
 """``benchmarks steps``: a link whose bandwidth changes under a run, beside runs that knew the bandwidth.
 
-A real ``hapi-server`` and real ``hapi-train`` processes on the two-tier test bed, in turns: one run at each bandwidth
-from its beginning to its end, then one under whose feet the link is changed between two epochs. What counts is the
-last epoch of each stretch, over the same bandwidth's run, and that all runs' losses are equal.
+A real ``hapi-server`` and real ``hapi-train`` processes on the two-tier test bed, in turns: one run at each
+bandwidth from its beginning to its end, then one whose link is changed between two epochs. Two things count:
+the last epoch of each stretch, over the same bandwidth's run, and the equality of all runs' losses.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class StepsSettings:
-    """What is measured."""
+    """Measurements to take."""
 
     model: str = "resnet18"
     bandwidths: tuple[float, ...] = (100e6, 10e6, 100e6)
     """Bits per second, of one stretch after the other."""
     epochs: int = 4
-    """Of each stretch; the first of all is profiled."""
+    """Epochs of each stretch; the first of all is profiled."""
     samples: int = 640
     batch: int = 64
     request_size: int = 16
@@ -54,11 +54,11 @@ class Stretch:
 
     bandwidth: float
     seconds: tuple[float, ...]
-    """Of each epoch."""
+    """Seconds of each epoch."""
     splits: tuple[int, ...]
-    """Of each epoch's last batch."""
+    """Split of each epoch's last batch."""
     changes: tuple[str, ...]
-    """When, counted in batches from the stretch's beginning, and from where to where."""
+    """Changes of the split: batches from the stretch's beginning, and both splits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class StepsRow:
     stretch: int
     bandwidth: float
     splits: tuple[int, ...]
-    """At the stretch's end, of each repetition."""
+    """Split at the stretch's end, of each repetition."""
     known_splits: tuple[int, ...]
-    """Of the runs that knew the bandwidth."""
+    """Splits of the runs that knew the bandwidth."""
     seconds: float
     """The stretch's last epoch."""
     known_seconds: float
@@ -269,7 +269,7 @@ class _Bench:
         return stretches, [e["loss"] for e in found["epochs"]]
 
     def _wait(self, process: subprocess.Popen[str], log: Path, epochs: int | None) -> None:
-        """Until so many epochs were printed, or for None until the end."""
+        """Wait until so many epochs were printed, or for None until the end."""
         deadline = time.monotonic() + _RUN_SECONDS
         while process.poll() is None:
             if epochs is not None and _epochs_printed(log) >= epochs:

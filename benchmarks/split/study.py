@@ -1,4 +1,4 @@
-"""What a sweep's results say of each cell and of each strategy; :mod:`benchmarks.split.views` prints it. Pure."""
+"""Analysis of a sweep's results by cell and by strategy; :mod:`benchmarks.split.views` prints it. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Measured:
     """Seconds of whole epochs by split."""
     bytes_received: dict[int, int] = field(default_factory=dict)
     bounds: dict[int, float] = field(default_factory=dict)
-    """Of splits that were broken off: their epoch takes longer than this."""
+    """Lower bounds for splits that were broken off: their epoch takes longer."""
     tensors: dict[str, float] = field(default_factory=dict)
     """NoSplit with samples stored as ``uint8`` or ``float32`` tensors; seconds."""
     unfit: set[int] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Measured:
         return min(statistics.median(t) for t in self.times.values())
 
     def slower(self, split: int) -> float | None:
-        """How much longer than the best, as a share; None when it is beyond all bounds."""
+        """Return how much longer than the best, as a share; None when it is beyond all bounds."""
         seconds = self.seconds(split)
         return None if seconds is None else seconds / self.best - 1
 
@@ -108,7 +108,7 @@ def unfit_cells(records: Sequence[Mapping[str, Any]]) -> int:
 
 @dataclass(frozen=True)
 class Optimality:
-    """How often a strategy's split was how good (later HAPI text, Table 3). Counts of cells."""
+    """Counts of cells by the quality of a strategy's split (later HAPI text, Table 3)."""
 
     optimal: int
     within_5: int
@@ -120,7 +120,7 @@ class Optimality:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """In the table's order."""
+        """Counts in the table's order."""
         return (self.optimal, self.within_5, self.within_10, self.within_15, self.beyond, self.unfit)
 
     @property
@@ -164,11 +164,12 @@ def spreads(cells: Sequence[Measured]) -> list[float]:
 
 
 def by_halves(cells: Sequence[Measured], strategy: str | None = None) -> list[float]:
-    """How much slower than the best a chosen split is, as a share, judged by every other one of the epochs.
+    """Return how much slower than the best a chosen split is, as a share, judged by every other one of the
+    epochs.
 
-    The choice is the strategy's or, without one, that of an oracle with as many epochs of every split: the others.
-    How often that one fails is what these epochs cannot tell. Two figures a cell, as either half judges; of splits
-    with an epoch in both halves. Infinite for a choice that is none of them.
+    The choice is the strategy's or, without one, that of an oracle with as many epochs of every split: the
+    others. How often that one fails is what these epochs cannot tell. Two figures a cell, as either half
+    judges; of splits with an epoch in both halves. Infinite for a choice that is none of them.
     """
     found = []
     for one in cells:
@@ -216,7 +217,9 @@ def surely_slower(cells: Sequence[Measured], by: float, than: Sequence[str] = ()
 
 
 def _chance(fast: Sequence[float], slow: Sequence[float]) -> float:
-    """That of ``len(slow)`` values drawn blindly from both, the ranks add up to as much as those of ``slow``."""
+    """Chance that ``len(slow)`` values drawn blindly from both have ranks that add up to as much as those of
+    ``slow``.
+    """
     both = sorted((*fast, *slow))
     # Equal ones share their rank, so twice of it.
     twice = [2 * bisect_left(both, value) + both.count(value) + 1 for value in both]
@@ -230,7 +233,7 @@ def _chance(fast: Sequence[float], slow: Sequence[float]) -> float:
 
 
 def errors_of_epochs(cells: Sequence[Measured], *, chosen_by: str | None = None) -> list[float]:
-    """What :func:`errors` would be if each epoch were estimated by another one of its split, measured for that."""
+    """Return :func:`errors` as if each epoch were estimated by another one of its split, measured for that."""
     found = []
     for one in cells:
         for split, times in one.times.items():

@@ -38,8 +38,9 @@ last column begins earlier."""
 NEAR = (1.08, DECIDING)
 """Times the best epoch within which a split is measured a second time, and a third."""
 CHOSEN = 1.2
-"""As much for splits that strategies chose: they are compared by name, so their times must be as good as the best's.
-That of ``auto`` is always measured again."""
+"""The same for splits that strategies chose: they are compared by name, so their times must be as good as the
+best's. ``auto``'s is always measured again.
+"""
 TWIN = 0.005
 """Difference of estimates below which two splits that send the same bytes cannot be told apart."""
 TENSORS = 2
@@ -238,7 +239,7 @@ class _Bench:
 
 
 def twins(wire: Sequence[int], seconds: Sequence[float]) -> list[int]:
-    """By split, the split that is measured for it: itself, or the first of neighbours that differ in nothing."""
+    """Return the split that is measured for each: itself, or the first of neighbours that differ in nothing."""
     of: list[int] = []
     for split in range(len(wire)):
         first = of[-1] if of else split
@@ -250,5 +251,5 @@ def twins(wire: Sequence[int], seconds: Sequence[float]) -> list[int]:
 
 
 def sweep_conditions(grid: Grid) -> dict[str, Any]:
-    """What a sweep's figures were measured under, beside the machine's own."""
+    """Return the conditions of a sweep's figures, beside the machine's own."""
     return {"grid": asdict(grid), "threads": "1 per tier", "data": "crops of scikit-learn's photographs"}

@@ -79,7 +79,7 @@ class SweepClient:
         }
 
     def do_ready(self) -> dict[str, Any]:
-        """Have the libraries take what they take in any training, so that what comes after is the job's."""
+        """Let the libraries take the memory of any training, so that later growth is the job's."""
         warm_up_libraries()
         return {}
 
@@ -110,7 +110,7 @@ class SweepClient:
         return {}
 
     def do_warm(self, split: int, samples: int) -> dict[str, Any]:
-        """Have both sides load what ``split`` needs."""
+        """Let both sides load the layers that ``split`` needs."""
         return self.do_epoch(split=split, samples=samples, epoch=0, limit=None)
 
     def do_epoch(self, split: int, samples: int, epoch: int, limit: float | None) -> dict[str, Any]:

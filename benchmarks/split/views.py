@@ -47,7 +47,7 @@ def optimality_table(cells: Sequence[Measured]) -> list[str]:
 
 
 def _halves(cells: Sequence[Measured]) -> list[str]:
-    """What repeats can tell at all: how an oracle does that has half of them, judged by the other half."""
+    """Resolution of the repeats: the result of an oracle that has half of them, judged by the other half."""
     lines = []
     for name, strategy in (("auto", "auto"), ("oracle: best by the other half", None)):
         found = by_halves(cells, strategy)
@@ -63,7 +63,7 @@ def _p95(ordered: Sequence[float]) -> float:
 
 
 def _noise(cells: Sequence[Measured]) -> list[str]:
-    """How far repeats of the same epoch lie apart: no difference below that means much."""
+    """Distance of repeats of the same epoch: no difference below it means much."""
     found = sorted(spreads(cells))
     if not found:
         return []

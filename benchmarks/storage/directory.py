@@ -42,15 +42,17 @@ _SLACK_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class DirectorySettings:
-    """What to make, and how often to open it."""
+    """Directory to make, and number of times to open it."""
 
     samples: int = GOAL_SAMPLES
     sample_bytes: int = 110_000
-    """In the mean (uniform from 1 on); the default is about ImageNet's. It decides how many shards there are."""
+    """Mean bytes of a sample (uniform from 1 on); the default is about ImageNet's. It decides the number of
+    shards.
+    """
     processes: int = 3
     """Each opens the file cold once."""
     folder: str | None = None
-    """Where the temporary folder is made; None: the system's place for such."""
+    """Parent of the temporary folder; None: the system's place for such."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +78,12 @@ class DirectoryResult:
 
     @property
     def directory_bytes(self) -> int:
+        """Bytes of the directory."""
         return self.settings.samples * ENTRY.itemsize
 
     @property
     def reached(self) -> bool:
-        """Whether it opened in time, warm and cold."""
+        """True when it opened in time, warm and cold."""
         return max(self.cold.high, self.warm.high) < GOAL_SECONDS
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +108,7 @@ class DirectoryResult:
         }
 
     def calculated(self) -> dict[str, float]:
-        """What 50 million samples take, by proportion from what was measured here."""
+        """Return the figures for 50 million samples, in proportion to those measured here."""
         factor = CALCULATED / self.settings.samples
         return {
             "samples": CALCULATED,

@@ -16,7 +16,7 @@ from hapi.arrays import IntArray
 
 
 def streaming_version() -> str | None:
-    """Of the installed mosaicml-streaming; None when there is none."""
+    """Return the version of the installed mosaicml-streaming; None when there is none."""
     try:
         return version("mosaicml-streaming")
     except PackageNotFoundError:

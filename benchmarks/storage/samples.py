@@ -44,7 +44,7 @@ BATCH_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesSettings:
-    """What is measured."""
+    """Measurements to take."""
 
     sizes: tuple[int, ...] = SIZES
     total: int = 256 << 20
@@ -73,7 +73,7 @@ class SamplesRow:
     resident: float
     """Largest share of the files' pages in memory when a clock started."""
     quality: float | None = None
-    """Of the order's shuffle; None where the epoch was not read to its end."""
+    """Quality of the order's shuffle; None where the epoch was not read to its end."""
     lookup_share: float | None = None
     """Time that the sample directory takes over the time of reading."""
 
@@ -124,7 +124,7 @@ class SamplesResult:
         return next(r for r in self.rows if (r.size, r.reader, r.cold) == (size, reader, cold))
 
     def goals(self) -> list[str]:
-        """What the figures say about the goals, a line for each that can be told."""
+        """Return a line for each goal that the figures can decide."""
         if self.settings.total < 2 * LOCAL_COST.cache_bytes:
             kept = f"Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of small samples itself"
             told = f"datasets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"

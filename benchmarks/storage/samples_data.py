@@ -41,10 +41,12 @@ class RandomBytes(Source):
         self._bytes = generator.integers(0, 256, MIX_MOST + int(lengths.max()), dtype=np.uint8)
 
     def sample(self, number: int) -> bytes:
+        """Return the sample's bytes."""
         start = number * 7919 % MIX_MOST
         return self._bytes[start : start + int(self.lengths[number])].tobytes()
 
     def content_key(self) -> bytes:
+        """Return seed and size."""
         return self.lengths.tobytes()
 
 

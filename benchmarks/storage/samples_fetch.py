@@ -35,16 +35,16 @@ from hapi.wire.frames import FrameHeader, StreamEnd, byte_view
 from hapi.wire.sequences import SequenceRange
 
 RANGE_BYTES = 16 << 20
-"""Of a plain download's range: what a store's best client asks for at once."""
+"""Bytes of a plain download's range: those that a store's best client requests at once."""
 REQUEST_BYTES = 8 << 20
 """Stored bytes of a request for samples, like a stretch that ``mount`` reads ahead; at most 65536 samples."""
 REQUEST_SAMPLES = 128
-"""Of a trainer's request: ``hapi-train``'s default."""
+"""Samples of a trainer's request: ``hapi-train``'s default."""
 SEED = 1
 EPOCHS = 4
 """Different ones that follow each other, again and again: a cache at the end of one has little of the next one."""
 WARM_PART = 0.5
-"""Of the time of a figure, spent before its clock starts."""
+"""Share of a figure's time that is spent before its clock starts."""
 _PATIENCE = 600.0
 """Seconds: a fully shuffled request for small samples reads a whole dataset from a remote store."""
 Task = Callable[[int], int]

@@ -1,13 +1,13 @@
 """``benchmarks samples --over http|swift``: samples/s through hapi-server and from an object store.
 
-Beside them, in the same run and by turns, what a plain download of large ranges of as many bytes gives with the same
-number of connections. From Swift these are plain ranges of the same objects. Hapi-server offers no such thing; the
-largest plain bodies that it can send are requests for samples of 1 MiB, and the goal is measured by these. What a
-server of files reaches, which hands pages of the system's cache to the network without looking at them (sendfile),
-stands beside.
+The comparison, in the same run and by turns, is a plain download of large ranges of as many bytes with the
+same number of connections. From Swift these are plain ranges of the same objects. Hapi-server offers no such
+thing; the largest plain bodies that it can send are requests for samples of 1 MiB, and the goal is measured
+by these. A server of files, which hands pages of the system's cache to the network without looking at them
+(sendfile), stands beside.
 
-Client and serving side have their own cores; everything is warm (Swift drops large objects from memory by itself, for
-all readers alike).
+Client and serving side have their own cores; everything is warm (Swift drops large objects from memory by
+itself, for all readers alike).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hapi.store.open import open_store
 
 PLAIN, BODIES = "plain ranges", "server large"
 BASES = {"http": BODIES, "swift": PLAIN}
-"""What the goal is a share of."""
+"""Quantity that the goal is a share of."""
 READERS = {
     "http": (PLAIN, BODIES, "server chunks", "server full", "server trainer"),
     "swift": (PLAIN, "mount chunks", "mount full", "server chunks", "server full", "server trainer"),
@@ -54,16 +54,18 @@ _TITLES = {
     "server trainer": "hapi-server, a trainer's batches",
 }
 CONNECTIONS = {"http": 2, "swift": 8}
-"""Of every reader: so many saturate the two cores, and so many requests a store is asked at once."""
+"""Connections of every reader: they saturate the two cores; a store gets as many requests at once."""
 COSTS = {"http": LOCAL_COST, "swift": REMOTE_COST}
-"""What the serving side reads from; chunk caches, in ``mount`` and in hapi-server, have their default sizes."""
+"""Store that the serving side reads from; chunk caches, in ``mount`` and in hapi-server, have their default
+sizes.
+"""
 GOAL = 0.8
 _TIMEOUT = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverSettings(SamplesSettings):
-    """As for a disk; ``seconds`` are of each reader in each round, ``batch`` is that of ``mount``."""
+    """Settings as for a disk; ``seconds`` are of each reader in each round, ``batch`` is that of ``mount``."""
 
     over: str
     """``http`` or ``swift``."""
@@ -80,7 +82,8 @@ class OverRow:
     lowest: float
     highest: float
     quality: float | None
-    """Of the order's shuffle; None for the plain download, which has none, and where there are too few samples."""
+    """Quality of the order's shuffle; None for the plain download, which has none, and for too few samples.
+    """
     megabytes: float
     """Million bytes of samples per second."""
     cpu_us: float
@@ -133,7 +136,7 @@ class OverResult:
         return [*lines, *self.goals()]
 
     def goals(self) -> list[str]:
-        """What the figures say about the goal, a line for each size and shuffle."""
+        """Return a line about the goal for each size and shuffle."""
         lines = []
         for size in self.settings.sizes:
             for shuffle in ("chunks", "full"):

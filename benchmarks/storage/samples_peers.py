@@ -45,6 +45,7 @@ def open_form(form: str, folder: Path, batch: int) -> Callable[[], Iterator[int]
     epoch = {"tars": _read_tars, "mds": _read_mds, "litdata": _read_litdata}[form](folder / form, batch)
 
     def begin() -> Iterator[int]:
+        """Begin an epoch."""
         ids = epoch()
         return itertools.chain([next(ids)], ids)
 

@@ -71,7 +71,7 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """What was read of one."""
+    """Samples read in one epoch."""
 
     ids: IntArray
     seconds: float
@@ -96,7 +96,7 @@ _UNDER_WAY = 3
 """Batches that plain readers have under way, as many as ``next_batch`` has of large ones."""
 Begin = Callable[[], Batches]
 Figures = Callable[[IntArray, float], dict[str, Any]]
-"""What else there is to say, of the ids of the longest epoch and the seconds that a sample took."""
+"""Further figures: ids of the longest epoch, and the seconds of a sample."""
 
 
 def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:

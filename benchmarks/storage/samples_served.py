@@ -34,7 +34,7 @@ _SWIFT_STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Where the dataset is, for the client's processes."""
+    """Address of the dataset, for the client's processes."""
 
     server: str
     """URL of hapi-server."""
@@ -135,7 +135,7 @@ class LoopbackSwift:
 
 @contextlib.contextmanager
 def served_over_swift(bed: LooseBed, folder: Path, swift: LoopbackSwift) -> Iterator[Served]:
-    """What ``swift`` holds, by hapi-server beside it and by itself."""
+    """Serve the contents of ``swift`` by hapi-server beside it, and by Swift itself."""
     token = secrets.token_hex(16)
     process, url = start_server_process(bed, swift.url, token, folder)
     pids = swift.pids()
@@ -149,6 +149,7 @@ def serve_files(root: Path) -> None:
     """The files below ``root`` on a free port of loopback, whose URL is printed, until standard input closes."""
 
     async def main() -> None:
+        """Serve files until the parent ends."""
         application = web.Application()
         application.router.add_static("/", root)
         runner = web.AppRunner(application, access_log=None)

@@ -27,7 +27,7 @@ _SEED, _EPOCH = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleSettings:
-    """What is measured."""
+    """Measurements to take."""
 
     samples: int = 1_000_000
     group: int = 512
@@ -54,7 +54,7 @@ class QualityRow:
     reads: float | None
     """Chunks read over chunks there are, with ``window`` and a tenth of it kept."""
     seconds: float
-    """To compute the order."""
+    """Seconds to compute the order."""
 
 
 @dataclass(frozen=True, kw_only=True)

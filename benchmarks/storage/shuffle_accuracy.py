@@ -1,8 +1,9 @@
-"""What chunk windows cost in accuracy: scikit-learn's digits, stored sorted by class, over 20 epochs and five seeds.
+"""Cost of chunk windows in accuracy: scikit-learn's digits, stored sorted by class, over 20 epochs and five
+seeds.
 
 A network is trained from random weights, all of it, by the very batches of
-:class:`hapi.data.epoch_order.EpochOrder`. Stored by class is the worst that a store can do to a shuffle that does
-not reach far: a chunk then holds one class. The stored order itself is trained too. Where it does as well as the
+:class:`hapi.data.epoch_order.EpochOrder`. Storage by class is the worst case for a shuffle that does not
+reach far: a chunk then holds one class. The stored order itself is trained too. If it does as well as the
 rest, the test has shown nothing.
 """
 
@@ -28,7 +29,7 @@ _TEST_SHARE = 5
 """One sample in five is held out."""
 _SPLIT_SEED = 2026
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Of the 95% interval of a mean of so many."""
+"""Student's t for the 95% interval of a mean of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class AccuracySettings:
     """One comparison."""
 
     shuffles: tuple[Shuffle, ...] = (Shuffle(16, 8), Shuffle(16, 16), Shuffle(16, 32))
-    """Beside the full permutation and the stored order."""
+    """Shuffles beside the full permutation and the stored order."""
     seeds: int = 5
     epochs: int = 20
     batch: int = 64
@@ -57,12 +58,12 @@ class Figure:
 
     @property
     def difference(self) -> float:
-        """Of this order, less the full permutation."""
+        """Accuracy of this order, less that of the full permutation."""
         return self.mean - statistics.mean(self.full)
 
     @property
     def half_width(self) -> float:
-        """Of the difference's 95% interval, seed by seed."""
+        """Half width of the difference's 95% interval, seed by seed."""
         pairs = [a - b for a, b in zip(self.values, self.full, strict=True)]
         return _STUDENT[len(pairs)] * statistics.stdev(pairs) / math.sqrt(len(pairs))
 
@@ -94,7 +95,9 @@ class AccuracyRow:
 
     @property
     def within_noise(self) -> bool:
-        """Whether accuracy and loss are no further from the full permutation's than those are from seed to seed."""
+        """True when accuracy and loss are no further from the full permutation's than those are from seed to
+        seed.
+        """
         return all(abs(f.difference) <= f.noise for f in (self.accuracy, self.loss))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""How well an order of samples is shuffled, between 0 (as stored) and 1 (as a full permutation), and what it costs.
+"""Quality of an order's shuffle, between 0 (as stored) and 1 (as a full permutation), and its cost.
 
-A shuffle buffer (DLFS, section II-B) reads fast because samples stay near where they are stored, so a reading rate
-says little without this beside it. Two entropies are taken, each over that of a full permutation:
+A shuffle buffer (DLFS, section II-B) reads fast because samples stay near where they are stored, so a reading
+rate says little without this beside it. Two entropies are taken, each over that of a full permutation:
 
-- *spread*, how far samples travel: the order is cut into windows of as many samples as a training batch has, and
+- *spread*, how far samples travel: the order is cut into windows of as many samples as a training batch has,
+  and
   stored ids into runs. The entropy of the runs that a window's samples come from is 0 for the stored order; the mean
   over all windows counts. It is taken for runs from a batch to a quarter of the dataset, and the worst length
   counts, as nobody knows in what runs like samples are stored. The full permutation's is exact (hypergeometric).
-- *surprise*, how randomly: the entropy of the distances in store between one sample and the next. It is what MosaicML
+- *surprise*, how randomly: the entropy of the distances in store between one sample and the next. It is what
+  MosaicML
   Streaming's simulator calls shuffle quality. A stride through the store (0, 1000, 2000, ..., 1, 1001, ...) has all the
   spread there is, and no surprise.
 """
@@ -24,18 +26,18 @@ from hapi.arrays import IntArray
 from hapi.errors import UsageError
 
 _RUN_FACTOR = 4
-"""From one length of stored runs to the next."""
+"""Factor from one length of stored runs to the next."""
 _CELLS = 1024
 """Cells of the histogram of distances: at most so many, and one for 32 samples, so that entropy is hardly biased."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Of one order; 1 is a full permutation, to within chance."""
+    """Quality of one order; 1 is a full permutation, to within chance."""
 
     spread: float
     lowest: float
-    """Of the worst window."""
+    """Quality of the worst window."""
     run: int
     """Stored samples of a run for which these two are lowest."""
     surprise: float
@@ -87,7 +89,9 @@ def permuted_entropy(count: int, window: int, run: int) -> float:
 
 
 def _run_entropy(count: int, window: int, size: int) -> float:
-    """What one run of ``size`` stored samples brings: k of them are in the window with hypergeometric probability."""
+    """Entropy from one run of ``size`` stored samples: k of them are in the window with hypergeometric
+    probability.
+    """
     low = max(1, window + size - count)
     expected, whole = 0.0, _log_choose(count, window)
     for k in range(low, min(window, size) + 1):

@@ -1,6 +1,6 @@
-"""What both kinds of test bed share: processes on the cores of their tier, which end with the bed.
+"""Common parts of both kinds of test bed: processes on the cores of their tier, which end with the bed.
 
-Also after Ctrl-C, SIGTERM and SIGHUP.
+They end also after Ctrl-C, SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations

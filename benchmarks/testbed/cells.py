@@ -13,7 +13,7 @@ from hapi.errors import ConfigError, UsageError
 
 PAPER_MODELS = ("alexnet", "resnet18", "resnet50", "densenet121", "vgg11", "vgg19", "transformer")
 Form = Literal["images", "uint8", "float32"]
-"""How samples are stored: encoded images, or tensors made beforehand (the papers': float32)."""
+"""Form of stored samples: encoded images, or tensors made beforehand (the papers': float32)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Grid:
     profile_batches: int = 12
     """The profiled epoch has at least so many: half of them at either of its two splits. Real epochs have more."""
     least_profile_samples: int = 768
-    """As much in samples: a machine that others share is now fast, now slow, for seconds."""
+    """The same in samples: a shared machine is now fast, now slow, for seconds."""
     profile_parts: int = 2
     """Times that each cell is profiled; the choices are made from the mean."""
     repeats: int = 3
@@ -133,11 +133,12 @@ class Results:
         return [r for r in self.records if r.get("cell") == cell.key and kind in (None, r["kind"])]
 
     def done(self, cell: Cell) -> bool:
-        """Whether the cell needs nothing more."""
+        """Return whether the cell needs nothing more."""
         return bool(self.of(cell, "done"))
 
     def seconds_left(self, grid: Grid) -> float | None:
-        """What the cells that are not done will take, from those that are; None before there is one.
+        """Return the expected seconds of the cells that are not done, from those that are; None before there
+        is one.
 
         A cell takes about as long as its model needs for a sample, times the samples of its epoch.
         """
@@ -171,12 +172,12 @@ def _check_alike(path: Path, records: Iterable[dict[str, Any]], conditions: dict
 
 
 def _settings(conditions: dict[str, Any]) -> dict[str, Any]:
-    """What must not change within a file."""
+    """Settings that must not change within a file."""
     return {**conditions.get("grid", {}), **{k: v for k, v in conditions.items() if k == "limited"}}
 
 
 def _end_with_newline(path: Path) -> None:
-    """What a kill left of a line must not run into the next one."""
+    """End a line that a kill cut off, so that it does not run into the next one."""
     if path.exists() and path.stat().st_size:
         with path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
@@ -206,7 +207,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_begun(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of one cell's ``records`` those since it was last begun anew, with its first plan; none without a plan."""
+    """Return those of one cell's ``records`` since it was last begun anew, with its first plan; none without
+    a plan.
+    """
     begun = [i for i, r in enumerate(records) if r["kind"] == "plan" and r.get("part", 1) == 1]
     return list(records[begun[-1] :]) if begun else []
 

@@ -64,9 +64,10 @@ def conditions() -> dict[str, Any]:
 
 
 def recorded_conditions(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those of all runs that measured something of ``records``, by name; where runs differ all values, in their order.
+    """Return the conditions of all runs that measured part of ``records``, by name; all values where runs
+    differ.
 
-    A file that was gone on with, perhaps on another machine, has several heads; the first alone would tell of one.
+    A file that was continued, perhaps on another machine, has several heads.
     """
     heads: list[Mapping[str, Any]] = []
     head: Mapping[str, Any] | None = None

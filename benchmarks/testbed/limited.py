@@ -1,9 +1,11 @@
-"""A link of a chosen bandwidth where the system cannot make one: the client reads no faster than it would allow.
+"""A link of a chosen bandwidth where the system cannot make one: the client reads no faster than it would
+allow.
 
-All connections of a job share one :class:`RateLimit`. What is not read stays in the sockets, so TCP's back-pressure
-reaches the server as it would from a slow link. It differs from one in two ways: what the system buffers per connection
-lies before the bottleneck (bounded, as the client has a few requests under way), and nothing limits the way to the
-server, which carries requests only. Benchmarks that use it say so in their conditions.
+All connections of a job share one :class:`RateLimit`. Unread bytes stay in the sockets, so TCP's
+back-pressure reaches the server as it would from a slow link. It differs from a real link in two ways: the
+system's buffers of each connection lie before the bottleneck (bounded, as the client has a few requests under
+way), and nothing limits the way to the server, which carries requests only. Benchmarks that use it say so in
+their conditions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ T = TypeVar("T")
 PIECE_SECONDS = 0.01
 """Longest time that one read may take of the link, so that connections share it evenly and an interrupt is heard."""
 BURST_SECONDS = 0.02
-"""What an idle link may catch up on: covers the lateness of a sleeping thread, and is less than a frame takes."""
+"""Longest idle time that a link may catch up on: more than the lateness of a sleeping thread, less than a
+frame.
+"""
 _SMALLEST_PIECE = 1024
 _MOST_BITS = 1e15
 
@@ -46,7 +50,7 @@ class RateLimit:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._free_at = clock()
-        """When the link will have delivered everything that was taken."""
+        """Time at which the link will have delivered all taken bytes."""
         self._bits = _checked(bits_per_second)
 
     @property
@@ -97,22 +101,30 @@ class LimitedTransport:
         self._delivered = 0
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
+        """Send a request; only frames are limited."""
         return self._inner.call(method, path, document)
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
+        """POST ``document``, with the limit on the answer's frames."""
+
         def limited(reader: FrameReader) -> T:
+            """Read frames through the limit."""
             return receive(reader.over(lambda source: _LimitedSource(source, self._limit, self._count)))
 
         return self._inner.stream(path, document, limited)
 
     def received_bytes(self) -> int | None:
-        """What the link has delivered; what the system holds beyond that has not come over it yet."""
+        """Return the bytes that the link has delivered; bytes beyond that in the system's buffers do not
+        count.
+        """
         return self._delivered
 
     def interrupt(self) -> None:
+        """Break the requests under way."""
         self._inner.interrupt()
 
     def close(self) -> None:
+        """Close the transport."""
         self._inner.close()
 
     def _count(self, nbytes: int) -> None:

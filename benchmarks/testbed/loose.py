@@ -16,7 +16,10 @@ from hapi.errors import UsageError
 
 
 class LooseBed(Bed):
-    """A bed without a link of its own."""
+    """A :class:`benchmarks.testbed.testbed.TestBed` without its link, for the length of a ``with`` block.
+
+    Its processes are stopped on the way out as there, also after SIGTERM and SIGHUP.
+    """
 
     address = "127.0.0.1"
 
@@ -38,7 +41,7 @@ class LooseBed(Bed):
             link(bandwidth)
 
     def describe(self) -> str:
-        """In one line, for the conditions of a measurement."""
+        """Describe it in one line, for the conditions of a measurement."""
         cores = "" if self.cores is None else f"; {self.cores}"
         return f"no test bed ({self._reason}): loopback, the client's transport limits the rate{cores}"
 
@@ -47,7 +50,7 @@ class LooseBed(Bed):
             os.sched_setaffinity(pid, getattr(self.cores, side))  # its threads come later and inherit it
 
     def _build(self) -> None:
-        """Nothing is needed."""
+        """Do nothing: nothing is needed."""
 
     def _remove(self) -> None:
         self._links.clear()

@@ -1,4 +1,6 @@
-"""What benchmarks of files share: a figure from a process of its own, and files whose pages leave the memory."""
+"""Common parts of benchmarks of files: a figure from a separate process, and files whose pages leave the
+memory.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Beside Ctrl-C, which Python makes an exception by itself."""
+"""Signals beside Ctrl-C, which Python turns into an exception by itself."""
 
 
 @contextlib.contextmanager

@@ -26,15 +26,18 @@ _COMMAND_SECONDS = 20.0
 _BURST_SECONDS = 0.002
 """Traffic that may pass at line speed before the bucket is empty."""
 _PIECE_BYTES, _SMALLEST_BURST = 16 << 10, 20 << 10
-"""What TCP hands down in one piece (64 KiB elsewhere), and what the bucket holds at least. It counts a piece with the
-headers of all its packets; one that holds less cuts it into packets of 1500 bytes with a timer for each, which takes 55
-microseconds of the sender's core in a virtual machine. Of larger pieces the link would come in gusts."""
+"""Bytes that TCP hands down in one piece (64 KiB elsewhere), and the bucket's smallest capacity.
+
+The bucket counts a piece with the headers of all its packets. One that holds less cuts it into packets of
+1500 bytes with a timer for each, which takes 55 microseconds of the sender's core in a virtual machine. With
+larger pieces the link would come in gusts.
+"""
 _QUEUE_SECONDS = 0.05
 """Longest wait in the bucket's queue; the buffer of an ordinary switch."""
 
 
 def why_not() -> str | None:
-    """Why a test bed cannot be made here, in words for a person; None when it can."""
+    """Return the reason why a test bed cannot be made here; None when it can."""
     if not hasattr(os, "sched_getaffinity") or not os.path.exists("/proc/self/ns/net"):  # noqa: PTH110
         return "network namespaces exist on Linux only"
     if os.geteuid() != 0:
@@ -59,7 +62,7 @@ class TestBed(Bed):
 
     @property
     def address(self) -> str:
-        """Of the server's side."""
+        """Address of the server's side."""
         return ADDRESS["server"]
 
     def set_bandwidth(self, bandwidth: float | None) -> None:
@@ -85,7 +88,7 @@ class TestBed(Bed):
         return ["taskset", "-c", cores, "ip", "netns", "exec", self._namespaces[side], *command]
 
     def _started(self, side: Side, pid: int) -> None:
-        """It is pinned already."""
+        """Adjust nothing: the process is pinned already."""
 
     def describe(self) -> str:
         """The bed in one line, for the conditions of a measurement; the bandwidth may change and is not in it."""

@@ -44,7 +44,7 @@ def start_server_process(
     device: str = "cpu",
     name: str = "server",
 ) -> tuple[subprocess.Popen[str], str]:
-    """As :func:`start_server`, for one that ends before the bed does; also the process."""
+    """Start a server as :func:`start_server` does, but return its process too; it ends before the bed does."""
     log = folder / f"{name}.log"
     options = {
         "--store": str(store),
@@ -81,7 +81,7 @@ class BenchClient:
         """``side``: on whose cores it runs; between a server and its own side there is no link to limit."""
         self._log = folder / f"{name}.log"
         self.freeze = 0
-        """Of the session that is open."""
+        """Freeze of the open session."""
         limited = ["--limited"] if isinstance(bed, LooseBed) and side == "client" else []
         with self._log.open("wb") as stderr:
             self._process = bed.start(
@@ -104,11 +104,11 @@ class BenchClient:
         return process_bytes(self._process.pid, what)
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Have it do a command."""
+        """Send a command."""
         self.ask(do, **arguments)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have it do a command; the answer. ``ok`` is false when that did not fit its memory.
+        """Send a command and return the answer; ``ok`` is false when that did not fit its memory.
 
         Raises :class:`TransportError` for every other error.
         """
@@ -141,6 +141,7 @@ def process_bytes(pid: int, what: str) -> int:
 
 def environment(token: str) -> dict[str, str]:
     # The paths of this process, so that a checkout that is not installed is found too.
+    """Return the environment of a tier's process."""
     paths = os.pathsep.join(dict.fromkeys(str(Path(p).absolute()) for p in sys.path))
     return {**os.environ, "HAPI_TOKEN": token, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
@@ -158,5 +159,6 @@ def read_line(process: subprocess.Popen[str], seconds: float) -> str:
 
 
 def last_line(text: str) -> str:
+    """Return the last line of a process's output."""
     lines: Sequence[str] = text.strip().splitlines()
     return lines[-1][:500] if lines else "it said nothing"

@@ -133,8 +133,16 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def move_weights(model: LayeredModel, device: torch.device, start: int, stop: int) -> None:
-    """Load the weights that layers start+1..stop read on ``device``; :class:`DeviceMemoryError` if they do
-    not fit.
+    """Load the weights that layers start+1..stop read on ``device``.
+
+    Args:
+        model: its layers; their weights are moved.
+        device: of this side.
+        start: number of layers before the first one.
+        stop: the last layer.
+
+    Raises:
+        DeviceMemoryError: they do not fit.
     """
     try:
         model.to(device, start, stop)

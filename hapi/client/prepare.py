@@ -1,4 +1,4 @@
-"""From settings to a runnable job: servers, dataset, model, freeze and split, checked against each other."""
+"""A runnable job, made from settings: servers, dataset, model, freeze and split, checked against each other."""
 
 from __future__ import annotations
 

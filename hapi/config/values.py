@@ -1,4 +1,5 @@
-"""From YAML nodes to checked values of a settings class; the part of :mod:`hapi.config.settings` that reads types.
+"""Checked values of a settings class, read from YAML nodes; the part of :mod:`hapi.config.settings` that
+reads types.
 
 Text from flags and the environment becomes nodes too, so that every source is read by the same rules.
 """
@@ -74,7 +75,14 @@ class SettingsReader:
     def read(
         self, cls: Any, node: yaml.Node | None, given: Mapping[str, tuple[str, yaml.Node]], prefix: str = ""
     ) -> Any:
-        """An instance of ``cls`` from ``node`` (None or null: empty); ``given`` wins over the file."""
+        """Return an instance of a settings class.
+
+        Args:
+            cls: the class.
+            node: the YAML mapping; None or null: empty.
+            given: origin and value by name, from flags and the environment; they win over the file.
+            prefix: of dotted names.
+        """
         return self._filled(cls, self._entries(cls, node, prefix), given, prefix)
 
     def _filled(

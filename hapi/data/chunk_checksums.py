@@ -87,7 +87,13 @@ class Runs:
 
 
 def digests(view: memoryview, starts: list[int], stops: list[int]) -> HashArray:
-    """Return the checksums of ``view[starts[i]:stops[i]]``; uint64 [n]."""
+    """Return the checksums of parts of a buffer; uint64 [n].
+
+    Args:
+        view: the buffer.
+        starts: first byte of each part, [n].
+        stops: end of each part, excluded, [n].
+    """
     return np.array(_digests(view, starts, stops), dtype=np.uint64)
 
 

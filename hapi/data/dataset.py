@@ -123,7 +123,16 @@ class Dataset:
         hint: AccessHint | None = None,
         out: npt.NDArray[np.uint8] | None = None,
     ) -> Samples:
-        """Bytes of these samples, as :meth:`read_at`; :class:`NotFoundError` for an id out of range."""
+        """Return the bytes of samples ``ids``; see :meth:`read_at`.
+
+        Args:
+            ids: int64 [n].
+            hint: for the reads to come.
+            out: buffer for the bytes, uint8; None for new memory.
+
+        Raises:
+            NotFoundError: an id is out of range.
+        """
         return self.read_at(self.locate(ids), hint, out)
 
     def read_at(

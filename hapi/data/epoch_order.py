@@ -100,7 +100,16 @@ def sorted_positions(keys: HashArray) -> IntArray:
 
 
 def epoch_sequence(seed: int, epoch: int, count: int) -> IntArray:
-    """Return the fully permuted order of samples in an epoch: a permutation of 0..count-1, int64 [count]."""
+    """Return the fully permuted order of samples in an epoch.
+
+    Args:
+        seed: of the training.
+        epoch: number from 0.
+        count: samples of the dataset.
+
+    Returns:
+        A permutation of 0..count-1, int64 [count].
+    """
     return sorted_positions(sample_hash(seed, epoch, count))
 
 
@@ -137,6 +146,7 @@ def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -
     opens[ranked] = np.arange(chunks, dtype=np.uint64) * np.uint64(step)
     moments = _hashes(key, count)
     if window < chunks:
+        # A sample's moment after its chunk opens: a random 32-bit fraction of the window's length.
         moments >>= _HALF
         moments *= np.uint64(step * window >> 32)
     moments += np.repeat(opens, group)[:count]
@@ -170,7 +180,13 @@ def revisited_groups(seed: int, epoch: int, count: int, shuffle: Shuffle, limit:
 
 
 def batches(sequence: IntArray, batch_size: int, drop_last: bool = False) -> Iterator[IntArray]:
-    """Consecutive views of ``batch_size`` ids; the last may be shorter unless ``drop_last``."""
+    """Return consecutive batches of a sequence, as views.
+
+    Args:
+        sequence: ids, int64 [n].
+        batch_size: samples of a batch.
+        drop_last: leave out a last batch that is shorter.
+    """
     return iter(trainer_batches(sequence, batch_size, drop_last=drop_last))
 
 

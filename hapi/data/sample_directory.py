@@ -178,7 +178,9 @@ class SampleDirectory:
                     f"the directory holds {low} to {high}"
                 )
         self.regular = None
+        # The fields lie over two 64-bit words (see the module); flags stay zero.
         entries = self.entries[first:stop]
+
         entries["shard"], entries["offset"], entries["length"] = shards, offsets, lengths
 
     def check(self, shards: ShardTable, where: str, remedy: str) -> None:

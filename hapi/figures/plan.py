@@ -64,7 +64,14 @@ def layers_svg(profile: Profile, split: int) -> str:
 
 
 def stages_svg(candidates: Sequence[Candidate], split: int, profile: Profile, job: Job) -> str:
-    """Return the stages of every split as an ``<svg>`` element."""
+    """Return the stages of every split as an ``<svg>`` element.
+
+    Args:
+        candidates: estimates of all splits.
+        split: the chosen one.
+        profile: the measurements.
+        job: the training.
+    """
     with canvas(_width(profile), 4.2) as figure:
         _draw_stages(figure.subplots(), candidates, split, profile.freeze, job)
         title = (

@@ -48,7 +48,7 @@ class _Gathered:
 
     data: bytearray = field(default_factory=bytearray)
     numbers: list[int] = field(default_factory=list)
-    """In the source."""
+    """Numbers of the samples in the source."""
     sizes: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     skipped: Skipped = field(default_factory=Skipped)

@@ -178,7 +178,17 @@ class PackFolder:
         in_place: InPlace | None = None,
         skipped: int = 0,
     ) -> Manifest:
-        """Write the index of the whole dataset; return the manifest that belongs to it, unwritten."""
+        """Write the index of the whole dataset; return the manifest that belongs to it, unwritten.
+
+        Args:
+            packing: the running packing.
+            index: of all samples.
+            classes: names in the order of the labels.
+            layout: form of the samples.
+            transform: the dataset's own; None for tensors that need none.
+            in_place: location of foreign shards; None if the shards were packed.
+            skipped: bad samples that were left out.
+        """
         encoded = index.to_bytes()
         manifest = Manifest(
             name=self.name,

@@ -16,7 +16,7 @@ _AHEAD_READS, _AHEAD_BYTES = 32, 16 << 20
 
 
 def announce(place: FileRange) -> None:
-    """Have the kernel begin to fetch these bytes, where it can be told (not on macOS). OSError as of the file."""
+    """Let the kernel begin to fetch these bytes, where it can be told (not on macOS). OSError as of the file."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(*place, os.POSIX_FADV_WILLNEED)
 

@@ -123,7 +123,13 @@ def prefetch_depth(profile: Profile, job: Job, split: int) -> int:
 
 
 def held_bytes(profile: Profile, job: Job, split: int) -> int:
-    """Bytes of one training batch on the client's host; at split 0 both stored and as tensors."""
+    """Return the bytes of one training batch on the client's host; at split 0 both stored and as tensors.
+
+    Args:
+        profile: sizes of the samples.
+        job: the training batch.
+        split: 0 to ``profile.last_split``.
+    """
     bs = min(job.bs, job.samples)
     if split:
         return bs * profile.sent_bytes(split)
@@ -131,7 +137,14 @@ def held_bytes(profile: Profile, job: Job, split: int) -> int:
 
 
 def memory(profile: Profile, job: Job, split: int) -> Memory:
-    """Peak bytes on the client: weights, plus what grows with the batch (earlier HAPI text, section 4.3)."""
+    """Return the peak bytes on the client: weights, plus memory that grows with the batch (earlier HAPI text,
+    section 4.3).
+
+    Args:
+        profile: sizes of the layers.
+        job: batch sizes and the optimiser.
+        split: 0 to ``profile.last_split``.
+    """
     parameters, compute = _fixed_memory(profile, job, split)
     depth = prefetch_depth(profile, job, split)
     batches = (1 + depth) * held_bytes(profile, job, split)
@@ -196,6 +209,7 @@ class _Coster:
         at_hand = job.cached if split == 0 and sent == "stored" else 0.0
         self.crossing = 1 - at_hand
         """The part of the samples that the server is asked for."""
+        # A request is left out only if all of its samples are at hand.
         self.asked = 1 - at_hand**job.request_size
         """The part of the requests that are made: those with any such sample."""
         self.sent_bytes = self.crossing * (content + profile.link.sample_bytes)
@@ -287,6 +301,7 @@ class _Coster:
     @staticmethod
     def _overlapped(server: float, network: float, frames: float) -> float:
         """Server and network together: they overlap, but for the first frame."""
+        # A pipeline of two stages: the slower one runs without a break, the faster one shows for one frame only.
         return max(server, network) + min(server, network) / frames
 
     def _frames(self, bs: int) -> int:

@@ -134,9 +134,15 @@ def profile_of(
     link: tuple[float, float],
     notes: tuple[str, ...] = (),
 ) -> Profile:
-    """The profile that ``observed`` (by split) and the link's (bits per second, variation) give.
+    """Return the profile that fits the observations.
 
-    With nothing observed all seconds are 0: such a profile still knows bytes and memory.
+    With no observation all seconds are 0: such a profile still has bytes and memory.
+
+    Args:
+        sizes: facts of the job.
+        observed: costs of batches, by split.
+        link: bits per second, and their variation.
+        notes: origin of the figures.
     """
     observed = observed or {sizes.freeze: _nothing(sizes.freeze)}
     most = max(observed.values(), key=lambda o: o.split)

@@ -37,7 +37,13 @@ def load_document(path: str, max_bytes: int, advice: str) -> Any:
 def read_strictly(kind: type[Any], document: Any, where: str) -> Any:
     """Read ``document`` as the dataclass ``kind``: every field there, none beside, each of its type.
 
-    :class:`ConfigError` names the first field that is wrong, by its place below ``where``.
+    Args:
+        kind: a dataclass of plain values and other such classes.
+        document: parsed JSON.
+        where: name of the document, for messages.
+
+    Raises:
+        ConfigError: a field is wrong; the message has its place below ``where``.
     """
     known = typing.get_type_hints(kind)
     try:

@@ -154,7 +154,13 @@ class PushedModel:
         return True
 
     def entries(self, model: LayeredModel, start: int, stop: int) -> list[TensorEntry]:
-        """Return the stored tensors of layers ``start + 1`` to ``stop`` that are not loaded yet."""
+        """Return the stored tensors of layers ``start + 1`` to ``stop`` that are not loaded yet.
+
+        Args:
+            model: from :meth:`layered`.
+            start: number of layers before the first one.
+            stop: the last layer.
+        """
         wanted = [n for n in model.tensor_names(start, stop) if n not in model.fresh]
         entries = {name: self._pushed(name) for name in wanted}
         found = [entry for name, entry in entries.items() if model.tensors.get(name).is_meta]

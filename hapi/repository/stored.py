@@ -43,8 +43,16 @@ class StoredModel(PushedModel):
         self.store = store
 
     def load(self, model: LayeredModel, start: int, stop: int, device: str | torch.device = "cpu") -> int:
-        """Load the weights of layers ``start + 1`` to ``stop`` into ``model``, and no others; return the
-        bytes read.
+        """Load the weights of some layers, and no others.
+
+        Args:
+            model: from :meth:`layered`; its tensors are replaced.
+            start: number of layers before the first one to load.
+            stop: last layer to load.
+            device: torch device of the loaded tensors.
+
+        Returns:
+            The bytes read.
         """
         return self.load_from(self._fetch, model, start, stop, str(device))
 

@@ -93,7 +93,14 @@ class StoredBytes:
     def samples(
         self, dataset: Dataset, ids: IntArray, hint: AccessHint | None, context: RequestContext
     ) -> FrameStream:
-        """Answer with the stored samples ``ids``; ``hint`` is for :meth:`Dataset.read_at`."""
+        """Answer with stored samples.
+
+        Args:
+            dataset: that has them.
+            ids: of the samples, int64 [n].
+            hint: for :meth:`Dataset.read_at`.
+            context: of the request.
+        """
         return self._stream(_StoredSamples(dataset, ids, hint, self.part_bytes), context)
 
     def tensors(self, model: StoredModel, names: Sequence[str], context: RequestContext) -> FrameStream:
@@ -231,9 +238,15 @@ def _stored_header(chunk: IntArray, total: int) -> FrameHeader:
 
 
 def by_bytes(lengths: IntArray, limit: int, alone: int) -> list[tuple[int, int]]:
-    """Consecutive samples of about ``limit`` stored bytes: the first of each, and the one after the last.
+    """Divide consecutive samples into pieces of about ``limit`` stored bytes.
 
-    Samples of more than ``alone`` bytes share with no other.
+    Args:
+        lengths: stored bytes of each sample, [n].
+        limit: bytes of a piece.
+        alone: a sample of more bytes is a piece of its own.
+
+    Returns:
+        The first sample of each piece, and the one after its last.
     """
     before = np.cumsum(lengths) - lengths
     group, long = before // limit, lengths > alone

@@ -119,7 +119,13 @@ class ObjectStore(ABC):
         self.read_many([ReadPart(key, start, out)])
 
     def read_ranges(self, key: str, starts: Sequence[int], stops: Sequence[int]) -> list[memoryview]:
-        """Return the ranges ``starts[i]..stops[i]`` (stop excluded) of one object, in this order."""
+        """Return ranges of one object, in this order.
+
+        Args:
+            key: of the object.
+            starts: first byte of each, [n].
+            stops: end of each, excluded, [n].
+        """
         if len(starts) != len(stops) or any(b < a for a, b in zip(starts, stops, strict=True)):
             raise BadRequestError(f"{key}: the ranges' starts and stops do not pair up")
         outs = [memoryview(bytearray(stop - start)) for start, stop in zip(starts, stops, strict=True)]
@@ -160,9 +166,17 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_over(self, key: str, data: bytes, mark: str | None) -> None:
-        """Write a small object if its :meth:`mark` is still ``mark``; else raise :class:`ConflictError`.
+        """Write a small object if it is unchanged since ``mark``.
 
         It is one step where the store can do that, as most can for a new object (``mark`` None), or two.
+
+        Args:
+            key: of the object.
+            data: its new bytes.
+            mark: :meth:`mark` of the present object; None for no object.
+
+        Raises:
+            ConflictError: the object was written meanwhile.
         """
 
     @abstractmethod

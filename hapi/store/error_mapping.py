@@ -19,7 +19,7 @@ _OLD_TOKEN = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 _WRONG_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _OTHER_RANGE = r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)"
 _PROVIDER = "External AWS credential provider"
-"""How obstore names what :func:`hapi.store.s3.profile_credentials` gives it."""
+"""Obstore's name for the provider of :func:`hapi.store.s3.profile_credentials`."""
 _CAUSES = (
     ("ConnectionRefused", "refuses connections; check that it runs, and the endpoint"),
     ("dns error", "has an unknown host name; check the endpoint"),

@@ -31,9 +31,18 @@ time, beside pieces anywhere and the loop: 64 B 42, 79, 503; 512 B 129, 143, 428
 
 
 def copy_ranges(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, offsets: IntArray) -> None:
-    """``out[places[i]:places[i] + lengths[i]] = source[starts[i]:starts[i] + lengths[i]]`` for every i.
+    """Copy ``source[starts[i]:starts[i] + lengths[i]]`` to ``out[offsets[i]:offsets[i] + lengths[i]]`` for
+    every i.
 
-    All arrays are [n]; the pieces in ``out`` must not overlap, and all must lie inside of the buffers.
+    Args:
+        source: uint8.
+        starts: int64 [n].
+        lengths: int64 [n].
+        out: uint8; the pieces in it must not overlap.
+        offsets: int64 [n].
+
+    Raises:
+        IndexError: a piece lies outside of its buffer.
     """
     if len(lengths) == 0:
         return

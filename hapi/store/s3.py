@@ -206,7 +206,7 @@ class _Profile:
 
     @property
     def is_indirect(self) -> bool:
-        """Whether its keys, where it has no own ones that count, come from elsewhere."""
+        """True when its keys, where it has no own ones that count, come from elsewhere."""
         return any(name in self.values for name in (*_BEFORE_KEYS, *_AFTER_KEYS))
 
     def addressing_style(self) -> str:

@@ -182,10 +182,17 @@ def load_newest(
     identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found | None:
-    """Restore the newest readable checkpoint at ``path``; None when there is no file at all.
+    """Restore the newest readable checkpoint; None when there is no file at all.
 
-    Arguments and errors are those of :func:`load`. A damaged checkpoint is only a warning when an older one
-    (``--keep``) takes its place.
+    A damaged checkpoint is only a warning when an older one (``--keep``) takes its place. Errors are those of
+    :func:`load`.
+
+    Args:
+        path: the newest checkpoint's file.
+        trained: the trained layers, of the same shapes.
+        optimizer: their optimiser.
+        identity: from :func:`identity_of`.
+        restore_plan: see :func:`load`.
     """
     try:
         files = existing(path)

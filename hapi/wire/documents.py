@@ -81,13 +81,19 @@ _DECODERS = {
     for nan in (False, True)
     for long_integers in (False, True)
 }
-"""By whether NaN is a number, and whether there is a run of digits that may be too long."""
+"""Decoders by two flags: NaN is a number; there is a run of digits that may be too long."""
 
 
 def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict[str, Any]:
-    """Return ``document`` as a dict with exactly the keys of ``allowed`` (name to "is required").
+    """Return ``document`` as a dict with known keys only.
 
-    :class:`BadRequestError` names the first field that is missing, or unknown and those that are known.
+    Args:
+        document: parsed JSON.
+        allowed: name of each known key, and whether it is required.
+        what: name of the document, for messages.
+
+    Raises:
+        BadRequestError: it is no object, or a key is unknown or missing.
     """
     if not isinstance(document, dict):
         raise BadRequestError(f"{what}: expected an object, got {type(document).__name__}")
@@ -103,7 +109,17 @@ def strict_fields(document: Any, allowed: Mapping[str, bool], what: str) -> dict
 
 
 def check_int(value: Any, low: int, high: int, what: str) -> int:
-    """Return ``value`` if it is an int (no bool) in low..high, else raise :class:`BadRequestError`."""
+    """Return ``value`` if it is a whole number within bounds.
+
+    Args:
+        value: parsed JSON; a bool is no number.
+        low: inclusive.
+        high: inclusive.
+        what: name of the value, for messages.
+
+    Raises:
+        BadRequestError: it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise BadRequestError(f"{what}: expected an integer from {low} to {high}, got {shortened(value)}")
     return value

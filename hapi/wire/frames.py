@@ -193,7 +193,7 @@ class StreamedBytes:
     """A tensor's raw bytes that come piece by piece while its frame is sent."""
 
     nbytes: int
-    """Of all pieces together."""
+    """Bytes of all pieces together."""
     buffers: Iterable[Buffer]
 
     def __len__(self) -> int:
@@ -228,6 +228,7 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -
         raise ValueError("buffers do not have the lengths that the frame header says")
     views.insert(0, byte_view(np.ascontiguousarray(header.ids, dtype="<i8")))
     head = _head(FrameKind.DATA, _header_json(header), header.payload_bytes)
+    # Each slice is hashed just before it is sent, while it is in the cache. Padding is part of the checksum.
     digest = xxhash.xxh3_64(head)
     yield head
     for view in views:

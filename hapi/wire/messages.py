@@ -156,9 +156,9 @@ class SamplesRequest:
     ids: IntArray | SequenceRange
     """The samples: their ids, or a range of the dataset's sequence."""
     job: str = ""
-    """As in :class:`ExtractRequest`."""
+    """Id of the training run, as in :class:`ExtractRequest`."""
     windows: ChunkWindows | None = None
-    """As in :class:`ExtractRequest`; a range implies it."""
+    """Chunk windows, as in :class:`ExtractRequest`; a range implies them."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -248,7 +248,8 @@ class DatasetDescription:
     window: int
     """Chunks that it has room to keep open at a time."""
     prefers_chunks: bool
-    """Whether single samples come slowly from the server's store: the default order is then chunk windows."""
+    """True when single samples come slowly from the server's store: the default order is then chunk windows.
+    """
 
     @classmethod
     def from_json(cls, document: Any) -> Self:

@@ -176,7 +176,7 @@ def reports(data: bytes) -> None:
     RequestReport.from_json(document).to_json()
 
 
-# -- data sets -----------------------------------------------------------------------------------------------
+# -- datasets -----------------------------------------------------------------------------------------------
 
 
 def _index(lengths: list[int], shards: int = 1) -> SampleIndex:

@@ -1,4 +1,4 @@
-"""Data sets that ``hapi pack --replace`` replaces while a real server serves them to a real training."""
+"""Datasets that ``hapi pack --replace`` replaces while a real server serves them to a real training."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_running_job_ends_as_if_undisturbed(folder: Path, tmp_path: Path, limi
         job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(report))
         try:
             after_first_epoch(job)
-            job.send_signal(signal.SIGSTOP)  # lest it ends before the data set is replaced
+            job.send_signal(signal.SIGSTOP)  # lest it ends before the dataset is replaced
             said = replace(folder, limit=limit)
             assert job.poll() is None
             job.send_signal(signal.SIGCONT)

@@ -198,9 +198,7 @@ def test_a_trainer_without_descriptors_does_not_blame_the_server(honest: Handler
         return False
 
     with serving(reply) as server:
-        trainer = Trainer(
-            server, all_flags=FLAGS[2:]
-        )  # the list of data sets first, and then the description
+        trainer = Trainer(server, all_flags=FLAGS[2:])  # the list of datasets first, and then the description
         assert answered.wait(SECONDS)
         resource.prlimit(trainer.process.pid, resource.RLIMIT_NOFILE, (3, 3))
         limited.set()

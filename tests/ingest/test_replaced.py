@@ -1,4 +1,4 @@
-"""Data sets that are replaced while they are read: by the same version, by another one, and kept for a while."""
+"""Datasets that are replaced while they are read: by the same version, by another one, and kept for a while."""
 
 from __future__ import annotations
 

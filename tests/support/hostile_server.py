@@ -1,7 +1,7 @@
 """A server over raw sockets that is honest but for one thing: each of :data:`KINDS` breaks one answer in one way.
 
 What it breaks are the answers to one path; all others are those of a real service in this process. ``DOCUMENT`` kinds
-break the description of the data set, before anything is trained; ``STREAM`` kinds break features or stored samples.
+break the description of the dataset, before anything is trained; ``STREAM`` kinds break features or stored samples.
 """
 
 from __future__ import annotations

@@ -278,7 +278,13 @@ class Traffic:
             share.receive_cpu_seconds += cpu_seconds
 
     def cached(self, split: int, samples: int, nbytes: int) -> None:
-        """Count ``samples`` of ``nbytes`` in all that came out of the sample cache."""
+        """Count samples that came out of the sample cache.
+
+        Args:
+            split: of the batch.
+            samples: number of samples.
+            nbytes: their stored bytes in all.
+        """
         with self._lock:
             share = self._of(split)
             share.cached_samples += samples

@@ -1,4 +1,4 @@
-"""From an answer's frames to the rows of a training batch; every frame is compared with the request."""
+"""Reception of samples: frames of an answer become rows of a training batch, compared with the request."""
 
 from __future__ import annotations
 
@@ -252,7 +252,17 @@ def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[
 def checked_samples(
     ids: IntArray, data: npt.NDArray[np.uint8], offsets: IntArray, labels: IntArray
 ) -> Samples:
-    """Return them together; :class:`WireError` for offsets that do not fit the bytes."""
+    """Return stored samples from a frame's tensors.
+
+    Args:
+        ids: int64 [n].
+        data: bytes of all samples, uint8 [total].
+        offsets: int64 [n + 1] in ``data``.
+        labels: int64 [n].
+
+    Raises:
+        WireError: the offsets do not fit the bytes.
+    """
     if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets) < 0).any():
         raise WireError("the offsets of stored samples do not fit their bytes")
     return Samples(ids=ids, data=data, offsets=offsets, labels=labels)

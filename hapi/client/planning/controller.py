@@ -1,4 +1,4 @@
-"""Which split each training batch is extracted at: fixed, or profiled, decided and watched while training runs.
+"""The split of each training batch: fixed, or profiled, decided and watched while training runs.
 
 States of a planned run::
 
@@ -10,12 +10,12 @@ States of a planned run::
                             new split is better by more than the hysteresis
     decided   -> profiling  at the beginning of another profiling epoch
 
-While decided, a split that sends too little to show what the link is like is left for a batch or two now and then,
-where a faster link would make another split better: else a link that recovered would never be noticed.
+While decided, a split that sends too little to show what the link is like is left for a batch or two now and
+then, where a faster link would make another split better: else a link that recovered would never be noticed.
 
-In every state a batch that did not fit this side's memory raises the smallest split, which nothing goes below, and one
-that a server has no memory for lowers the largest, which nothing goes beyond.
-Nothing of this changes what is trained: the split says where frozen layers run, not what comes out of them.
+In every state a batch that did not fit this side's memory raises the smallest split, which nothing goes
+below, and one that a server has no memory for lowers the largest, which nothing goes beyond. Nothing of this
+changes what is trained: the split says where frozen layers run, not what comes out of them.
 """
 
 from __future__ import annotations
@@ -186,7 +186,15 @@ class SplitController:
         return [(self._late, first), (self._range.min_split, second)]
 
     def batch_done(self, epoch: int, batch: int, split: int, rates: Arrivals, bounds: Arrivals = ()) -> None:
-        """A batch was trained; ``rates``, ``bounds``: arrivals since the last one, and how long some took at most."""
+        """Note that a batch was trained, and plan again if its stages have left the estimate.
+
+        Args:
+            epoch: number from 0.
+            batch: its number in the epoch.
+            split: at which it was extracted.
+            rates: (bytes, seconds) of arrivals since the last batch.
+            bounds: (bytes, upper bound of their seconds) of others.
+        """
         now = time.monotonic()
         seconds, self._last_done = now - self._last_done, now
         self._held += 1

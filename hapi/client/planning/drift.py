@@ -50,6 +50,8 @@ class Drift:
         weight = min(max(1.0, batches), self.EVIDENCE)
         log = math.log(max(ratio, 1e-9))
         most = math.log(self.PLAIN / (1 + self.MARGIN))
+        # A batch adds its log ratio beyond the margin, at most as much as a change by PLAIN: one wild batch stays below
+        # the threshold, and EVIDENCE such batches reach it.
         for sign, run in self._runs.items():
             self._sums[sign] += weight * min(most, sign * log - math.log(1 + self.MARGIN))
             if self._sums[sign] <= 0:
@@ -148,9 +150,15 @@ class DriftDetector:
 
 
 def shown_rate(rates: Arrivals, bounds: Arrivals, expected: float) -> tuple[float | None, int]:
-    """(bits per second that arrivals show, None if they show nothing; bytes that came faster than ``expected``).
+    """Return the link's rate that arrivals show, and the bytes that came faster than expected.
 
-    ``bounds`` can only tell that a link is faster.
+    Args:
+        rates: (bytes, seconds) of arrivals.
+        bounds: (bytes, upper bound of their seconds) of others, which can only show that a link is faster.
+        expected: bits per second.
+
+    Returns:
+        Bits per second, None if nothing is shown; and bytes.
     """
     link = link_rate(rates, sound=True)
     faster = [(n, n * 8 / s) for n, s in bounds if n >= ENOUGH_BYTES and s > 0 and n * 8 / s > expected]

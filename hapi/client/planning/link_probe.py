@@ -46,9 +46,18 @@ class LinkProbe:
         return True
 
     def split(self, strategy: str, profile: Profile, job: Job, allowed: SplitRange, split: int) -> int | None:
-        """The ``allowed`` split to look from; None when a faster link would make no other better than ``split``.
+        """Return the split to probe from: the one that sends least of those whose frames show the link, or
+        most of all.
 
-        That is the split that sends least of those whose frames are large enough to show the link, or most of all.
+        Args:
+            strategy: that would choose another split.
+            profile: the present measurements.
+            job: the training.
+            allowed: splits that fit.
+            split: the present one.
+
+        Returns:
+            The split; None when a faster link would make no other one better than the present.
         """
         link = replace(profile.link, bits_per_second=profile.link.bits_per_second * self.FASTER)
         found = plan(strategy, replace(profile, link=link), job)

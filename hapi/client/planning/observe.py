@@ -1,4 +1,4 @@
-"""From counts to the observations that a profile is fitted to: each split's cost between two snapshots. Pure."""
+"""Observations for a profile, made from counts: each split's cost between two snapshots. Pure."""
 
 from __future__ import annotations
 

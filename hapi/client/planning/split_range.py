@@ -92,6 +92,7 @@ def late_split(strategy: str, sizes: Sizes, job: Job, min_split: int) -> int:
         plan(strategy, blank, job)  # raises
 
     def fits(split: int) -> bool:
+        """Return whether a split is predicted to fit."""
         return job.memory_bytes is None or memory(blank, job, split).peak <= job.memory_bytes
 
     if strategy == "auto":

@@ -58,7 +58,7 @@ class Fixed:
 
     @property
     def measured(self) -> bool:
-        """Nothing is measured for a plan."""
+        """False: no plan is made."""
         return not self.validation
 
     def begin(self) -> None:

@@ -52,10 +52,28 @@ class Transport(Protocol):
     url: str
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
-        """Send a request, return the JSON answer; raises the :class:`HapiError` that the server sent."""
+        """Send a request and return the JSON answer.
+
+        Args:
+            method: of HTTP.
+            path: on the server, such as ``/v1/datasets``.
+            document: the body; None for none.
+
+        Raises:
+            HapiError: the error that the server sent, or :class:`TransportError`.
+        """
 
     def stream(self, path: str, document: Any, receive: Callable[[FrameReader], T]) -> T:
-        """POST ``document`` and give the answer's frames to ``receive``, which must read to the end frame."""
+        """POST a request whose answer is a stream of frames.
+
+        Args:
+            path: on the server.
+            document: the body.
+            receive: given the answer's frames; must read to the end frame. Its result is returned.
+
+        Raises:
+            HapiError: the error that the server sent, or :class:`TransportError`.
+        """
 
     def received_bytes(self) -> int | None:
         """Bytes that have arrived over the network so far, read or not; None where the system does not tell."""

@@ -150,12 +150,17 @@ class ServerPool:
         only: str | None = None,
         once: bool = False,
     ) -> T:
-        """The result of ``attempt`` on some server; retryable errors are retried, others raised.
+        """Return the result of ``attempt`` on some server; retryable errors are retried, others raised.
 
-        ``attempt`` may be called several times and must be able to go on where it was. When ``progress`` returns
-        something new after a failure, patience begins anew. ``cancelled`` is asked while waiting for a server.
-        ``only``: the URL of the one server to ask. ``once``: a retryable error is raised like any other.
-        Raises :class:`Stopped` after :meth:`close` and when cancelled.
+        Args:
+            attempt: may be called several times, and must be able to go on where it was.
+            progress: when it returns something new after a failure, the time limit begins anew.
+            cancelled: asked while waiting for a server.
+            only: URL of the one server to ask; None for any.
+            once: raise a retryable error like any other.
+
+        Raises:
+            Stopped: the pool was closed, or ``cancelled`` returned True.
         """
         trouble = _Trouble(only=only)
         while True:

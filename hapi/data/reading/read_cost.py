@@ -26,7 +26,9 @@ class ReadCost:
     cache_bytes: int
     """Default bound of a chunk cache."""
     any_order: bool
-    """Whether samples that are read one by one come nearly as fast as in chunks: then the default order is any."""
+    """True when samples that are read one by one come nearly as fast as in chunks: then the default order is
+    any.
+    """
     window: int
     """Chunks open at a time when the user names none: the default cache has room for twice as many, and for those that
     are open over the end of an epoch."""

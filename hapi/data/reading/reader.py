@@ -1,17 +1,21 @@
-"""Below ``Dataset.read``: the bytes of many samples, as whole chunks through a cache or straight from the store.
+"""Reads behind ``Dataset.read``: the bytes of many samples, as whole chunks through a cache or straight from
+the store.
 
-After DLFS's opportunistic batching (section III-D). A *chunk* is a run of consecutive sample ids inside one shard, of
-about 256 KB on a disk (``grid.py``). Small samples whose chunk is cached are copied out of it, thousands in a few
-numpy steps; others are read directly into the caller's buffer. Which chunks are worth reading:
+After DLFS's opportunistic batching (section III-D). A *chunk* is a run of consecutive sample ids inside one
+shard, of about 256 KB on a disk (``chunk_layout.py``). Small samples whose chunk is cached are copied out of
+it, thousands in a few numpy steps; others are read directly into the caller's buffer. Chunks are worth
+reading in two cases:
 
-- all, when the whole dataset fits into the cache, or when the caller knows that its order stays among few chunks;
-- else a chunk on which piecewise reads have spent what the chunk would have cost (the rule for renting or buying: at
-  most twice the cost of who knows the future). A full permutation over a dataset far larger than the cache comes
-  back to a chunk too rarely, and buys next to none.
+- all, when the whole dataset fits into the cache, or when the caller knows that its order stays among few
+  chunks;
+- otherwise a chunk on which piecewise reads have spent the cost of the chunk (the rule for renting or buying:
+  at most twice
+  the cost with the future known). A full permutation over a dataset far larger than the cache comes back to a chunk too
+  rarely, and buys next to none.
 
-Checksums are per sample, and in chunks per run of samples (``runs.py``), checked whenever a chunk is read. Samples of
-runs that do not fit, or that lie in the chunk only partly, are checked one by one. A chunk with a damaged sample is
-never cached, so its sound samples stay readable.
+Checksums are per sample, and in chunks per run of samples (``chunk_checksums.py``), checked whenever a chunk
+is read. Samples of runs that do not fit, or that lie in the chunk only partly, are checked one by one. A
+chunk with a damaged sample is never cached, so its sound samples stay readable.
 """
 
 from __future__ import annotations
@@ -157,8 +161,7 @@ class Reader:
     def read(
         self, ids: IntArray, located: Located, offsets: IntArray, out: Bytes, hint: AccessHint | None = None
     ) -> None:
-        """Read sample ``ids[i]``, which lies at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``,
-        checked.
+        """Read sample ``ids[i]``, at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
 
         Args:
             ids: int64 [n].
@@ -286,6 +289,7 @@ class Reader:
         with self._guard:
             grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
             forgotten = grid.misses - grid.seen[chunks] > _FORGOTTEN_AFTER * self._cache.slots
+            # Rent or buy: direct reads count until they would have paid for the whole chunk.
             spent = np.where(forgotten, 0, grid.spent[chunks]) + counts
             grid.spent[chunks] = spent
             grid.seen[chunks] = grid.misses

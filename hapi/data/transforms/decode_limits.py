@@ -80,7 +80,16 @@ class Held:
 
 
 def image_bytes(width: int, height: int, coder: str, transform: TransformSpec | None) -> int:
-    """Most bytes alive at once while an image is decoded, resized and cropped, beside its file and its output."""
+    """Return the most bytes alive at once while an image is decoded, resized and cropped.
+
+    Its file and its output do not count.
+
+    Args:
+        width: in pixels.
+        height: in pixels.
+        coder: name of the decoder.
+        transform: use of the pixels; None for none.
+    """
     pixels = width * height * _PIXEL_BYTES.get(coder, _OTHER_PIXEL_BYTES)
     if transform is None:
         return pixels

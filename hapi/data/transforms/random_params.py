@@ -46,10 +46,15 @@ class Box(NamedTuple):
 
 
 def uniforms(seed: int, epoch: int, ids: IntArray) -> Floats:
-    """The numbers of samples ``ids``, float64 [n, SLOTS] in [0, 1), 53 random bits each.
+    """Return the random numbers of samples, float64 [n, SLOTS] in [0, 1), 53 random bits each.
 
-    ``seed`` and ``epoch``: 0 to 2**63 - 1. SplitMix64 as a counter: number k of a sample is ``mix(s + (k + 1) gamma)``
-    with ``s = mix(e + (id + 1) gamma)`` and e made from seed, epoch and purpose in the same way.
+    SplitMix64 as a counter: number k of a sample is ``mix(s + (k + 1) gamma)`` with ``s = mix(e + (id + 1)
+    gamma)`` and e made from seed, epoch and purpose in the same way.
+
+    Args:
+        seed: 0 to 2**63 - 1.
+        epoch: 0 to 2**63 - 1.
+        ids: of the samples, int64 [n].
     """
     state = 0
     for value in (seed, epoch, _PURPOSE):
@@ -58,6 +63,7 @@ def uniforms(seed: int, epoch: int, ids: IntArray) -> Floats:
     samples = mix64((ids.astype(np.uint64) + np.uint64(1)) * step + np.array([state], dtype=np.uint64))
     counters = np.arange(1, SLOTS + 1, dtype=np.uint64) * step
     bits = mix64(samples[:, None] + counters)
+    # The upper 53 bits fill a float64's mantissa exactly, so that no rounding can give 1.0.
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

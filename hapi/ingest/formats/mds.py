@@ -55,7 +55,9 @@ class _Column:
 
 @dataclass(frozen=True)
 class _ColumnPosition:
-    """Where a column is: behind ``fixed`` bytes and the first ``varying`` of the columns whose size varies."""
+    """Location of a column: behind ``fixed`` bytes and the first ``varying`` of the columns whose size
+    varies.
+    """
 
     column: _Column
     fixed: int

@@ -43,7 +43,7 @@ _LAYOUT = SampleLayout(kind="encoded")
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
-    """How to index.
+    """Options of an indexing.
 
     >>> import hapi, pathlib, PIL.Image
     >>> for kind in ("cat", "dog"):

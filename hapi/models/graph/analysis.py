@@ -37,7 +37,7 @@ class NodeFacts:
     """One node's result, as seen with batches of 2 and 3."""
 
     values: tuple[Any, Any]
-    """For a tensor its shape as a tuple, otherwise the value itself (lists as tuples), for each batch."""
+    """Shape of a tensor as a tuple, or the value itself (lists as tuples), for each batch."""
     is_tensor: bool
     dtype: torch.dtype | None
     storages: frozenset[int]

@@ -106,7 +106,14 @@ def plain_tensors(module: nn.Module, path: str) -> list[str]:
 def structure_text(
     module: nn.Module, crossings: Crossings, points: Sequence[CutPoint | None], names: Sequence[str]
 ) -> list[str]:
-    """One canonical text per layer (between ``cut_points``): operations, arguments, module settings."""
+    """Return one canonical text per layer (between ``points``): operations, arguments, module settings.
+
+    Args:
+        module: the model.
+        crossings: its eval graph.
+        points: the cuts that end the layers; None for the input.
+        names: of the parameters and buffers.
+    """
     index = {node: i for i, node in enumerate(crossings.nodes)}
     texts = []
     for before, after, name in zip(points, points[1:], names, strict=False):

@@ -168,7 +168,7 @@ class LayeredModel:
         return Segment(tree, (runs[0], runs[1]), (start, stop), shape, frozen, self.traced.always_eval)
 
     def layer_nodes(self) -> list[list[fx.Node]]:
-        """For each layer, the nodes that it runs in the eval graph of :attr:`traced`.
+        """Nodes of the eval graph of :attr:`traced`, for each layer.
 
         Values computed from parameters alone appear in every layer that reads them.
         """

@@ -43,7 +43,7 @@ class Traced:
     always_eval: frozenset[str] = frozenset()
     """Submodules (paths) that the module's own ``train`` leaves in eval mode."""
     attributes: frozenset[str] = frozenset()
-    """Those of ``constants`` that are attributes of the module, by path; forward makes the others."""
+    """Tensors of ``constants`` that are attributes of the module, by path; forward makes the others."""
 
     def over(self, module: nn.Module) -> Traced:
         """The same graphs for another ``module`` of the same structure, with its attributes."""
@@ -133,10 +133,15 @@ class _NoRandomness(TorchDispatchMode):
 
 
 def trace(module: nn.Module, leaf_types: Sequence[type] = (), functions: Sequence[Any] = ()) -> Traced:
-    """Trace ``module`` in eval and in train mode.
+    """Trace ``module`` in eval and in train mode; its training flags are then as before.
 
-    ``leaf_types`` are module classes, ``functions`` Python functions that the graph calls as they are.
-    The module's training flags are as before when this returns. Raises :class:`TraceFailure`.
+    Args:
+        module: the model.
+        leaf_types: module classes that are never traced into.
+        functions: Python functions that the graph calls as they are.
+
+    Raises:
+        TraceFailure: the module's own forward cannot be traced.
     """
     paths: set[str] = set()
     types: set[type] = set(leaf_types) | _standard_leaves()

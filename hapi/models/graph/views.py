@@ -64,9 +64,14 @@ def build_tree(
     constants: Mapping[str, torch.Tensor],
     make: Callable[[nn.Module], nn.Module],
 ) -> Tree:
-    """A tree with the submodules ``leaves`` (as ``make`` returns them) and ``tensors`` read by path.
+    """Return a tree with submodules and tensors of a model under their original paths.
 
-    ``tensors`` are parameters and buffers of ``module``, or names in ``constants``.
+    Args:
+        module: the model.
+        leaves: paths of submodules.
+        tensors: names of parameters and buffers of ``module``, or of ``constants``.
+        constants: tensors by name that are neither parameters nor buffers.
+        make: returns the object that the tree holds for a submodule.
     """
     root = Tree()
     called = set(leaves)

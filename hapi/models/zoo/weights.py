@@ -201,7 +201,16 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
 
 
 def load_state(module: nn.Module, state: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Copy ``state`` into ``module``; :class:`ModelError` with the first keys that are missing or left over."""
+    """Copy weights into a module.
+
+    Args:
+        module: the model.
+        state: tensors by name.
+        origin: name of their source, for messages.
+
+    Raises:
+        ModelError: keys are missing or left over; the message has the first of them.
+    """
     known = set(module.state_dict())
     renamed: Any = type(state)() if isinstance(state, dict) else {}
     for name, tensor in state.items():

@@ -187,8 +187,13 @@ class ObservedMemory:
         return (1.0, 0.0) if seen is None else (seen.factor, seen.excess)
 
     def observe(self, key: Key, forward: ForwardMemory, batch: int, peak_bytes: int) -> None:
-        """Record a forward pass of ``batch`` samples with a peak of ``peak_bytes`` beside weights and other
-        requests.
+        """Record the peak of a forward pass.
+
+        Args:
+            key: of model, split and shape.
+            forward: the prediction by sizes.
+            batch: samples of the pass.
+            peak_bytes: beside weights and other requests.
         """
         if peak_bytes < 1 or batch < 1:
             raise UsageError(f"a peak of {peak_bytes} bytes with {batch} samples; both must be at least 1")

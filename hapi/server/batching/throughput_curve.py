@@ -158,12 +158,18 @@ class TimeCurves:
         return min(self._wanted(known, largest), largest)
 
     def observe(self, key: Hashable, batch: int, seconds: float) -> None:
-        """Record that a forward pass of ``batch`` samples took ``seconds``, by
-        :func:`hapi.profiler.timing.work_clock`.
+        """Record the seconds of a forward pass.
 
-        Counts for this size alone, and only where it is the choice or part of the look: a request's last COS
-        batch, which may be of any size, tells nothing about another one. :class:`UsageError` for less than
-        one sample, or no time.
+        It counts for this size alone, and only where it is the choice or part of the search: a request's last
+        COS batch, which may be of any size, tells nothing about another one.
+
+        Args:
+            key: makes passes comparable.
+            batch: samples of the pass.
+            seconds: by :func:`hapi.profiler.timing.work_clock`.
+
+        Raises:
+            UsageError: there is less than one sample, or no time.
         """
         if batch < 1 or not 0 < seconds < float("inf"):
             raise UsageError(

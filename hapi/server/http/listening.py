@@ -136,7 +136,18 @@ class ListenerSite(web.BaseSite):
 async def listen(
     runner: web.AppRunner, connections: Connections, host: str, port: int, tls: ssl.SSLContext | None = None
 ) -> None:
-    """Serve ``runner`` at all addresses of ``host``; port 0 takes any free one. OSError when that cannot be."""
+    """Serve at all addresses of a host.
+
+    Args:
+        runner: of the application.
+        connections: limits them.
+        host: name or address.
+        port: 0 takes any free one.
+        tls: None for plain HTTP.
+
+    Raises:
+        OSError: an address cannot be used.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners = _bound([(family, address) for family, _, _, _, address in dict.fromkeys(found)], connections)

@@ -1,11 +1,11 @@
 """The limits for a slow reader of an answer. Pure: it is told the time, and the bytes taken.
 
-Taken is what the reader's side has acknowledged, not what the server has handed over: the buffers on the way
-swallow megabytes at once, and TLS's give them back in pieces of a megabyte, a minute and a half of a link of
-100 kbit/s.
+Only bytes that the reader's side has acknowledged count as taken, not those that the server has handed over:
+the buffers on the way swallow megabytes at once, and TLS's give them back in pieces of a megabyte, a minute
+and a half of a link of 100 kbit/s.
 
-Only the seconds in which the server waits for the reader count. What it took while the server computed is to
-its credit.
+Only the seconds in which the server waits for the reader count. Bytes taken while the server computed are to
+the reader's credit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The server's log: one JSON object a line, few lines of one kind, and no bytes of requests that are no HTTP.
+"""The server's log: one JSON object a line, few lines of one kind, and no bytes of malformed requests.
 
-Whoever repeats something must not fill the disk with it: of one kind of line at most :data:`MOST` are written in a
-minute, and how many were left out is told when it is over. Requests that went well are not counted among these.
+A repeated event must not fill the disk: at most :data:`MOST` lines of one kind are written in a minute, and
+the number of those left out is logged when it is over. Requests that went well are not counted among these.
 """
 
 from __future__ import annotations

@@ -217,6 +217,7 @@ class FairQueue:
             self.rate.full(now)
         self._running_cost -= ticket.cost
         line.running -= 1
+        # The tag was advanced by the estimate at the start; now by the rest of the real cost, which may be negative.
         line.finish += (cost - ticket.cost) / line.tenant.weight
         self._last_finish = max(self._last_finish, line.finish)
         ticket.state = "over"
@@ -261,6 +262,7 @@ class FairQueue:
     def sent(self, tenant: Tenant, nbytes: int) -> None:
         """Note that ``nbytes`` of an answer are on their way; less than 0: they did not go after all."""
         if tenant.bytes_per_second is not None:
+            # A token bucket of bytes, filled at the tenant's rate; an answer may take it below zero.
             self._line(tenant).balance -= nbytes
 
     def wake_at(self, now: float) -> float:
@@ -315,6 +317,11 @@ class FairQueue:
 
         Each one gets the next place of a line that goes on outside the server, at the speed of the tenant's
         share. So they come back as fast as they can be taken, and not all at the same moment.
+
+        Args:
+            tenant: of the request.
+            cost: expected cost, in seconds.
+            now: present time.
         """
         line = self._line(tenant)
         weights = sum(other.tenant.weight for other in self._waiting.values() if other is not line)
