@@ -30,9 +30,9 @@ from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
 
 BATCHES = 20
-"""Of an epoch."""
+"""Batches of an epoch."""
 STRETCHES = 3
-"""Of :data:`EPOCHS` epochs each: as profiled, changed, and as profiled again."""
+"""Stretches of :data:`EPOCHS` epochs each: as profiled, changed, and as profiled again."""
 EPOCHS = 3
 BATCH, EVERY = 48, 4
 """The training batch of the cells whose profiles are simulated, and of how many such cells one is taken."""
@@ -42,7 +42,7 @@ Switch = Callable[[ExitStack], Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """What happens to the world while a job runs."""
+    """Events in the world while a job runs."""
 
     link: float = 1.0
     """The link's rate in the second stretch, over that of the others."""
@@ -327,7 +327,7 @@ def _truths(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Profile, Job
 
 
 def _norm(records: Sequence[Mapping[str, Any]], norm: float) -> dict[str, Any]:
-    """What the choices of ``auto`` take over the best measured split, with this norm for stages that overlap."""
+    """Cost of the choices of ``auto`` over the best measured split, with this norm for stages that overlap."""
     with _patched(cost, "OVERLAP_NORM", norm):
         cells = measured_cells(list(replayed(records)))
     choices = [one.choices["auto"] for one in cells]

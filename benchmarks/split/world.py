@@ -12,7 +12,7 @@ from hapi.profiler.profile import Profile
 
 
 def sizes_in(profile: Profile) -> Sizes:
-    """What is known of the profile's job before it runs."""
+    """Return the facts of the profile's job before it runs."""
     return Sizes(
         model=profile.model,
         freeze=profile.freeze,
@@ -38,7 +38,7 @@ class World:
         """As much of the server for each request, which alone shows it in what it reports of single requests."""
         self.servers: dict[int, Tier] = {}
         self.share = 1.0
-        """What other jobs leave of the server."""
+        """Share of the server that other jobs leave."""
         self.count = 1
         """Servers that share the work."""
         self.counts: dict[int, SplitCounts] = {}

@@ -29,7 +29,7 @@ _EXAMPLE_BATCH = 2
 @dataclass(frozen=True)
 class _Format:
     suffix: str
-    """Of a file name from which the format is told; empty for a folder."""
+    """Suffix of a file name from which the format is told; empty for a folder."""
     write: Callable[[nn.Module, ModelCard, Path], None]
 
 

@@ -28,7 +28,7 @@ class Outputs(NamedTuple):
     """A batch's outputs."""
 
     names: list[str]
-    """Of the images, or ids of the samples."""
+    """Names of the images, or ids of the samples."""
     labels: IntArray
     """Int64 [B]; of images without labels -1."""
     logits: torch.Tensor

@@ -51,7 +51,7 @@ class ClientModel:
     weights: str
     """Final source of the weights: ``random:SEED``, a library's name, or ``pushed:NAME``."""
     spec: ModelSpec
-    """How the model is built, with its head for the data set's classes."""
+    """How the model is built, with its head for the dataset's classes."""
     read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
     """Read parameters and buffers once more from where the weights came from, by name, on the CPU."""
 

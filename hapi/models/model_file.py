@@ -44,7 +44,7 @@ MAX_HEADER_BYTES = 100 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a model file says about its network."""
+    """Facts of a model file about its network."""
 
     spec: ModelSpec
     """How it is built; ``weights`` is where training began."""
@@ -55,11 +55,11 @@ class ModelCard:
     freeze: int
     """Layers 1 to ``freeze`` are as they were when training began."""
     dataset: DatasetReference | None = None
-    """The data set that it was trained on."""
+    """The dataset that it was trained on."""
     epoch: int = 0
     """Epochs of training that the weights have seen."""
     metrics: Mapping[str, float] | None = None
-    """What the last of them measured."""
+    """Measurements of the last of them."""
 
     def to_metadata(self) -> dict[str, str]:
         """JSON text by field, all but the digest of the tensors."""
@@ -128,11 +128,7 @@ def write_model(path: str | Path, state: Mapping[str, torch.Tensor], card: Model
 
 
 def read_card(path: str | Path) -> ModelCard:
-    """What the model file says; its tensors are not read.
-
-    Raises:
-        ModelError: there is no such file, or it is none that Hapi wrote.
-    """
+    """Return the facts of a model file; its tensors are not read."""
     return _read(path, with_tensors=False)[0]
 
 

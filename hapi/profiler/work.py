@@ -41,7 +41,8 @@ class LayerWork:
     saved_bytes: int
     """Bytes that training keeps for the backward pass of its tensors; 0 in layers that are not trained."""
     workspace_bytes: int
-    """Whatever the batch: a CPU's copy of a convolution's weights in oneDNN's layout, the largest one."""
+    """Bytes whatever the batch: a CPU's copy of a convolution's weights in oneDNN's layout, the largest one.
+    """
 
 
 def layer_work(model: LayeredModel, last_split: int, device: str = "cpu") -> list[LayerWork]:

@@ -29,7 +29,7 @@ class BestEpoch:
             self.trained = {n: t.detach().to("cpu", copy=True) for n, t in trained.state_dict().items()}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """State of it for a checkpoint."""
         return {"entry": self.entry, "trained": self.trained}
 
     def restore(self, state: Mapping[str, Any]) -> None:

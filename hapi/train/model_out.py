@@ -30,7 +30,7 @@ def whole_state(job: JobContext, trained: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def card_of(job: JobContext, entry: Mapping[str, Any]) -> ModelCard:
-    """What a model file says of this job after the epoch whose element of the report is ``entry``."""
+    """Return the facts for a model file of this job after the epoch whose element of the report is ``entry``."""
     spec, description, transform = job.client_model.spec, job.description, job.transforms[0]
     if is_file(spec.weights):  # the folder it was in says nothing to others
         spec = replace(spec, weights=Path(spec.weights).name)

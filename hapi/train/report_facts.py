@@ -15,7 +15,7 @@ from hapi.train.settings import TrainingSettings
 
 
 def job_facts(session: Session, training: TrainingSettings) -> dict[str, Any]:
-    """What was trained, with which settings and versions, on what."""
+    """Return the facts of the training: model, data, settings and versions."""
     prepared = session.prepared
     settings = {**flat(session.settings), **flat(training)}
     return {

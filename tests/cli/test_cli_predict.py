@@ -30,7 +30,7 @@ SPEC = ModelSpec(architecture="squeezenet1_1", num_classes=6, input_shape=(3, 64
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve photographs in folders of six classes, their data set in ``store/insects``, and a model of them."""
+    """Twelve photographs in folders of six classes, their dataset in ``store/insects``, and a model of them."""
     root = tmp_path_factory.mktemp("predict")
     rng = np.random.default_rng(0)
     for number in range(12):
@@ -95,7 +95,7 @@ def test_a_file_of_predictions(here: Path, tmp_path: Path, capsys: pytest.Captur
         capsys, "predict", "m.safetensors", "store/insects", "--csv", str(table), "--batch-size", "5"
     )
     rows = list(csv.DictReader(table.open()))
-    _, logits = expected_outputs(here)  # the data set is in the order of the folders, too
+    _, logits = expected_outputs(here)  # the dataset is in the order of the folders, too
     assert code == 0 and out.splitlines()[0] == f"12 predictions in {table}"
     assert [row["sample"] for row in rows] == [str(n) for n in range(12)]
     assert [row["class_1"] for row in rows] == [CLASSES[i] for i in logits.argmax(1)]

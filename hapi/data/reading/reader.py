@@ -161,17 +161,15 @@ class Reader:
     def read(
         self, ids: IntArray, located: Located, offsets: IntArray, out: Bytes, hint: AccessHint | None = None
     ) -> None:
-        """Read sample ``ids[i]``, at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``, checked.
+        """Read sample ``ids[i]``, at ``located`` i, into ``out[offsets[i]:offsets[i + 1]]``; DataError if it
+        is damaged.
 
         Args:
             ids: int64 [n].
             located: their locations.
             offsets: places in ``out``, int64 [n + 1].
             out: uint8.
-            hint: from :meth:`access_hint` or :meth:`order_hint`.
-
-        Raises:
-            DataError: a sample is damaged. Other errors are the store's.
+            hint: for the reads to come.
         """
         whole = _SampleSlice(ids, located.shard, located.offset, located.length, offsets[:-1])
         size = self.cost.piece_samples
@@ -191,10 +189,10 @@ class Reader:
     def access_hint(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
         """Return the hint for an epoch by ``shuffle``: whether chunks of its groups are read whole at once.
 
-        They are if the cache has room for the windows twice over (the open chunks, and those that open while
-        these are used). ``sharers`` such orders at a time have a part of the cache each; several get by with
-        one and a half times their windows, as one needs little just when another needs much. The rest of a
-        part keeps the chunks that are open over the end of the epoch, so that they are not read both at its
+        They are if the cache has room for the windows twice over (open chunks, and those that open
+        meanwhile). ``sharers`` such orders at a time have a part of the cache each; several get by with one
+        and a half times their windows, as one needs little just when another needs much. The rest of a part
+        keeps the chunks that are open over the end of the epoch, so that they are not read both at its
         beginning and at its end.
         """
         count = self._layout.count
