@@ -146,7 +146,6 @@ MECHANISMS: Mapping[str, Switch] = {
         _patched(drift, "_scaled", _without_small(drift._scaled))
     ),
     "a probe's share of time": _set(LinkProbe, SHARE=math.inf),
-    "probes that become rarer": _set(LinkProbe, LONGEST=LinkProbe.FIRST, SHARE=math.inf),
     "outlier filter": _set(profile_phase, OUTLIER_FACTOR=1e9),
     "new-memory filter": _set(profile_phase, FEW_PAGES=1 << 40),
 }

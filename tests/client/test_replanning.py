@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -173,7 +173,7 @@ def test_a_link_that_recovered_is_noticed_where_nothing_shows_it() -> None:
     slower_link(world, 0.1)
     assert run_epoch(planning, world, 1, batches=12)[-1] == 4
     slower_link(world, 10)
-    splits = run_epoch(planning, world, 2, batches=40)
+    splits = run_epoch(planning, world, 2, batches=80)
     assert splits[-1] == BEST and planning.looks == 2
     assert "bandwidth is 100.0 Mbit/s" in planning.changes[-1].why
     assert planning.to_json()["looks"] == 2
@@ -185,9 +185,9 @@ def test_a_look_whose_answers_are_there_before_anybody_looks_is_followed_by_anot
     slower_link(world, 0.1)
     run_epoch(planning, world, 1, batches=12)
     slower_link(world, 10)
-    planning.begin_pass(2, 60)
+    planning.begin_pass(2, 80)
     splits = []
-    for batch in range(60):
+    for batch in range(80):
         splits.append(planning.open(2, batch)[0])
         arrivals = world.batch(splits[-1])
         planning.batch_done(2, batch, splits[-1], [(n // 10, s / 10) for n, s in arrivals], arrivals)
@@ -213,14 +213,13 @@ def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
 
 def test_a_link_that_stays_slow_is_looked_at_ever_more_rarely() -> None:
     planning, world = unseen_at_the_freeze(sent=1_000)
-    waits = [8, 16, 32, *[64] * 10]
     slower_link(world, 0.1)
     run_epoch(planning, world, 1, batches=12)
     splits = run_epoch(planning, world, 2, batches=600)
     assert len(planning.changes) == 2 and planning.split == 4
     elsewhere = [s for s in splits if s != 4]
     assert elsewhere == [0] * planning.looks, "the split that sends least of those that show the link"
-    assert planning.looks == sum(n < 600 for n in accumulate(waits))
+    assert planning.looks == 600 // LinkProbe.WAIT
 
 
 def test_looks_that_take_long_are_rarer() -> None:
@@ -235,9 +234,8 @@ def test_looks_that_take_long_are_rarer() -> None:
             looks += 1
     probing, staying = (estimate(profile, JOB, s).epoch_seconds for s in (at, 4))
     assert probing > 4 * staying
-    first = [8 * 2**n for n in range(looks) if 8 * 2**n < (probing / staying - 1) / LinkProbe.SHARE]
-    assert len(first) + 3 < looks
-    assert (looks - len(first)) * (probing / staying - 1) <= LinkProbe.SHARE * (1 + batches - sum(first))
+    assert looks > 3
+    assert (looks - 1) * (probing / staying - 1) <= LinkProbe.SHARE * batches
 
 
 def test_a_link_that_shows_itself_or_does_not_matter_is_not_looked_at() -> None:

@@ -294,7 +294,7 @@ class SplitController:
             self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
             self._held = 0
             self._worse = False
-            self._probe.restart(min(self._hold, LinkProbe.LONGEST))
+            self._probe.restart()
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
             self._why = None
 

@@ -16,12 +16,11 @@ class LinkProbe:
     """Decides when to leave, for a batch or two, a split that sends too little to show the link.
 
     Without it a link that recovered would never be noticed at a split that was chosen since it was slow.
-    Probes come ever more rarely.
+    The more a probe takes, the rarer they are.
     """
 
-    FIRST, LONGEST = 8, 64
-    """Batches that show nothing after which a look is due: doubled each time, so that a link that stays slow costs
-    little, up to the longest or to where a look takes its share."""
+    WAIT = 64
+    """Fewest batches that show nothing before a probe."""
     SHARE = 0.02
     """Share of all seconds that probes should take in the long run."""
     FASTER = 16.0
@@ -30,17 +29,16 @@ class LinkProbe:
     """Bytes of an answer that show a link; bytes that were there before the first look do not count."""
 
     def __init__(self) -> None:
-        self._after = self.FIRST
-        self._unseen = 0
+        self._wait, self._unseen = self.WAIT, 0
 
-    def restart(self, after: int = FIRST) -> None:
-        """Note that the split has changed; the first probe comes after so many batches."""
-        self._after, self._unseen = max(self.FIRST, after), 0
+    def restart(self) -> None:
+        """Note that the split has changed."""
+        self._wait, self._unseen = self.WAIT, 0
 
     def due(self, rates: Arrivals) -> bool:
         """Return whether too many batches have shown nothing; ``rates`` are the last batch's arrivals."""
         self._unseen = 0 if link_rate(rates, sound=True) else self._unseen + 1
-        if self._unseen < self._after:
+        if self._unseen < self._wait:
             return False
         self._unseen = 0
         return True
@@ -70,6 +68,5 @@ class LinkProbe:
         probe = min(enough, key=lambda s: sent[s]) if enough else max(sent, key=lambda s: sent[s])
         probing, staying = (estimate(profile, job, s).epoch_seconds for s in (probe, split))
         rare = int((probing / staying - 1) / self.SHARE) if staying > 0 else 0
-        longest = max(self.LONGEST, rare)
-        self._after = min(longest, 2 * self._after)
+        self._wait = max(self.WAIT, rare)
         return probe
