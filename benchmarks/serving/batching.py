@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.testbed.cells import PAPER_MODELS, Results
+from benchmarks.serving.settings import StudySettings
+from benchmarks.testbed.cells import Results
 from hapi.models.devices import exact_arithmetic, finish, resolve_device
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
@@ -36,18 +37,14 @@ _MOST_REQUESTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchingSettings:
-    """Measurements to take; each model once."""
+class BatchingSettings(StudySettings):
+    """Measurements to take; one round is not counted."""
 
-    models: tuple[str, ...] = PAPER_MODELS
+    repeats: int = 5
     split: str | None = None
     """An index or a layer's name; None for the freeze."""
-    image_size: int = 64
     request_size: int = 256
     """Samples of the requests with which ``auto`` looks, and the most that any policy may give."""
-    repeats: int = 5
-    """Rounds that count, after one that does not."""
-    device: str = "cpu"
     threads: int = 1
     """Threads of a forward pass on a CPU."""
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.serving.settings import StudySettings
 from benchmarks.testbed.bed import Bed
-from benchmarks.testbed.cells import PAPER_MODELS, Results
+from benchmarks.testbed.cells import Results
 from benchmarks.testbed.loose import LooseBed
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.tiers import BenchClient, start_server
@@ -35,17 +36,13 @@ _TENANT_REQUESTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcurrencySettings:
-    """Measurements to take; each model once."""
+class ConcurrencySettings(StudySettings):
+    """Measurements to take, over a link."""
 
-    models: tuple[str, ...] = PAPER_MODELS
+    repeats: int = 5
     bandwidth: float = 160e6
     """Bits per second."""
-    image_size: int = 64
     request_size: int = 16
-    repeats: int = 5
-    device: str = "cpu"
-    """Device of both tiers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.serving.settings import StudySettings
 from benchmarks.split import paper
-from benchmarks.testbed.cells import PAPER_MODELS
 from benchmarks.testbed.conditions import conditions
 from hapi.models.devices import exact_arithmetic, resolve_device
 from hapi.models.graph.layers import LayeredModel
@@ -22,16 +22,11 @@ from hapi.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayersSettings:
-    """Measurements to take."""
+class LayersSettings(StudySettings):
+    """Measurements to take; one pass of each is not counted."""
 
-    models: tuple[str, ...] = PAPER_MODELS
     bs: int = 128
     """Samples of a forward pass (Figure 2b, 2c)."""
-    image_size: int = 64
-    repeats: int = 3
-    """Forward passes that count, after one that does not."""
-    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.serving.settings import StudySettings
 from benchmarks.split import paper
 from benchmarks.testbed.bed import Bed
-from benchmarks.testbed.cells import PAPER_MODELS, Results
+from benchmarks.testbed.cells import Results
 from benchmarks.testbed.photos import make_store, push_model
 from benchmarks.testbed.tiers import BenchClient, start_server
 from hapi.units import format_bandwidth
@@ -30,20 +31,15 @@ _NOT_PROCESSING = frozenset(("queue", "send"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReuseSettings:
-    """Measurements to take; each model once."""
+class ReuseSettings(StudySettings):
+    """Measurements to take, in epochs of a few batches."""
 
-    models: tuple[str, ...] = PAPER_MODELS
     bs: int = 128
     """The paper's, for its Table 4."""
     bandwidth: float = 40e6
     """Bits per second."""
-    image_size: int = 64
     request_size: int = 16
     epoch_batches: int = 3
-    repeats: int = 3
-    device: str = "cpu"
-    """Device of both tiers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,20 +44,6 @@ def test_the_table_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert small["score"] < large["score"] < 1 and 1 <= small["reads"] < large["reads"] < 1.15
 
 
-@pytest.mark.parametrize(
-    ("flags", "match"),
-    [
-        (("--samples", "300"), "--samples: expected at least two batches"),
-        (("--window", "0"), "--window: expected 1 to"),
-        (("--seeds", "1", "--samples", "600"), "--seeds: expected 2 to 10"),
-        (("--samples", "1e12"), "--samples"),
-    ],
-)
-def test_wrong_flags(flags: tuple[str, ...], match: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["shuffle", *flags]) == 2
-    assert match in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_training_tells_orders_apart() -> None:
     """One epoch on data sorted by class: the stored order learns less than a shuffled one."""

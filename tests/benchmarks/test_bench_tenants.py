@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 from support.fake_bed import FakeBed
 
-from benchmarks.__main__ import main
 from benchmarks.load import tenants
 from benchmarks.load.tenants import TenantsSettings, measure_tenants
 from benchmarks.load.tenants_view import draw_tenants, ratios, tenants_rows, tenants_table
@@ -188,29 +187,6 @@ def test_gauges_are_read_by_their_whole_name() -> None:
         'hapi_device_memory_bytes_more 3\nhapi_model_cache_bytes{device="cpu"} 17.0\n'
     )
     assert read_gauges(text) == {"used": 5.5e6 + 10, "weights": 17.0} and read_gauges("") == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--mode", "none"], "--mode none: expected one of auto"),
-        (["--tenants", "0"], "--tenants: expected 1 to 64"),
-        (["--device-memory", "much"], "--device-memory"),
-        (["--image-size", "32"], "--image-size: expected 64"),
-        (["--figure", "x.gif"], "must end in"),
-    ],
-)
-def test_wrong_flags_get_one_line(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["tenants", *arguments]) != 0
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert said in line and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -131,30 +131,6 @@ def test_ranges() -> None:
     assert _ranges([3, 4, 5, 9]) == "3-5, 9" and _ranges([]) == "none" and _ranges([1]) == "1"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["layers", "--image-size", "32"], "expected 64 to 512"),
-        (["layers", "--bs", "0"], "--bs: expected 1"),
-        (["layers", "--figure", "x.gif"], "must end in"),
-        (["layers", "--model", "resnet19"], "resnet19"),
-        (["reuse", "--bandwidth", "fast"], "--bandwidth"),
-        (["concurrency", "--repeats", "none"], "--repeats"),
-    ],
-)
-def test_wrong_flags_get_one_line(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*arguments]) != 0
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert said in line and not list(tmp_path.iterdir())
-
-
 def test_loose_bed_tells_every_link_its_rate() -> None:
     told: list[float | None] = []
     with LooseBed("a test") as loose:

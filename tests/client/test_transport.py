@@ -69,13 +69,18 @@ def test_a_connection_is_used_again(stream: bool) -> None:
         transport.close()
 
 
+def connections_of(requests: int, answer: bytes) -> int:
+    """Connections that so many requests take, each of which is answered with these bytes."""
+    with serving(raw(answer, keep=True)) as server:
+        transport = HttpTransport(server.url)
+        for _ in range(requests):
+            transport.stream("/v1/extract", {}, read_end)
+        return server.connections
+
+
 def test_chunked_answers_keep_the_connection() -> None:
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(END), END)
-    with serving(raw(chunked, keep=True)) as server:
-        transport = HttpTransport(server.url)
-        for _ in range(3):
-            transport.stream("/v1/extract", {}, read_end)
-        assert server.connections == 1
+    assert connections_of(3, chunked) == 1
 
 
 def test_stale_connections_are_replaced_without_a_failure() -> None:
@@ -131,11 +136,7 @@ def test_an_answer_that_would_end_its_connection_can_be_interrupted() -> None:
 def test_bytes_after_the_end_frame_are_not_read() -> None:
     """Neither into memory, nor as the next request's answer."""
     endless = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n" + END + b"x" * 100_000
-    with serving(raw(endless, keep=True)) as server:
-        transport = HttpTransport(server.url)
-        for _ in range(2):
-            transport.stream("/v1/extract", {}, read_end)
-        assert server.connections == 2
+    assert connections_of(2, endless) == 2
 
 
 def test_close_breaks_a_blocked_read_and_refuses_what_follows() -> None:

@@ -65,15 +65,22 @@ def head_drips(store: HostileStore, asked: Asked) -> bool:
     return True
 
 
-@misdeed("body drips", *READERS)
-def body_drips(store: HostileStore, asked: Asked) -> bool:
+def body_after_head(store: HostileStore, asked: Asked) -> bytes:
+    """The bytes that were asked for, after the head that announces them; none when it is no read of a part."""
     if not is_data(asked) or asked.span is None:
-        return False
+        return b""
     first, stop = asked.span
     whole = store.objects[asked.key]
     asked.head(206, Content_Length=str(stop - first), Last_Modified=DATE, ETag='"1"',
                Content_Range=f"bytes {first}-{stop - 1}/{len(whole)}")  # fmt: skip
-    asked.drip(whole[first:stop], 0.2)
+    return whole[first:stop]
+
+
+@misdeed("body drips", *READERS)
+def body_drips(store: HostileStore, asked: Asked) -> bool:
+    if not (body := body_after_head(store, asked)):
+        return False
+    asked.drip(body, 0.2)
     asked.hang_up()
     return True
 
@@ -96,13 +103,9 @@ def resets(store: HostileStore, asked: Asked) -> bool:
 
 @misdeed("resets in the body", *READERS)
 def resets_in_the_body(store: HostileStore, asked: Asked) -> bool:
-    if not is_data(asked) or asked.span is None:
+    if not (body := body_after_head(store, asked)):
         return False
-    first, stop = asked.span
-    whole = store.objects[asked.key]
-    asked.head(206, Content_Length=str(stop - first), Last_Modified=DATE, ETag='"1"',
-               Content_Range=f"bytes {first}-{stop - 1}/{len(whole)}")  # fmt: skip
-    asked.send(whole[first : (first + stop) // 2])
+    asked.send(body[: len(body) // 2])
     asked.reset()
     return True
 

@@ -10,6 +10,7 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.http_tools import with_field
 from support.reports import report_with
 
 from hapi.errors import BadRequestError, BusyError, HapiError, NotFoundError, TooLargeError, from_problem
@@ -50,15 +51,6 @@ def paths(document: object, prefix: tuple = ()) -> list[tuple]:
     return found
 
 
-def replaced(document: dict, path: tuple, value: object) -> dict:
-    changed = copy.deepcopy(document)
-    place = changed
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return changed
-
-
 def test_extract_round_trip() -> None:
     request = ExtractRequest.from_json(json.loads(json.dumps(EXTRACT)))
     assert request.to_json() == EXTRACT
@@ -94,7 +86,7 @@ def test_every_field_wrong_in_turn(path: tuple, wrong: object) -> None:
     if path == ("split_name",) and isinstance(wrong, str) and 0 < len(wrong) < 512:
         return  # any short text may be a layer's name; the server compares it
     with pytest.raises((BadRequestError, TooLargeError)) as caught:
-        ExtractRequest.from_json(replaced(EXTRACT, path, wrong))
+        ExtractRequest.from_json(with_field(EXTRACT, path, wrong))
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
 
@@ -110,7 +102,7 @@ def test_missing_and_unknown_fields(path: tuple) -> None:
         with pytest.raises(BadRequestError, match=path[-1]):
             ExtractRequest.from_json(changed)
     with pytest.raises(BadRequestError, match="unknown field"):
-        ExtractRequest.from_json(replaced(EXTRACT, (*path[:-1], "surprise"), 1))
+        ExtractRequest.from_json(with_field(EXTRACT, (*path[:-1], "surprise"), 1))
 
 
 json_values = st.recursive(
@@ -124,7 +116,7 @@ json_values = st.recursive(
 @given(json_values, st.sampled_from(paths(EXTRACT)))
 def test_fuzzed_fields_never_crash(value: object, path: tuple) -> None:
     try:
-        ExtractRequest.from_json(replaced(EXTRACT, path, value))
+        ExtractRequest.from_json(with_field(EXTRACT, path, value))
     except HapiError as error:
         assert error.status in (400, 413)
 

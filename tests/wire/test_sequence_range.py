@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.http_tools import with_field
 
 from hapi.errors import BadRequestError, HapiError, TooLargeError
 from hapi.wire.messages import MAX_SAMPLES, SamplesRequest
@@ -28,18 +29,9 @@ PATHS = [
 ]  # fmt: skip
 
 
-def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    document = copy.deepcopy(REQUEST)
-    place = document
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return document
-
-
 @pytest.mark.parametrize("shuffle", ["full", {"group": 512, "window": 64}, {"group": 1, "window": 1}])
 def test_round_trip(shuffle: Any) -> None:
-    document = changed(("sequence", "shuffle"), shuffle)
+    document = with_field(REQUEST, ("sequence", "shuffle"), shuffle)
     request = SamplesRequest.from_json(json.loads(json.dumps(document)))
     assert request.to_json() == document
     assert isinstance(request.ids, SequenceRange) and len(request.ids) == 128
@@ -51,7 +43,7 @@ def test_round_trip(shuffle: Any) -> None:
 )
 def test_every_field_wrong_in_turn(path: tuple[str, ...], wrong: Any) -> None:
     with pytest.raises(BadRequestError, match=path[-1]) as caught:
-        SamplesRequest.from_json(changed(path, wrong))
+        SamplesRequest.from_json(with_field(REQUEST, path, wrong))
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
@@ -65,7 +57,7 @@ def test_missing_and_unknown_fields(path: tuple[str, ...]) -> None:
     with pytest.raises(BadRequestError, match="is missing" if path != ("sequence",) else "unknown field"):
         SamplesRequest.from_json(document)
     with pytest.raises(BadRequestError, match="unknown field 'surprise'"):
-        SamplesRequest.from_json(changed((*path[:-1], "surprise"), 1))
+        SamplesRequest.from_json(with_field(REQUEST, (*path[:-1], "surprise"), 1))
 
 
 def test_ids_or_a_sequence_and_not_both() -> None:
@@ -108,6 +100,6 @@ json_values = st.recursive(
 @given(json_values, st.sampled_from(PATHS))
 def test_fuzzed_fields_never_crash(value: object, path: tuple[str, ...]) -> None:
     try:
-        SamplesRequest.from_json(changed(path, value))
+        SamplesRequest.from_json(with_field(REQUEST, path, value))
     except HapiError as error:
         assert error.status in (400, 413)
