@@ -22,7 +22,7 @@ from support.chaos_tools import (
 )
 from support.harness import hapi, losses, report_of, server, start_train, train
 from support.http_tools import Known, ServedApplication, make_store, metric, served, until
-from test_hostile_faults import Proxy
+from support.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 EPOCHS = 12
