@@ -4,6 +4,7 @@ The places and their order are those of Amazon's own tools: the environment, the
 ``~/.aws/credentials`` and ``~/.aws/config``, then the credentials of the machine itself (container, web
 identity, instance), for which obstore asks. A profile whose keys come from elsewhere (single sign-on, an
 assumed role, a process) is left to obstore's provider over boto3, which is loaded for such a profile only.
+Plain keys are read here: the same files have region, endpoint and addressing, and boto3 is 36 MB and 0.9 s to import.
 """
 
 from __future__ import annotations
