@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": "name the classes of images, with a model file of a training",
     "export": "write a model file as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
     "evaluate": "compare a model file's outputs with the labels of a dataset",
+    "status": "say what a server does now",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
     "plan": "estimate every split of a training run, and say which one each strategy would choose",
     "report": "make an HTML page of a kept JSON report of a run",
@@ -27,6 +28,11 @@ COMMANDS = {
 }
 """Help lines by name of a sub-command. Each has a module of its name, with ``configure`` and ``run``, here or in
 ``models/``."""
+PROGRAMS = {
+    "train": "fine-tune a network: another name of hapi-train",
+    "server": "run frozen layers beside a store: another name of hapi-server",
+}
+"""Help lines of the programs that are commands of their own, too."""
 OF_MODELS = frozenset(("push", "layers", "predict", "evaluate", "export"))
 WORKING = frozenset(("pack", "index", "push", "bench"))
 """Commands whose work counts even without their output."""
@@ -35,6 +41,10 @@ WORKING = frozenset(("pack", "index", "push", "bench"))
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``hapi``; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in PROGRAMS:
+        with Leaving(f"hapi-{arguments[0]}"):
+            program_main = importlib.import_module(f"hapi.cli.{arguments[0]}").main
+        return int(program_main(arguments[1:]))
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     program = f"hapi {chosen}" if chosen in COMMANDS else "hapi"
     # Importing a command takes seconds of it.
@@ -46,7 +56,7 @@ def parser_with(chosen: str | None) -> OneLineParser:
     parser = OneLineParser(prog="hapi", description="Near-data transfer learning over an object store.")
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
+    for name, summary in (*PROGRAMS.items(), *COMMANDS.items()):
         sub = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             with Leaving(f"hapi {name}"):

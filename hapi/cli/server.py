@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import OneLineParser, run_command
+from hapi.cli.shared.common import EXIT_OK, OneLineParser, run_command
+from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import search_here
@@ -34,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "The server prints 'listening on http://HOST:PORT' when it is ready.",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
-    p.add_argument("settings", nargs="?", help="YAML file with any of the settings below; flags win over it")
+    add_settings_file(p, "settings")
     add_flags(p, ServiceSettings, "service")
     add_flags(p, ListenSettings, "listening")
     return p
@@ -55,11 +56,14 @@ def _run(args: argparse.Namespace) -> int:
 
     loaded: Loaded[ServerSettings] = load(
         ServerSettings,
-        args.settings,
+        settings_file(args, "settings"),
         overrides_of(args, ServerSettings),
         without_service_links(os.environ),
         VARIABLES,
     )
+    if args.print_config:
+        print_settings(loaded)
+        return EXIT_OK
     try:
         return _serve(loaded)
     except HapiError as error:

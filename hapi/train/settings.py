@@ -30,7 +30,7 @@ class TrainingSettings:
     1
     """
 
-    lr: float = setting("learning rate", default=0.01, above=0, high=1e6)
+    lr: float = setting("learning rate", default=0.01, above=0, high=1e6, flags=("--learning-rate",))
     optimizer: OptimizerName = setting("optimiser", default="sgd")
     momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
     weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
@@ -38,6 +38,7 @@ class TrainingSettings:
         "folder for the trained model (model.safetensors, and best.safetensors of the best epoch), and for checkpoint "
         "and report where no file is given for them",
         default=None,
+        flags=("--output-dir",),
     )
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
