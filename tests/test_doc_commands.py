@@ -73,6 +73,7 @@ def test_the_readme_shows_commands() -> None:
         ("`python -m benchmarks sweeps`", "sweeps"),
         ("see `hapi verify STORE/NAME [--modell]`", "--modell"),
         ("`hapi cache empty DIR`", "empty"),
+        ("`hapi train --bach-size 3`", "--bach-size"),
     ],
 )
 def test_a_mistake_is_found(shown: str, said: str) -> None:

@@ -58,7 +58,7 @@ def parser_with(chosen: str | None) -> OneLineParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in (*PROGRAMS.items(), *COMMANDS.items()):
         sub = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
+        if name == chosen and name in COMMANDS:
             with Leaving(f"hapi {name}"):
                 module_of(name).configure(sub)
     return parser

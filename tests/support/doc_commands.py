@@ -62,6 +62,8 @@ def mistake(command: str, *, whole: bool) -> str | None:
         return _script_mistake(words)
     if words[0] == "python":
         words = [" ".join(words[:3]), *words[3:]]
+    if words[0] == "hapi" and words[1:2] in (["train"], ["server"]):  # other names of the programs
+        words = [f"hapi-{words[1]}", *words[2:]]
     try:
         parser = parser_of(words[0], words[1:])
     except KeyError:
