@@ -81,7 +81,7 @@ def _tenants(args: argparse.Namespace) -> Outcome:
 BENCHMARKS = (
     Benchmark(
         name="overload",
-        help="what a server does that is asked for ten times what it can (two cores, Linux)",
+        help="a server under ten times its peak load (two cores, Linux)",
         options=(
             switch("--quick", "a minute and a half instead of six"),
             number("--seconds", seconds(1, DAY), "of each of the two overloads (default 120)", metavar="TIME"),
@@ -115,7 +115,7 @@ BENCHMARKS = (
             number(
                 "--device-memory",
                 size(1),
-                "budget of the storage device (default what the largest whole job takes)",
+                "budget of the storage device (default: the need of the largest whole job)",
                 metavar="SIZE",
             ),
             switch("--train", "clients train, instead of only receiving"),

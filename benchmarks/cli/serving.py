@@ -179,7 +179,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="reuse",
-        help="what keeping models loaded between requests is worth (HAPI, Figure 12, Table 4)",
+        help="the gain of keeping models loaded between requests (HAPI, Figure 12, Table 4)",
         options=(
             *_MEASURED,
             batch("128", "batch size"),
@@ -198,7 +198,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="batching",
-        help="seconds per sample over the COS batch, and what each batch adaptation chooses",
+        help="seconds per sample over the COS batch, and the choice of each batch adaptation",
         options=(
             *_MEASURED,
             option("--split", "index or layer's name (default: freeze)", metavar="SPLIT"),

@@ -147,7 +147,7 @@ BENCHMARKS = (
                 "of each cell, of which the mean counts (default 2; more goes on with cells that are done)",
             ),
             number(
-                "--memory", size(1 << 20), "bytes that the client may use (default: what is free)", metavar="SIZE"
+                "--memory", size(1 << 20), "bytes that the client may use (default: the free memory)", metavar="SIZE"
             ),
             NO_BED,
         ),

@@ -90,7 +90,7 @@ def pack(
         image_size: side in pixels of the square input of a model, instead of ``options.transform``.
         labels: a file with the labels of an array without them.
         classes: the names of all classes in the order of their labels.
-        download: let torchvision fetch what is missing.
+        download: let torchvision fetch missing files.
         replace: replace the dataset of this name; readers see the old one until the new one is whole.
         restart: throw an unfinished packing away.
         force_lock: take the lock of another writer that is known to be dead.

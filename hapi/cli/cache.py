@@ -14,8 +14,10 @@ from hapi.units import format_bytes, format_duration
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("action", choices=("ls", "clear"), help="list it, or remove what no process uses")
-    parser.add_argument("folder", metavar="DIR", help="what --sample-cache names")
+    parser.add_argument(
+        "action", choices=("ls", "clear"), help="list it, or remove versions that no process uses"
+    )
+    parser.add_argument("folder", metavar="DIR", help="folder of --sample-cache")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"
     )
-    group = parser.add_argument_group("what lies there")
+    group = parser.add_argument_group("contents")
     group.add_argument("--format", choices=("auto", *FORMATS), default="auto",
                        help="default: by the objects' names")  # fmt: skip
     group.add_argument("--image", metavar="FIELD", help="the field or file extension of a sample's image")

@@ -22,7 +22,7 @@ COMMANDS = {
     "evaluate": "compare a model file's outputs with the labels of a dataset",
     "status": "say what a server does now",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
-    "plan": "estimate every split of a training run, and say which one each strategy would choose",
+    "plan": "estimate every split of a training run, and show the choice of each strategy",
     "report": "make an HTML page of a kept JSON report of a run",
     "layers": "print a model's layers, their names, output sizes and the default freeze",
 }

@@ -62,7 +62,7 @@ def configure_bad(parser: Any) -> None:
 
 
 def _configure_source(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to pack")
+    group = parser.add_argument_group("contents")
     group.add_argument(
         "--labels", type=Path, metavar="FILE", help="labels of an array without them (.npy or text)"
     )
@@ -71,7 +71,7 @@ def _configure_source(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="all classes in the order of their labels, or @FILE with one a line",
     )
-    group.add_argument("--download", action="store_true", help="let torchvision fetch what is missing")
+    group.add_argument("--download", action="store_true", help="let torchvision fetch missing files")
     group.add_argument(
         "--limit", type=count(1, 1 << 48), metavar="N", help="only N samples, spread evenly over the source"
     )

@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="MODEL",
         help="a torchvision name, transformer (vit_b_16), timm:NAME or package.module:factory; "
-        "may be left away with --profile",
+        "may be left out with --profile",
     )
     parser.add_argument(
         "--input-size",
@@ -118,14 +118,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
     )
-    parser.add_argument("--device", default="auto", help="what to measure: auto, cpu, cuda or cuda:N")
+    parser.add_argument("--device", default="auto", help="device to measure: auto, cpu, cuda or cuda:N")
     parser.add_argument(
         "--profile",
         metavar="FILE",
         help="compute from a saved profile, or that in a report of hapi-train; nothing is measured",
     )
     parser.add_argument(
-        "--remeasure", action="store_true", help="measure again what was kept of this machine and model"
+        "--remeasure", action="store_true", help="repeat the kept measurements of this machine and model"
     )
     parser.add_argument("--save-profile", metavar="FILE", help="keep the profile as JSON")
     parser.add_argument("--figure", metavar="FILE", help="draw layers and splits (.png, .svg or .pdf)")
@@ -177,9 +177,7 @@ def _replayed(args: argparse.Namespace) -> Profile:
         raise UsageError(f"--profile {args.profile} is of {profile.model!r}, not of {args.model!r}")
     for flag, value in (("--freeze", args.freeze), ("--blocks", args.blocks)):
         if value is not None:
-            raise UsageError(
-                f"{flag} is part of the profile; leave it away, or measure anew without --profile"
-            )
+            raise UsageError(f"{flag} is part of the profile; leave it out, or measure without --profile")
     return profile
 
 
@@ -326,7 +324,7 @@ def _print(
     rows += [_row(e, f"(as {e.sent}s)" if e.sent == "tensor" else "(as uint8)", "to compare") for e in forms]
     _print_table(rows)
     print()
-    print(f"what each strategy would choose (epoch, {job.epochs} epochs):")
+    print(f"choice of each strategy (epoch, {job.epochs} epochs):")
     for name, candidate_or_none in chosen.items():
         print(f"  {name:<9} {_summary(candidate_or_none, job)}")
     for note in profile.notes:

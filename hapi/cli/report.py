@@ -13,7 +13,7 @@ from hapi.paths import check_output
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("report", metavar="REPORT.json", help="what hapi-train --report FILE wrote")
+    parser.add_argument("report", metavar="REPORT.json", help="report that hapi-train --report FILE wrote")
     parser.add_argument(
         "--html",
         metavar="FILE",

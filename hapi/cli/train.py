@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     p = OneLineParser(
         prog="hapi-train",
-        description="Fine-tune a network: its frozen front runs on servers beside the data, the rest here.",
+        description="Fine-tune a network: its frozen prefix runs on servers beside the data, all else here.",
         epilog="Example: hapi-train --model resnet50 --bs 1024. "
         f"Each setting may also be in the environment: --micro-batch as {VARIABLES}MICRO_BATCH. "
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the training diverged, 130 interrupted.",

@@ -204,7 +204,7 @@ class Recheck:
                 "libraries compute otherwise than those here"
             )
         self.left.append(server)
-        log.warning("%s; it is not asked any more, and what is under way is asked for elsewhere", text)
+        log.warning("%s; it is not asked any more, and its requests go elsewhere", text)
         raise ServerLeftError(server)
 
 

@@ -53,7 +53,7 @@ class ModelSettings:
         high=1 << 20,
     )
     memory: int | None = setting(
-        "memory that the trainer may use (default: what is free): device memory on a GPU, else its process's",
+        "memory that the trainer may use (default: the free memory): device memory on a GPU, else its process's",
         default=None,
         low=1 << 20,
         high=1 << 48,
@@ -116,7 +116,7 @@ class PlanningSettings:
         default="auto",
     )
     replan: OnOff = setting(
-        "whether the split follows when bandwidth or load change after it was chosen (off: HAPI, Algorithm 1)",
+        "let the split follow when bandwidth or load change after it was chosen (off: HAPI, Algorithm 1)",
         default="on",
     )
     profile_epoch: tuple[int, ...] = setting(
@@ -207,7 +207,7 @@ class NetworkSettings:
     )
     recheck: int = setting(
         "samples of each epoch, drawn in secret, that are computed here too, from another server's stored samples "
-        "where there is one; a server whose answers differ is left",
+        "where there is one; a server whose answers differ is dropped",
         default=0,
         low=0,
         high=1 << 20,

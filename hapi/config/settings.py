@@ -194,7 +194,7 @@ def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
         value = getattr(args, f.name, None)
         texts = value if isinstance(value, list) else [value]  # argparse makes [] of --flag=--
         if any(text in ("", []) or (isinstance(text, str) and not text.strip()) for text in texts):
-            raise UsageError(f"{flag_of(f.name)}: the text is empty; give a value, or leave the flag away")
+            raise UsageError(f"{flag_of(f.name)}: the text is empty; give a value, or leave the flag out")
         if isinstance(value, list):
             value = [part.strip() for text in value for part in text.split(",") if part.strip()]
         if value is not None:

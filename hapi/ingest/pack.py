@@ -39,7 +39,7 @@ Start = Callable[[int, int, int], None]
 """
 
 
-_REMEDY = "repair or remove it and begin anew (--restart), or pass --skip-bad to leave out what is bad"
+_REMEDY = "repair or remove it and begin anew (--restart), or pass --skip-bad to leave bad samples out"
 
 
 @dataclass

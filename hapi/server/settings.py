@@ -36,7 +36,7 @@ class ServiceSettings:
         high=256,
     )
     batching: Literal["fixed", "adaptive", "auto"] = setting(
-        "the COS batch: 16 as in the paper, what fits the memory, or what is fastest", default="auto"
+        "the COS batch: 16 as in the paper, the largest that fits, or the fastest", default="auto"
     )
     cos_batch: int | None = setting(
         "always N samples per forward pass and frame, instead of --batching",
@@ -53,7 +53,7 @@ class ServiceSettings:
         unit="bytes",
     )
     host_memory: int | None = setting(
-        "the server's own memory for what requests read, decode and send (default: half of what is free beside "
+        "the server's own memory for reading, decoding and sending (default: half of what is free beside "
         "--device-memory of a CPU and --chunk-cache)",
         default=None,
         low=1,

@@ -231,7 +231,7 @@ def test_a_figure_is_drawn_beside_the_table(
 ) -> None:
     figure = tmp_path / "plan.svg"
     code, out, err = run(capsys, "--profile", saved, "--figure", str(figure))
-    assert (code, err) == (0, "") and "what each strategy would choose" in out
+    assert (code, err) == (0, "") and "choice of each strategy" in out
     assert "as stored" in figure.read_text(encoding="utf-8")
 
 

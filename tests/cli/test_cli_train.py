@@ -36,7 +36,7 @@ from hapi.train.settings import TrainSettings
         (["--device", "tpu"], "--device 'tpu': expected auto, cpu, cuda"),
         (["--timeout", "0"], "--timeout: expected"),
         (["--prefetch-bytes", "1 parsec"], "unknown unit"),
-        (["--split", ""], "--split: the text is empty; give a value, or leave the flag away"),
+        (["--split", ""], "--split: the text is empty; give a value, or leave the flag out"),
         (["--server", "ftp://x"], "server URL 'ftp://x': expected http://HOST:PORT"),
         (["--server", "http://a..b"], "expected http://HOST:PORT"),
         (["--server", "http://x", "--token-file", "/nowhere"], "--token-file /nowhere: cannot be read"),

@@ -69,11 +69,11 @@ WRONG = {
     # Too long a name to be asked of any network.
     "name": (
         {"AWS_ENDPOINT_URL": f"http://{'x' * 64}.invalid", "AWS_ALLOW_HTTP": "true"},
-        "has a host name that nobody knows",
+        "has an unknown host name",
     ),
     "name for TLS": (
         {"AWS_ENDPOINT_URL": f"https://{'x' * 64}.invalid"},
-        "has a host name that nobody knows",
+        "has an unknown host name",
     ),
     "half": ({"AWS_SECRET_ACCESS_KEY": ""}, "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"),
     "http": (

@@ -51,7 +51,7 @@ def _structure(args: argparse.Namespace) -> LayeredModel:
     if not args.model.startswith(_STORE):
         return structure(spec_of(args, "random:0"), allow_import=True)
     if args.blocks:
-        raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks away")
+        raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks out")
     input_shape = input_shape_of(args)
     url, name = split_address(args.model.removeprefix(_STORE))
     stored = open_model(open_store(url), name)

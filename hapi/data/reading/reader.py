@@ -189,11 +189,10 @@ class Reader:
     def access_hint(self, shuffle: Shuffle, seed: int, epoch: int, sharers: int = 1) -> AccessHint | None:
         """Return the hint for an epoch by ``shuffle``: whether chunks of its groups are read whole at once.
 
-        They are if the cache has room for the windows twice over (open chunks, and those that open
-        meanwhile). ``sharers`` such orders at a time have a part of the cache each; several get by with one
-        and a half times their windows, as one needs little just when another needs much. The rest of a part
-        keeps the chunks that are open over the end of the epoch, so that they are not read both at its
-        beginning and at its end.
+        They are if the cache has room for the windows twice over (open chunks, and those that open meanwhile).
+        ``sharers`` such orders at a time have a part of the cache each; several get by with one and a half times
+        their windows, as one needs little just when another needs much. The rest of a part keeps the chunks that are
+        open over the epoch's end, which are else read twice.
         """
         count = self._layout.count
         group = min(shuffle.group, count)
@@ -287,7 +286,6 @@ class Reader:
         with self._guard:
             grid.misses += int((grid.area.slot_of[chunks] == ABSENT).sum())
             forgotten = grid.misses - grid.seen[chunks] > _FORGOTTEN_AFTER * self._cache.slots
-            # Rent or buy: direct reads count until they would have paid for the whole chunk.
             spent = np.where(forgotten, 0, grid.spent[chunks]) + counts
             grid.spent[chunks] = spent
             grid.seen[chunks] = grid.misses

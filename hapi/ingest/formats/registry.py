@@ -47,7 +47,7 @@ def choose(where: str, listed: Sequence[ObjectInfo]) -> Format:
         names = ", ".join(info.key.rpartition("/")[2] for info in listed[:3])
         raise UsageError(
             f"{where} has no shards and no images that Hapi knows by their names ({len(listed)} objects: {names}"
-            f"{', ...' if len(listed) > 3 else ''}); give another folder, or say with --format what they are"
+            f"{', ...' if len(listed) > 3 else ''}); give another folder, or name their format with --format"
         )
     if len(counts) > 1:
         found = ", ".join(f"{counts[name]} of {name} ({examples[name]})" for name in counts)

@@ -144,7 +144,7 @@ def _length(shard: ShardBytes, at: int, number: int, crc: Crc) -> int:
     elif number:
         raise DataError(f"{where} is cut off: {shard.size - at} bytes are left")
     if number:
-        raise DataError(f"{where}: its length is damaged, so that nobody knows where the next record begins")
+        raise DataError(f"{where}: its length is damaged, so the next record cannot be found")
     raise DataError(f"shard {shard.name} {_other_form(bytes(shard.read(0, min(2, shard.size))))}")
 
 

@@ -168,7 +168,7 @@ class RunScanner:
 
     def _bad(self, line: str) -> None:
         if not self._skip_bad:
-            raise DataError(f"{line}; repair or remove it, or pass --skip-bad to leave out what is bad")
+            raise DataError(f"{line}; repair or remove it, or pass --skip-bad to leave bad samples out")
         self._skipped.add(Skipped(1, [line]))
 
     def _forget(self, first: int) -> None:

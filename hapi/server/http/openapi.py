@@ -107,11 +107,11 @@ def operations() -> list[Operation]:
                   _json(_model()), _READING),
         Operation(get, messages.VERSION_PATH, "Version of Hapi and of the wire.", _json(_version()), _AUTHORISED),
         Operation(get, messages.OPENAPI_PATH, "This document.", _json({"type": "object"}), _AUTHORISED),
-        Operation(get, messages.STATUS_PATH, "What the server does now.", _json(_status()), _AUTHORISED),
+        Operation(get, messages.STATUS_PATH, "Present state of the server.", _json(_status()), _AUTHORISED),
         Operation(get, messages.METRICS_PATH, "Metrics for Prometheus.", ("text/plain", TEXT), _AUTHORISED),
         Operation(get, messages.HEALTH_PATH, "The process lives.", _json(_state("alive")), _EVERYWHERE),
         Operation(get, messages.READY_PATH, "It takes work.", _json(_state("ready")), _READY),
-        Operation(get, messages.PAGE_PATH, "A page that shows what the server does.", ("text/html", TEXT), _PAGE),
+        Operation(get, messages.PAGE_PATH, "A page that shows the server's present state.", ("text/html", TEXT), _PAGE),
     ]  # fmt: skip
 
 

@@ -121,7 +121,11 @@ class Overview:
         )
         watch = self._service.watch
         yield _gauge("hapi_stuck", "1 while the server's work does not move.", bool(watch.stuck()))
-        yield _gauge("hapi_threads_lost", "Threads that wait for the store for nobody.", watch.lost.count)
+        yield _gauge(
+            "hapi_threads_lost",
+            "Threads that wait for the store although their request was given up.",
+            watch.lost.count,
+        )
         yield CounterMetricFamily(
             "hapi_threads_ever_lost",
             "Threads that were lost, those that came back included.",
@@ -157,7 +161,7 @@ class Overview:
             ("hapi_tenant_running", "Requests that hold a slot.", lambda t: admission.of(t)[1]),
             (
                 "hapi_tenant_expected_wait_seconds",
-                "What the tenant's next request has to expect in the queue.",
+                "Expected wait of the tenant's next request in the queue.",
                 admission.expected_wait,
             ),
         )
