@@ -97,7 +97,7 @@ def _patched(target: Any, name: str, value: Any) -> AbstractContextManager[Any]:
 
 def _whole_tiers(stack: ExitStack) -> None:
     """A tier's parts are compared as one."""
-    ratios, parts = DriftDetector._ratios, (("forward", "beside"), ("rest", "step"))
+    ratios, parts = DriftDetector._ratios, (("forward", "overhead"), ("suffix", "step"))
 
     def whole(self: DriftDetector, observed: Any) -> dict[str, float]:
         found = ratios(self, observed)

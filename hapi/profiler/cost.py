@@ -185,17 +185,17 @@ def _step_bytes(trained: Sequence[LayerProfile], bs: int, feature_bytes: int) ->
     In the forward pass each layer leaves behind what its backward pass needs. The backward pass gives that up layer
     by layer and holds the gradients of the layer's result and input, but not yet those of earlier layers' weights.
     """
-    most = kept = earlier_weights = entering = 0
+    peak = kept = earlier_weights = entering = 0
     for number, layer in enumerate(trained):
         # What the first layer works with counts the features, which are counted already.
         working = layer.working_bytes - (0 if number else feature_bytes)
         forward = bs * (kept + max(working, layer.output_bytes, layer.saved_bytes))
         backward = bs * (kept + layer.saved_bytes + layer.output_bytes + entering) - earlier_weights
-        most = max(most, max(forward, backward) + layer.workspace_bytes)
+        peak = max(peak, max(forward, backward) + layer.workspace_bytes)
         kept += layer.saved_bytes
         earlier_weights += layer.parameter_bytes
         entering = layer.output_bytes
-    return most
+    return peak
 
 
 class _Coster:
@@ -220,20 +220,20 @@ class _Coster:
         self.forward = sum(layer.server_seconds for layer in profile.layers[:split])
         self.load = self.asked * profile.server.model_load_seconds if split else 0.0
         """Seconds of a request for loading the front."""
-        self.beside = (
+        self.server_overhead = (
             (0.0 if decode_here else server.decode_seconds)
             + self.sent_bytes * server.codec_seconds_per_byte
             + self.crossing * server.overhead_seconds
         )
         if split:
-            self.beside += tensor * server.to_device_seconds_per_byte
-            self.beside += content * server.from_device_seconds_per_byte
+            self.server_overhead += tensor * server.to_device_seconds_per_byte
+            self.server_overhead += content * server.from_device_seconds_per_byte
         self.client_compute = (
             (content if split else tensor) * client.to_device_seconds_per_byte
             + sum(layer.client_seconds for layer in profile.layers[split : profile.last_split])
             + profile.step_seconds
         )
-        self.client_beside = (
+        self.client_overhead = (
             self.sent_bytes * client.codec_seconds_per_byte
             + (client.decode_seconds if decode_here else 0.0)
             + client.overhead_seconds
@@ -242,7 +242,7 @@ class _Coster:
 
     def client(self, bs: int) -> float:
         compute = bs * self.client_compute + self.profile.update_seconds
-        return self.profile.client_tier.together(compute, bs * self.client_beside)
+        return self.profile.client_tier.together(compute, bs * self.client_overhead)
 
     def network(self, bs: int, bits: float) -> float:
         return bs * self.sent_bytes * 8 / bits
@@ -255,7 +255,10 @@ class _Coster:
         # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
         last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
-        other = self.beside * self.profile.server.servers + self.crossing * self.profile.server.read_seconds
+        other = (
+            self.server_overhead * self.profile.server.servers
+            + self.crossing * self.profile.server.read_seconds
+        )
         work = bs * self.forward + others * other + waves * self._per_request()
         return work / self.profile.server.share
 
@@ -266,7 +269,7 @@ class _Coster:
         analysis); on a CPU everything that computes shares the processors, on a GPU only the forward passes queue.
         """
         server, loads = self.profile.server, self._requests(bs) * self.load
-        busy = self.profile.server_tier.together(bs * self.forward, bs * self.beside + loads)
+        busy = self.profile.server_tier.together(bs * self.forward, bs * self.server_overhead + loads)
         return max(busy / server.share, self._alone(bs) / min(server.concurrency, self._under_way(bs)))
 
     def cycle(self, bs: int, bits: float) -> float:
@@ -283,7 +286,7 @@ class _Coster:
     def _alone(self, bs: int) -> float:
         """Seconds of the requests for a batch on the server, one after another."""
         server = self.profile.server
-        own = (self.forward + self.beside) * server.servers  # a request's, on the one that has it
+        own = (self.forward + self.server_overhead) * server.servers  # a request's, on the one that has it
         return bs * (own + self.crossing * server.read_seconds) + self._requests(bs) * self.load
 
     def _requests(self, bs: int) -> int:
@@ -325,7 +328,7 @@ class _Coster:
 
     def _paper_batch(self, bs: int, bits: float) -> float:
         """The client's phases (Table 1) follow each other there."""
-        client = bs * (self.client_compute + self.client_beside) + self.profile.update_seconds
+        client = bs * (self.client_compute + self.client_overhead) + self.profile.update_seconds
         return max(client, self.server_waves(bs) + self.network(bs, bits))
 
     def streamed_epoch(self, bits: float) -> float:
@@ -347,8 +350,12 @@ class _Coster:
 
 def _together(stages: Sequence[float]) -> float:
     """Seconds of a step of a pipeline whose stages take these."""
-    most = max(stages)
-    return most * sum((s / most) ** OVERLAP_NORM for s in stages) ** (1 / OVERLAP_NORM) if most > 0 else 0.0
+    longest = max(stages)
+    return (
+        longest * sum((s / longest) ** OVERLAP_NORM for s in stages) ** (1 / OVERLAP_NORM)
+        if longest > 0
+        else 0.0
+    )
 
 
 def largest_batch(profile: Profile, job: Job, split: int) -> int:

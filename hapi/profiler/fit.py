@@ -145,10 +145,10 @@ def profile_of(
         notes: origin of the figures.
     """
     observed = observed or {sizes.freeze: _nothing(sizes.freeze)}
-    most = max(observed.values(), key=lambda o: o.split)
-    least = min(observed.values(), key=lambda o: o.split)
+    late = max(observed.values(), key=lambda o: o.split)
+    early = min(observed.values(), key=lambda o: o.split)
     server, client = _layer_seconds(sizes, observed)
-    tier = most.server
+    tier = late.server
     return Profile(
         model=sizes.model,
         freeze=sizes.freeze,
@@ -166,12 +166,12 @@ def profile_of(
             ),
             model_load_seconds=0.0
             if tier.reuse
-            else _ratio(most.server_wall.get("model", 0.0), most.requests),
+            else _ratio(late.server_wall.get("model", 0.0), late.requests),
             concurrency=tier.running * tier.count,
-            waiting_seconds=_ratio(least.server_wall.get("queue", 0.0), least.requests),
-            cos_batch=max(1, most.cos_batch),
+            waiting_seconds=_ratio(early.server_wall.get("queue", 0.0), early.requests),
+            cos_batch=max(1, late.cos_batch),
             servers=tier.count,
-            share=most.share,
+            share=late.share,
         ),
         server_tier=_server_tier(sizes, observed, tier),
         client_tier=_client_tier(sizes, observed),

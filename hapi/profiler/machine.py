@@ -148,7 +148,7 @@ def _measure(device: torch.device, image_side: int) -> Machine:
     cuda = device.type == "cuda"
     flops, traffic = _device_rates(device)
     send, receive = frame_seconds()
-    there, back = _copies(device) if cuda else (0.0, 0.0)
+    to_device, from_device = _copies(device) if cuda else (0.0, 0.0)
     return Machine(
         identity=cache.identity(),
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -162,8 +162,8 @@ def _measure(device: torch.device, image_side: int) -> Machine:
         decode_seconds=_decode_seconds(image_side),
         send_seconds_per_byte=send,
         receive_seconds_per_byte=receive,
-        to_device_seconds_per_byte=there,
-        from_device_seconds_per_byte=back,
+        to_device_seconds_per_byte=to_device,
+        from_device_seconds_per_byte=from_device,
     )
 
 
@@ -206,15 +206,15 @@ def _copies(device: torch.device) -> tuple[float, float]:
     pinned = torch.ones(_PATTERN_BYTES, dtype=torch.uint8).pin_memory()
     on_device = pinned.to(device)
 
-    def there() -> None:
+    def to_device() -> None:
         on_device.copy_(pinned, non_blocking=True)
         finish(device)
 
-    def back() -> None:
+    def from_device() -> None:
         pinned.copy_(on_device, non_blocking=True)
         finish(device)
 
-    return _fastest(there) / _PATTERN_BYTES, _fastest(back) / _PATTERN_BYTES
+    return _fastest(to_device) / _PATTERN_BYTES, _fastest(from_device) / _PATTERN_BYTES
 
 
 def _decode_seconds(side: int) -> float:

@@ -64,13 +64,13 @@ class TierProfile:
     to_device_seconds_per_byte: float
     from_device_seconds_per_byte: float
 
-    def together(self, compute: float, beside: float) -> float:
+    def together(self, compute: float, overhead: float) -> float:
         """Seconds until ``compute`` (forward passes, one after another) and ``beside`` (CPU seconds of other threads)
         are both done, when they run at the same time."""
         if self.device == "cpu":
-            shared = (compute * self.threads + beside) / self.processors
-            return max(compute, beside / self.processors, shared)
-        return max(compute / self.devices, beside / self.processors)
+            shared = (compute * self.threads + overhead) / self.processors
+            return max(compute, overhead / self.processors, shared)
+        return max(compute / self.devices, overhead / self.processors)
 
 
 @dataclass(frozen=True, kw_only=True)

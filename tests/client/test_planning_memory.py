@@ -183,7 +183,7 @@ def test_being_refused_while_profiling_goes_on_one_earlier() -> None:
         assert planning.refused(0, 0, split)
     assert [c.after for c in planning.changes] == [3, 2, 1]
     assert "no memory for split 4, profiling goes on from split 3" in planning.changes[0].why
-    planning._schedule_again()
+    planning._reopen()
     assert run_epoch(planning, world, batches=10) == [1] * 5 + [0] * 5
     assert planning.split in (0, 1)
     other = planning_in(world)

@@ -152,7 +152,7 @@ class SplitController:
     def begin_pass(self, epoch: int, batches: int) -> None:
         """Begin an epoch of ``batches``, or the rest of it; profiling that does not fit it goes on later."""
         self._last_done = time.monotonic()
-        self._schedule_again()
+        self._reopen()
         due = (epoch in self._profile_epochs and epoch not in self._profiled) or self.plan is None
         if due and not self._profiling.left:
             with self._lock:
@@ -171,10 +171,10 @@ class SplitController:
         self.job = replace(self.job, cached=self._cached(epoch)[1])
         return self.job.cached != before
 
-    def _schedule_again(self) -> None:
+    def _reopen(self) -> None:
         """Schedule batches again that had opened when a pass was left in its middle."""
         with self._lock:
-            self._profiling.again()
+            self._profiling.reopen()
 
     def _parts(self, batches: int) -> list[tuple[int, int]]:
         """(split, batches) that are profiled in a pass of ``batches``."""
@@ -238,7 +238,7 @@ class SplitController:
 
     def _keep_within(self, at: tuple[int, int], split: int, why: str) -> None:
         """The bounds have moved past ``split``: leave what lies outside of them."""
-        self._schedule_again()
+        self._reopen()
         if self._profiling.left:
             nearest = self._range.nearest(split)
             why += f", profiling goes on from split {nearest}"

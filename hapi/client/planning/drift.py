@@ -15,8 +15,8 @@ from hapi.units import format_bandwidth
 
 PARTS = {
     "forward": "the server's forward passes",
-    "beside": "the server's reading, decoding and sending",
-    "rest": "the client's frozen layers",
+    "overhead": "the server's reading, decoding and sending",
+    "suffix": "the client's frozen layers",
     "step": "the training step",
 }
 """Parts of the tiers' seconds."""
@@ -49,17 +49,17 @@ class Drift:
         """
         weight = min(max(1.0, batches), self.EVIDENCE)
         log = math.log(max(ratio, 1e-9))
-        most = math.log(self.PLAIN / (1 + self.MARGIN))
+        largest = math.log(self.PLAIN / (1 + self.MARGIN))
         # A batch adds its log ratio beyond the margin, at most as much as a change by PLAIN: one wild batch stays below
         # the threshold, and EVIDENCE such batches reach it.
         for sign, run in self._runs.items():
-            self._sums[sign] += weight * min(most, sign * log - math.log(1 + self.MARGIN))
+            self._sums[sign] += weight * min(largest, sign * log - math.log(1 + self.MARGIN))
             if self._sums[sign] <= 0:
                 self._sums[sign] = 0.0
                 run.clear()
                 continue
             run.append(log)
-            if self._sums[sign] > most * (self.EVIDENCE - 1e-6):
+            if self._sums[sign] > largest * (self.EVIDENCE - 1e-6):
                 return math.exp(sum(run) / len(run))
         return None
 
@@ -97,9 +97,9 @@ class DriftDetector:
             observed = observed_between(before, now, self._meter.servers, self._client).get(split)
         self._split = split
         ratios = self._ratios(observed)
-        told: dict[str, float | None] = {"network": self._network(split, rates, bounds)}
-        told |= {stage: self._drifts[stage].add(ratio) for stage, ratio in ratios.items()}
-        changed = {stage: ratio for stage, ratio in told.items() if ratio is not None}
+        shown: dict[str, float | None] = {"network": self._network(split, rates, bounds)}
+        shown |= {stage: self._drifts[stage].add(ratio) for stage, ratio in ratios.items()}
+        changed = {stage: ratio for stage, ratio in shown.items() if ratio is not None}
         if not changed:
             return None
         self._drifts.update({stage: Drift() for stage in changed})
@@ -143,8 +143,8 @@ class DriftDetector:
         sent = (profile.sent_bytes(split) + profile.link.sample_bytes) * tier.codec_seconds_per_byte
         return {
             "forward": sum(layer.server_seconds for layer in profile.layers[:split]),
-            "beside": decode + sent + tier.overhead_seconds,
-            "rest": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
+            "overhead": decode + sent + tier.overhead_seconds,
+            "suffix": sum(layer.client_seconds for layer in profile.layers[split : profile.last_split]),
             "step": profile.step_seconds + profile.update_seconds / self._batch_size,
         }
 
@@ -172,7 +172,7 @@ def _share_of(part: float, whole: float) -> float:
 
 def _client_parts(observed: Observed) -> dict[str, float]:
     return {
-        "rest": observed.suffix_seconds / observed.samples,
+        "suffix": observed.suffix_seconds / observed.samples,
         "step": observed.step_seconds / observed.samples,
     }
 
@@ -181,8 +181,8 @@ def _server_parts(observed: Observed) -> dict[str, float]:
     """On a CPU all CPU seconds of the server, on a GPU its own wall seconds."""
     parts = {"forward": forward_seconds(observed) / observed.crossed}
     if observed.server.device == "cpu":
-        beside = sum(v for stage, v in observed.server_cpu.items() if stage not in ("forward", "model"))
-        parts["beside"] = beside * observed.server_factor / observed.crossed
+        overhead = sum(v for stage, v in observed.server_cpu.items() if stage not in ("forward", "model"))
+        parts["overhead"] = overhead * observed.server_factor / observed.crossed
     return parts
 
 
@@ -202,26 +202,32 @@ def _scaled(
     if "share" in ratios:
         share = min(1.0, max(1e-3, profile.server.share * ratios["share"]))
         profile = replace(profile, server=replace(profile.server, share=share))
-    beside, step = ratios.get("beside", 1.0), ratios.get("step", 1.0)
-    there, here = ratios.get("forward", 1.0), ratios.get("rest", 1.0)
-    decode = beside
+    overhead, step = ratios.get("overhead", 1.0), ratios.get("step", 1.0)
+    server_factor, client_factor = ratios.get("forward", 1.0), ratios.get("suffix", 1.0)
+    decode = overhead
     if split == 0:  # where a server reads and sends
         unmeasured = profile.server_tier.decode_seconds + sum(
             x.server_seconds for x in profile.layers[: profile.last_split]
         )
-        decode = there = beside if estimated["beside"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
+        decode = server_factor = (
+            overhead if estimated["overhead"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
+        )
     if split == profile.last_split:
         unmeasured = sum(x.client_seconds for x in profile.layers[: profile.last_split])
-        here = step if estimated["step"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
+        client_factor = step if estimated["step"] >= DriftDetector.SIGNIFICANT * unmeasured else 1.0
     layers = tuple(
-        replace(x, server_seconds=x.server_seconds * there, client_seconds=x.client_seconds * here)
+        replace(
+            x,
+            server_seconds=x.server_seconds * server_factor,
+            client_seconds=x.client_seconds * client_factor,
+        )
         for x in profile.layers
     )
     tier = replace(
         profile.server_tier,
         decode_seconds=profile.server_tier.decode_seconds * decode,
-        codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * beside,
-        overhead_seconds=profile.server_tier.overhead_seconds * beside,
+        codec_seconds_per_byte=profile.server_tier.codec_seconds_per_byte * overhead,
+        overhead_seconds=profile.server_tier.overhead_seconds * overhead,
     )
     return replace(
         profile,

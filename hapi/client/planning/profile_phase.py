@@ -79,7 +79,7 @@ class Profiling:
         self._under_way.append(following)
         return following
 
-    def again(self) -> None:
+    def reopen(self) -> None:
         """Schedule batches again that had opened when a pass was left in its middle."""
         self._schedule[:0] = self._under_way
         self._under_way.clear()
@@ -201,8 +201,8 @@ def _work(batches: Sequence[ClientCounts], kind: Kind) -> list[Work]:
 
 def _a_sample(work: Sequence[Work]) -> float:
     """Mean seconds a sample, freaks aside."""
-    most = OUTLIER_FACTOR * statistics.median_low(one.seconds / one.samples for one in work)
-    usual = [one for one in work if one.seconds <= most * one.samples]
+    limit = OUTLIER_FACTOR * statistics.median_low(one.seconds / one.samples for one in work)
+    usual = [one for one in work if one.seconds <= limit * one.samples]
     return sum(one.seconds for one in usual) / sum(one.samples for one in usual)
 
 
@@ -223,5 +223,5 @@ def _as_it_runs(done: Sequence[T]) -> list[T]:
 
 def _without_new_memory(done: Sequence[T]) -> list[T]:
     """Work that took no more new memory than is usual."""
-    least = min((one.pages / one.samples for one in done), default=0.0)
-    return [one for one in done if one.pages <= FEW_PAGES + SIMILAR * least * one.samples]
+    fewest = min((one.pages / one.samples for one in done), default=0.0)
+    return [one for one in done if one.pages <= FEW_PAGES + SIMILAR * fewest * one.samples]
