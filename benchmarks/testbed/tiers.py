@@ -21,17 +21,10 @@ START_SECONDS = 120.0
 
 
 def start_server(
-    bed: Bed,
-    store: Path | str,
-    token: str,
-    folder: Path,
-    flags: Sequence[str] = (),
-    *,
-    device: str = "cpu",
-    name: str = "server",
+    bed: Bed, store: Path | str, token: str, folder: Path, flags: Sequence[str] = (), **options: str
 ) -> str:
     """Start ``hapi-server`` on its side of the bed; returns its URL once it listens. Its log is ``folder/NAME.log``."""
-    return start_server_process(bed, store, token, folder, flags, device=device, name=name)[1]
+    return start_server_process(bed, store, token, folder, flags, **options)[1]
 
 
 def start_server_process(
