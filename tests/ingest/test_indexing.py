@@ -171,7 +171,7 @@ def test_the_first_bad_sample_ends_it_and_leaves_nothing(store: ObjectStore) -> 
         index(store)
     assert str(raised.value) == (
         "shard part/001.tar, sample 000012: it has no bytes; "
-        "repair or remove it, or pass --skip-bad to leave out what is bad"
+        "repair or remove it, or pass --skip-bad to leave bad samples out"
     )
     assert not store.list("datasets") and describe(store, "d") is None and everything(store) == before
 
