@@ -51,7 +51,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     partial = folder / partial_name(target.name)
     try:
         with partial.open("xb") as file:
-            claim(file.fileno())
+            mark_in_use(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -87,7 +87,7 @@ def move_to_free(partial: Path, path: Path) -> bool:
     return True
 
 
-def claim(descriptor: int) -> None:
+def mark_in_use(descriptor: int) -> None:
     """Lock a temporary file, for other containers of this machine to see that its writer lives."""
     with suppress(OSError):  # not every file system has locks: its age tells then
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

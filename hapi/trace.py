@@ -24,7 +24,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _TraceSpan:
     track: str
     name: str
     start: int
@@ -53,7 +53,7 @@ class Tracer:
         self._process = process
         self._limit = limit
         self._lock = threading.Lock()
-        self._spans: list[_Span] = []
+        self._spans: list[_TraceSpan] = []
         self._counts: list[_Count] = []
 
     def span(self, name: str, track: str, **arguments: Any) -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ class Tracer:
             return
         with self._lock:
             if len(self._spans) + len(self._counts) < self._limit:
-                self._spans.append(_Span(track, name, start, max(start, stop), arguments))
+                self._spans.append(_TraceSpan(track, name, start, max(start, stop), arguments))
             else:
                 self.dropped += 1
 
@@ -141,7 +141,7 @@ def _metadata(pid: int, thread: int, name: str, arguments: dict[str, Any]) -> di
     return {"ph": "M", "pid": pid, "tid": thread, "name": name, "args": arguments}
 
 
-def _in_lanes(spans: list[_Span]) -> Iterator[tuple[_Span, int]]:
+def _in_lanes(spans: list[_TraceSpan]) -> Iterator[tuple[_TraceSpan, int]]:
     """Each span with its lane of the track: spans of one lane nest or follow each other, as viewers demand.
 
     Concurrent requests overlap on one track without nesting, which a viewer would draw wrongly.

@@ -24,8 +24,8 @@ def switch(flag: str, text: str) -> Option:
 
 def number(flag: str, kind: Number, text: str, default: str | None = None, metavar: str = "N") -> Option:
     """A number of ``kind``; ``default`` is said in the help, too."""
-    told = text if default is None else f"{text} (default {default})".lstrip()
-    return option(flag, told, type=kind, default=default, metavar=metavar)
+    help_text = text if default is None else f"{text} (default {default})".lstrip()
+    return option(flag, help_text, type=kind, default=default, metavar=metavar)
 
 
 def repeated(flag: str, text: str, kind: Number | None = None, metavar: str = "N") -> Option:
@@ -48,14 +48,14 @@ def bandwidths(text: str) -> Option:
     return repeated("--bandwidth", text, rate(), "RATE")
 
 
-def samples(default: str | None, text: str = "samples of an epoch", most: int = 1 << 24) -> Option:
+def samples(default: str | None, text: str = "samples of an epoch", high: int = 1 << 24) -> Option:
     """``--samples``: how many."""
-    return number("--samples", count(1, most), text, default)
+    return number("--samples", count(1, high), text, default)
 
 
-def batch(default: str, text: str = "training batch size", most: int = 1 << 20) -> Option:
+def batch(default: str, text: str = "training batch size", high: int = 1 << 20) -> Option:
     """``--bs``: samples of a batch."""
-    return number("--bs", count(1, most), text, default)
+    return number("--bs", count(1, high), text, default)
 
 
 def batches(text: str) -> Option:
@@ -68,9 +68,9 @@ def epochs(default: str, text: str) -> Option:
     return number("--epochs", count(1, 10_000), text, default)
 
 
-def request_size(default: str, most: int = 1 << 20) -> Option:
+def request_size(default: str, high: int = 1 << 20) -> Option:
     """``--request-size``: samples of a request."""
-    return number("--request-size", count(1, most), "samples", default)
+    return number("--request-size", count(1, high), "samples", default)
 
 
 def image_size(default: str = "64", low: int = 64, high: int = 512) -> Option:

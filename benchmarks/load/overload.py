@@ -242,9 +242,9 @@ class _Bench:
 
     def warm_up(self) -> None:
         """Ask until the layers are loaded and something was answered."""
-        latest = time.monotonic() + START_SECONDS
-        while not self._ask(self._command("patient", 1, 1, 1.0, self._light(), 0.0))["answers"]:
-            if time.monotonic() > latest:
+        deadline = time.monotonic() + START_SECONDS
+        while not self._call(self._command("patient", 1, 1, 1.0, self._light(), 0.0))["answers"]:
+            if time.monotonic() > deadline:
                 raise TransportError(f"the server answered nothing in {START_SECONDS:g} s")
 
     def _command(
@@ -292,12 +292,12 @@ class _Bench:
         watching = threading.Thread(target=watch)
         watching.start()
         try:
-            return self._ask(command), resident
+            return self._call(command), resident
         finally:
             over.set()
             watching.join()
 
-    def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, command: Mapping[str, Any]) -> dict[str, Any]:
         stdin, stdout = self._load.stdin, self._load.stdout
         if stdin is None or stdout is None:
             raise TransportError("the benchmark's clients have no pipes; this is a defect of hapi")

@@ -76,7 +76,7 @@ class Phase:
 class Returns:
     """Return whether those who were sent away and came back when they were told had been told the truth."""
 
-    told: float
+    retry_after: float
     """Median Retry-After, in seconds."""
     count: int
     """Requests that were sent away at least once and answered in the end."""
@@ -93,14 +93,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def returns_of(phase: Phase) -> Returns | None:
     """None when nobody was sent away and answered later."""
-    back = [a for a in phase.seen["answers"] if a["told"]]
+    back = [a for a in phase.seen["answers"] if a["retry_after"]]
     if not back:
         return None
     return Returns(
-        told=statistics.median(told for _, told in phase.seen["sent_away"]),
+        retry_after=statistics.median(seconds for _, seconds in phase.seen["sent_away"]),
         count=len(back),
-        at_once=sum(len(a["told"]) == 1 for a in back) / len(back),
-        waited_over_told=statistics.median((a["sent"] - a["began"]) / max(a["told"][0], 1e-9) for a in back),
+        at_once=sum(len(a["retry_after"]) == 1 for a in back) / len(back),
+        waited_over_told=statistics.median(
+            (a["sent"] - a["began"]) / max(a["retry_after"][0], 1e-9) for a in back
+        ),
     )
 
 
@@ -128,13 +130,13 @@ def verdicts(
     waits = loaded.waits(light)
     allowed = LIGHT_GOAL * percentile(alone, 0.95) + request
     p95 = percentile(waits, 0.95) if waits else float("inf")
-    least = min(shares(loaded, weights).values())
+    smallest = min(shares(loaded, weights).values())
     goodput = loaded.goodput() / peak
     return {
         "goodput": {"got": goodput, "goal": GOODPUT_GOAL, "reached": goodput >= GOODPUT_GOAL},
         "memory": {"got": last / first - 1, "goal": MEMORY_GOAL, "reached": last / first - 1 <= MEMORY_GOAL},
         "light": {"got": p95, "goal": allowed, "reached": p95 <= allowed},
-        "least_share": {"got": least, "goal": 0.5, "reached": least >= 0.5},
+        "least_share": {"got": smallest, "goal": 0.5, "reached": smallest >= 0.5},
     }
 
 
@@ -168,7 +170,7 @@ def lines_of(way: str, found: Mapping[str, Any], seconds: float) -> list[str]:
     back = found["returns"]
     if back is not None:
         lines.append(
-            f"  Retry-After   {back['told']:.0f} s in the median; of {back['count']} that came back and were answered "
+            f"  Retry-After   {back['retry_after']:.0f} s in the median; of {back['count']} that were answered later "
             f"{back['at_once']:.0%} were taken when they first returned, {back['waited_over_told']:.2f} times the "
             "seconds that they were told after their first try"
         )

@@ -132,9 +132,9 @@ class Phase:
             body = await response.read()
             return response.status, float(response.headers.get("Retry-After", 0)), body
 
-    def pause(self, told: float) -> float:
+    def pause(self, seconds: float) -> float:
         """Seconds that a client stays away when it was told to."""
-        return told * self._random.uniform(*PAUSE_SPREAD)
+        return seconds * self._random.uniform(*PAUSE_SPREAD)
 
 
 class Client:
@@ -160,19 +160,19 @@ class Client:
             await asyncio.sleep(max(0.0, began + every - self._phase.now()))
 
     async def _until_answered(self, samples: int) -> None:
-        began, told = self._phase.now(), list[float]()
+        began, seconds = self._phase.now(), list[float]()
         while True:
             while (pause := self._well_at - self._phase.now()) > 0:
                 await asyncio.sleep(pause)
-            if await self.once(samples, began, told):
+            if await self.once(samples, began, seconds):
                 return
-            if told:
-                self._well_at = max(self._well_at, self._phase.now() + self._phase.pause(told[-1]))
+            if seconds:
+                self._well_at = max(self._well_at, self._phase.now() + self._phase.pause(seconds[-1]))
             else:
                 await asyncio.sleep(0.1)
 
-    async def once(self, samples: int, began: float, told: list[float]) -> bool:
-        """One try; notes what came of it. Whether it was answered; ``told`` grows when it was sent away."""
+    async def once(self, samples: int, began: float, seconds: list[float]) -> bool:
+        """One try; notes what came of it. Whether it was answered; ``seconds`` grows when it was sent away."""
         phase, sent = self._phase, self._phase.now()
         try:
             status, retry_after, body = await phase.exchange(self._token, samples)
@@ -180,7 +180,7 @@ class Client:
             phase.seen.other[type(error).__name__] += 1
             return False
         if status == 429:
-            told.append(retry_after)
+            seconds.append(retry_after)
             phase.seen.sent_away.append((self._tenant, retry_after))
             return False
         if status != 200:
@@ -199,7 +199,7 @@ class Client:
                 "sent": sent,
                 "ended": ended,
                 "samples": arrived,
-                "told": told,
+                "retry_after": seconds,
             }
         )
         return True

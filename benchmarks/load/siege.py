@@ -89,18 +89,18 @@ def measure_siege(settings: SiegeSettings, tell: Callable[[str], None]) -> Siege
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[Path | None]:
     """A file system of :data:`DISK_BYTES`; None where none can be mounted."""
-    place = folder / "disk"
-    place.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "hapi-siege", str(place)]
+    disk = folder / "disk"
+    disk.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "hapi-siege", str(disk)]
     try:
-        mounted = subprocess.run(mounting, capture_output=True, check=False).returncode == 0
+        is_mounted = subprocess.run(mounting, capture_output=True, check=False).returncode == 0
     except OSError:
-        mounted = False
+        is_mounted = False
     try:
-        yield place if mounted else None
+        yield disk if is_mounted else None
     finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(place)], capture_output=True, check=False)
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", str(disk)], capture_output=True, check=False)
 
 
 class _Town:
@@ -143,8 +143,8 @@ class _Town:
             raise UsageError(f"hapi pack: {last_line(done.stderr)}")
 
     def _packing(self, name: str, source: str) -> list[str]:
-        place = (str(self._folder / source), str(self._store / name))
-        return ["pack", *place, "--image-size", str(SIDE)]
+        source_and_target = (str(self._folder / source), str(self._store / name))
+        return ["pack", *source_and_target, "--image-size", str(SIDE)]
 
     def _start_server(self) -> subprocess.Popen[str]:
         own = ("--hang", "datasets/hung/", "--until", str(self._unhang))
@@ -197,10 +197,10 @@ class _Town:
                 name=name,
                 token=self._tokens[name],
                 flags=(*common, "--dataset", dataset, "--split", split),
-                checkpoints=place or self._folder,
-                killed=place is None,
+                checkpoints=checkpoints or self._folder,
+                killed=checkpoints is None,
             )
-            for name, dataset, split, place in cuts
+            for name, dataset, split, checkpoints in cuts
         ]
 
     def train(self, over: threading.Event | None) -> dict[str, Rounds]:
@@ -331,7 +331,7 @@ def _write_large(target: Path, side: int) -> None:
 
     generator = np.random.default_rng(0)
     for number in range(8):
-        place = target / f"class{number % 2}"
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = target / f"class{number % 2}"
+        class_folder.mkdir(parents=True, exist_ok=True)
         small = generator.integers(0, 256, (side // 50, side // 50, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((side, side)).save(place / f"{number}.jpg", quality=85)
+        Image.fromarray(small).resize((side, side)).save(class_folder / f"{number}.jpg", quality=85)

@@ -92,22 +92,22 @@ def dripping(target: Target, over: threading.Event, seen: Counter[str]) -> None:
     """Send request heads byte by byte, and read answers byte by byte."""
     how = random.Random(1)
     request = request_bytes(SAMPLES_PATH, target.changing(), target.token)
-    places: dict[socket.socket, int] = {}
+    sent_bytes: dict[socket.socket, int] = {}
     while not over.wait(0.2):
-        while len(places) < 20:
+        while len(sent_bytes) < 20:
             try:
                 sock = socket.create_connection(("127.0.0.1", target.port), timeout=1)
             except OSError:
                 break
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            places[sock] = 0 if how.random() < 0.5 else len(request)
+            sent_bytes[sock] = 0 if how.random() < 0.5 else len(request)
             with contextlib.suppress(OSError):
-                sock.sendall(request[: places[sock]])
+                sock.sendall(request[: sent_bytes[sock]])
             seen["opened"] += 1
-        for sock, place in list(places.items()):
+        for sock, count in list(sent_bytes.items()):
             try:
-                if place < len(request):
-                    places[sock] += sock.send(request[place : place + 1])
+                if count < len(request):
+                    sent_bytes[sock] += sock.send(request[count : count + 1])
                 elif not sock.recv(1, socket.MSG_DONTWAIT):
                     raise ConnectionResetError
             except BlockingIOError:
@@ -115,8 +115,8 @@ def dripping(target: Target, over: threading.Event, seen: Counter[str]) -> None:
             except OSError:
                 seen["ended by the server"] += 1
                 sock.close()
-                del places[sock]
-    for sock in places:
+                del sent_bytes[sock]
+    for sock in sent_bytes:
         sock.close()
 
 
@@ -167,7 +167,7 @@ def hung_reads(target: Target, over: threading.Event, seen: Counter[str]) -> Non
     """Ask for samples whose reads do not come back, and leave after a while."""
     request = request_bytes(SAMPLES_PATH, target.hung, target.token)
 
-    def ask(number: int) -> None:
+    def call(number: int) -> None:
         """Send one request whose read hangs."""
         while not over.wait(1.0):
             with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ def hung_reads(target: Target, over: threading.Event, seen: Counter[str]) -> Non
                 sock.close()
 
     with ThreadPoolExecutor(HANGING_AT_ONCE) as askers:
-        list(askers.map(ask, range(HANGING_AT_ONCE)))
+        list(askers.map(call, range(HANGING_AT_ONCE)))
 
 
 def memory_pressure(target: Target, over: threading.Event, seen: Counter[str]) -> None:
@@ -198,7 +198,7 @@ def memory_pressure(target: Target, over: threading.Event, seen: Counter[str]) -
 def large_images(target: Target, over: threading.Event, seen: Counter[str]) -> None:
     """Ask for features of large images, in requests as large as may be."""
 
-    def ask(number: int) -> None:
+    def call(number: int) -> None:
         """Send one request for large images."""
         how = random.Random(number)
         while not over.wait(how.random() * 4):
@@ -212,7 +212,7 @@ def large_images(target: Target, over: threading.Event, seen: Counter[str]) -> N
                 sock.close()
 
     with ThreadPoolExecutor(LARGE_AT_ONCE) as askers:
-        list(askers.map(ask, range(LARGE_AT_ONCE)))
+        list(askers.map(call, range(LARGE_AT_ONCE)))
 
 
 def changing_reads(target: Target, over: threading.Event, seen: Counter[str]) -> None:

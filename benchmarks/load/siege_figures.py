@@ -38,9 +38,9 @@ class Siege:
     def health(self) -> list[float | None]:
         """Seconds of each answer, but for looks that met a killed server."""
         return [
-            look["seconds"]
-            for look in self.looks
-            if not any(since - HEALTH_SECONDS <= look["at"] <= until for since, until in self.down)
+            check["seconds"]
+            for check in self.looks
+            if not any(since - HEALTH_SECONDS <= check["at"] <= until for since, until in self.down)
         ]
 
     def difference(self, job: str) -> float:

@@ -140,7 +140,7 @@ class Replacer(Background):
         self.seen: Counter[str] = Counter()
         """Packings that ended well, and what the others said."""
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Pack the next dataset anew, and count how that ended."""
         process = self._bed.start(
             "client",

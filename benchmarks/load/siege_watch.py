@@ -18,7 +18,7 @@ EVERY_SECONDS = 0.5
 LIMIT_SECONDS = 10.0
 
 
-def look(url: str) -> float | None:
+def health_seconds(url: str) -> float | None:
     """Seconds until ``/healthz`` answered that the server lives."""
     began = time.monotonic()
     try:
@@ -33,7 +33,7 @@ def main() -> None:
     """Print until standard input ends."""
     while True:
         began = time.monotonic()
-        print(json.dumps({"at": began, "seconds": look(sys.argv[1])}), flush=True)
+        print(json.dumps({"at": began, "seconds": health_seconds(sys.argv[1])}), flush=True)
         left = max(0.0, began + EVERY_SECONDS - time.monotonic())
         if select.select([sys.stdin], [], [], left)[0]:
             return

@@ -169,17 +169,17 @@ class _Bench:
             name = f"client-{len(self._clients)}"
             self._clients.append(BenchClient(self._bed, self._token, self._folder, name))
         for number, client in enumerate(self._clients[:count]):
-            client.ask("open", **self._job(url, self._settings.model(number), "freeze"))
+            client.call("open", **self._job(url, self._settings.model(number), "freeze"))
             self._do(client, _WARM_SAMPLES)
 
     def _do(self, client: BenchClient, samples: int) -> None:
         split = client.freeze
         if self._settings.train:
-            client.ask("epoch", split=split, samples=samples, epoch=1, limit=None)
+            client.call("epoch", split=split, samples=samples, epoch=1, limit=None)
         else:
-            client.ask("fetch", split=split, samples=samples, at_once=4)
+            client.call("fetch", split=split, samples=samples, at_once=4)
 
-    def _run(self, count: int, watch: _Watch) -> dict[str, Any]:
+    def _run(self, count: int, watch: _MetricsWatch) -> dict[str, Any]:
         began = time.monotonic()
 
         def one(client: BenchClient) -> tuple[float, str]:
@@ -203,22 +203,22 @@ class _Bench:
     def sharing(self, budget: int) -> dict[str, Any]:
         """Resident weights before and after a second job whose model has the first one's backbone."""
         settings = self._settings
-        front, differing = push_twins(
+        prefix, differing = push_twins(
             self._store, settings.twin, settings.image_size, _TWINS, settings.twin_layers
         )
         resident = []
-        with self._server(("--device-memory", str(max(budget, 8 * front))), "sharing") as (url, watch):
+        with self._server(("--device-memory", str(max(budget, 8 * prefix))), "sharing") as (url, watch):
             client = BenchClient(self._bed, self._token, self._folder, "twin")
             for twin in _TWINS:
-                client.ask("open", **self._job(url, f"store:{twin}", "freeze"))
+                client.call("open", **self._job(url, f"store:{twin}", "freeze"))
                 self._do(client, _WARM_SAMPLES)
                 time.sleep(_SETTLE_SECONDS)
-                resident.append(int(_next_look(watch).get("weights", 0)))
+                resident.append(int(_next_figures(watch).get("weights", 0)))
             client.stop()
         return {
             "model": settings.twin,
             "shared_layers": settings.twin_layers,
-            "front_bytes": front,
+            "front_bytes": prefix,
             "differing_bytes": differing,
             "resident": resident,
         }
@@ -258,11 +258,11 @@ class _Server:
         self._name = name
         self._stack = ExitStack()
 
-    def __enter__(self) -> tuple[str, _Watch]:
+    def __enter__(self) -> tuple[str, _MetricsWatch]:
         bed, store, token, folder, flags = self._start
         process, url = start_server_process(bed, store, token, folder, flags, name=self._name)
         self._stack.callback(stop_all, [process])
-        watch = _Watch(bed, url, token, folder / f"{self._name}.watch")
+        watch = _MetricsWatch(bed, url, token, folder / f"{self._name}.watch")
         self._stack.callback(watch.stop)
         return url, watch
 
@@ -270,7 +270,7 @@ class _Server:
         self._stack.close()
 
 
-class _Watch:
+class _MetricsWatch:
     """A process of :mod:`benchmarks.testbed.metrics_watch` on the client's side."""
 
     def __init__(self, bed: Bed, url: str, token: str, path: Path) -> None:
@@ -291,7 +291,7 @@ class _Watch:
         stop_all([self._process])
 
 
-def _next_look(watch: _Watch) -> dict[str, float]:
+def _next_figures(watch: _MetricsWatch) -> dict[str, float]:
     """Next observation of the watch; :class:`TransportError` when there is none for long."""
     now = time.monotonic()
     while not (seen := [line for line in watch.lines() if line["at"] >= now and "used" in line]):

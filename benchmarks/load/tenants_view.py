@@ -143,11 +143,11 @@ def _openings(rows: Sequence[TenantsRow]) -> list[str]:
     found = [row.opening for row in rows if row.opening is not None]
     if not found:
         return []
-    told = (
+    line = (
         f"opening its model takes a whole job {min(found):.1f} to {max(found):.1f} s of the above on average; "
         "the server has its layers already"
     )
-    return [told]
+    return [line]
 
 
 def _sharing_lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -156,12 +156,12 @@ def _sharing_lines(records: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     last = found[-1]
     first, both = last["resident"]
-    told = (
+    line = (
         f"two jobs, one backbone ({last['model']}, {last['shared_layers']} layers alike): resident "
         f"{format_bytes(first)}, then {format_bytes(both)}; the second adds {format_bytes(both - first)}, "
         f"what differs is {format_bytes(last['differing_bytes'])} of {format_bytes(last['front_bytes'])}"
     )
-    return [told]
+    return [line]
 
 
 def draw_tenants(rows: Sequence[TenantsRow], path: str) -> None:
@@ -169,7 +169,7 @@ def draw_tenants(rows: Sequence[TenantsRow], path: str) -> None:
     order = ("server", "network", "client", "stall", "chosen")
     modes = list(dict.fromkeys(row.mode for row in rows))
     colours = {mode: COLOURS[order[i % len(order)]] for i, mode in enumerate(modes)}
-    most = max(row.tenants for row in rows)
+    largest = max(row.tenants for row in rows)
     with canvas(8.0, 7.0) as figure:
         top, bottom = figure.subplots(2, 1)
         for mode in modes:
@@ -177,13 +177,13 @@ def draw_tenants(rows: Sequence[TenantsRow], path: str) -> None:
             counts = [row.tenants for row in of]
             top.plot(counts, [row.makespan for row in of], "o-", color=colours[mode], label=mode)
             top.plot(counts, [row.mean for row in of], "o--", color=colours[mode])
-            for row in (row for row in of if row.tenants == most and row.memory):
+            for row in (row for row in of if row.tenants == largest and row.memory):
                 at, used = zip(*row.memory, strict=True)
                 bottom.plot(at, [n / 2**20 for n in used], color=colours[mode], label=mode)
         bottom.axhline(rows[0].budget / 2**20, color=COLOURS["muted"], linewidth=0.8)
         top.set_title("seconds until all jobs are over (solid), and of a job on average (dashed)")
         top.set_xlabel("tenants")
-        bottom.set_title(f"memory of the storage device with {most} tenants, MiB; line: the budget")
+        bottom.set_title(f"memory of the storage device with {largest} tenants, MiB; line: the budget")
         bottom.set_xlabel("seconds")
         top.legend()
         save(figure, path)

@@ -65,16 +65,16 @@ class WholeJob:
     def __init__(self, client: BenchClient, settings: Mapping[str, Any]) -> None:
         """``settings``: of the training run."""
         self._client, self._settings = client, settings
-        client.ask("ready")
+        client.call("ready")
         self._before = client.memory("RssAnon")
         self.running = False
 
     def observe(self, samples: int) -> int:
         """Bytes that a job takes: the peak of a training batch of ``samples``."""
-        self._client.ask("open", **self._settings)
-        self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=None)
+        self._client.call("open", **self._settings)
+        self._client.call("epoch", split=0, samples=samples, epoch=1, limit=None)
         peak = self._client.memory("VmHWM") - self._client.memory("RssFile") - self._before
-        self._client.ask("close")
+        self._client.call("close")
         return max(1, peak)
 
     def run(self, samples: int) -> float:
@@ -82,10 +82,10 @@ class WholeJob:
         self.running = True
         try:
             began = time.monotonic()
-            self._client.ask("open", **self._settings)
+            self._client.call("open", **self._settings)
             opening = time.monotonic() - began
-            self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=None)
-            self._client.ask("close")
+            self._client.call("epoch", split=0, samples=samples, epoch=1, limit=None)
+            self._client.call("close")
             return opening
         finally:
             self.running = False
@@ -133,5 +133,5 @@ class _Sampled(Background):
         self._jobs = jobs
         self.seen: list[tuple[float, int]] = []
 
-    def turn(self) -> None:
+    def step(self) -> None:
         self.seen.append((time.monotonic(), sum(job.used_bytes for job in self._jobs)))

@@ -94,19 +94,19 @@ def _measure(name: str, settings: BatchingSettings, device: torch.device) -> dic
     split = choose_freeze(model, None) if settings.split is None else model.resolve(_which(settings.split))
     shape, dtype = model.output_shapes()[split], model.output_dtypes()[split]
     model.to(device)
-    front = _Front(model.segment(0, split, frozen=True), device, (3, side, side), tuple(shape), dtype)
+    prefix = _Prefix(model.segment(0, split, frozen=True), device, (3, side, side), tuple(shape), dtype)
     times: dict[int, list[float]] = {batch: [] for batch in BATCHES}
     looks = []
     for number in range(settings.repeats + 1):
         for batch in BATCHES if number % 2 else reversed(BATCHES):
-            front.seconds(
+            prefix.seconds(
                 batch
             )  # what a change of the size costs, such as other memory, is not the size's own
-            passes = [front.seconds(batch) / batch for _ in range(max(1, _SAMPLES // batch))]
+            passes = [prefix.seconds(batch) / batch for _ in range(max(1, _SAMPLES // batch))]
             if number:  # the first prepares kernels and memory
                 times[batch].append(statistics.median(passes))
         if number % 2:
-            looks.append(_look(front, settings.request_size))
+            looks.append(_search(prefix, settings.request_size))
     return {"split": split, "seconds": times, "looks": looks}
 
 
@@ -114,7 +114,7 @@ def _which(split: str) -> int | str:
     return int(split) if split.isdecimal() else split
 
 
-class _Front:
+class _Prefix:
     """Frozen layers, run as :class:`hapi.server.device.device.Device` runs them: from host memory into host memory."""
 
     def __init__(
@@ -141,23 +141,23 @@ class _Front:
         return self._clock() - began
 
 
-def _look(front: _Front, request_size: int) -> tuple[int, int]:
+def _search(prefix: _Prefix, request_size: int) -> tuple[int, int]:
     """Choice of ``auto``, and the samples until then."""
     curves, samples = TimeCurves(), 0
     for _ in range(_MOST_REQUESTS):
-        batch = curves.propose(front, request_size)
-        if curves.curve(front) is not None:
+        batch = curves.propose(prefix, request_size)
+        if curves.curve(prefix) is not None:
             break
         for begin in range(0, request_size, batch):
             count = min(batch, request_size - begin)
-            curves.observe(front, count, front.seconds(count))
+            curves.observe(prefix, count, prefix.seconds(count))
         samples += request_size
     request = Request(
         id=str(samples),
         samples=request_size,
         sample_bytes=1,
         largest=request_size,
-        curve=curves.curve(front),
+        curve=curves.curve(prefix),
     )
     return POLICIES["auto"](request)[1], samples
 
@@ -208,11 +208,11 @@ def batching_table(rows: Sequence[BatchingRow], settings: BatchingSettings) -> l
         + f"{'looked at':>12}  looks",
     ]
     for row in rows:
-        told = "".join(
+        text = "".join(
             f"{batch:>8} {row.over_best(batch) - 1:>+6.1%} "
             for batch in map(row.chosen.__getitem__, policies)
         )
-        lines.append(f"{row.model:<13}{row.best:>6}{told}{row.looked:>12}  {' '.join(map(str, row.looks))}")
+        lines.append(f"{row.model:<13}{row.best:>6}{text}{row.looked:>12}  {' '.join(map(str, row.looks))}")
     for name in policies:
         over = [row.over_best(row.chosen[name]) for row in rows]
         within = sum(each <= GOAL for each in over)

@@ -115,7 +115,7 @@ class _Bench:
 
     def _open(self, client: BenchClient, model: str) -> dict[str, Any]:
         settings = self._settings
-        return client.ask(
+        return client.call(
             "open",
             server=[self._url],
             dataset="images",
@@ -130,19 +130,19 @@ class _Bench:
 
     def _requests(self, split: int) -> dict[str, Any]:
         client, size = self._clients[0], self._settings.request_size
-        client.ask("fetch", split=split, samples=size, at_once=1)  # the server loads these layers
+        client.call("fetch", split=split, samples=size, at_once=1)  # the server loads these layers
         seconds: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
         nbytes = 0
         for _ in range(self._settings.repeats):
             for at_once in AT_ONCE:
-                found = client.ask("fetch", split=split, samples=at_once * size, at_once=at_once)
+                found = client.call("fetch", split=split, samples=at_once * size, at_once=at_once)
                 seconds[at_once].append(found["seconds"])
                 nbytes = found["bytes"] // at_once
         return {"split": split, "request_bytes": nbytes, "seconds": seconds}
 
     def _tenants(self, freeze: int) -> dict[str, Any]:
         samples = self._settings.request_size * _TENANT_REQUESTS
-        self._clients[0].ask("fetch", split=freeze, samples=self._settings.request_size, at_once=1)
+        self._clients[0].call("fetch", split=freeze, samples=self._settings.request_size, at_once=1)
         seconds: dict[int, list[list[float]]] = {count: [] for count in TENANTS}
         for _ in range(self._settings.repeats):
             for count in TENANTS:
@@ -150,7 +150,7 @@ class _Bench:
                     self._bed.set_bandwidth(self._settings.bandwidth / count)
                 with ThreadPoolExecutor(count) as threads:
                     answers = threads.map(
-                        lambda client: client.ask(
+                        lambda client: client.call(
                             "fetch", split=freeze, samples=samples, at_once=max(AT_ONCE)
                         ),
                         self._clients[:count],

@@ -78,14 +78,14 @@ def measure(samples: Sequence[int] = SAMPLES, rounds: int = 15) -> dict[int, dic
             json.dumps(request(count), separators=(",", ":")).encode(),
             max(1, 20_000 // (count + 50)),
         )
-        least = dict.fromkeys(ways, float("inf"))
+        fastest = dict.fromkeys(ways, float("inf"))
         for _ in range(rounds):
             for name, read in ways.items():
                 began = time.perf_counter()
                 for _ in range(calls):
                     read(body)
-                least[name] = min(least[name], (time.perf_counter() - began) / calls * 1e6)
-        figures[count] = least
+                fastest[name] = min(fastest[name], (time.perf_counter() - began) / calls * 1e6)
+        figures[count] = fastest
     return figures
 
 

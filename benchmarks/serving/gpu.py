@@ -57,9 +57,9 @@ class ModelRates:
     freeze: int
     split: int
     """Last layer of the server's part: half of the freeze."""
-    front: dict[int, Spread]
+    prefix: dict[int, Spread]
     """Layers 1..freeze on the server's device, by COS batch."""
-    rest: Spread
+    suffix: Spread
     """Layers split+1..freeze on the client, in micro-batches."""
     peak_memory_bytes: int
     """Most that torch held on the GPU while this model was measured; 0 on a CPU."""
@@ -87,9 +87,9 @@ class GpuResult:
                 {
                     "model": m.model,
                     "freeze": m.freeze,
-                    "front_samples_per_second": {str(b): s.to_json() for b, s in m.front.items()},
+                    "front_samples_per_second": {str(b): s.to_json() for b, s in m.prefix.items()},
                     "rest_split": m.split,
-                    "rest_samples_per_second": m.rest.to_json(),
+                    "rest_samples_per_second": m.suffix.to_json(),
                     "peak_memory_bytes": m.peak_memory_bytes,
                 }
                 for m in self.models
@@ -109,8 +109,8 @@ class GpuResult:
             f"{'model':<14}{heads}{'rest':>12}  layers of the rest",
         ]
         for m in self.models:
-            fronts = "".join(f"{m.front[b].median:12,.0f}" for b in batches)
-            lines.append(f"{m.model:<14}{fronts}{m.rest.median:12,.0f}  {m.split + 1}..{m.freeze}")
+            prefixes = "".join(f"{m.prefix[b].median:12,.0f}" for b in batches)
+            lines.append(f"{m.model:<14}{prefixes}{m.suffix.median:12,.0f}  {m.split + 1}..{m.freeze}")
         for title, rates in (("GB/s of copies", self.copies), ("GB/s over loopback", self.wire)):
             lines += ["", f"{title:<34}{'median':>8}{'min':>8}{'max':>8}"]
             lines += [f"{name:<34}{s.median:8.2f}{s.low:8.2f}{s.high:8.2f}" for name, s in rates.items()]
@@ -181,13 +181,17 @@ def _model_rates(name: str, settings: GpuSettings, device: torch.device, seconds
     split = freeze // 2
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    front = {b: _front_rate(model, freeze, b, device, seconds) for b in settings.cos_batches}
-    rest = _rest_rate(model, split, freeze, settings.micro_batch, device, seconds)
+    prefix = {b: _prefix_rate(model, freeze, b, device, seconds) for b in settings.cos_batches}
+    suffix = _suffix_rate(model, split, freeze, settings.micro_batch, device, seconds)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return ModelRates(model=name, freeze=freeze, split=split, front=front, rest=rest, peak_memory_bytes=peak)
+    return ModelRates(
+        model=name, freeze=freeze, split=split, prefix=prefix, suffix=suffix, peak_memory_bytes=peak
+    )
 
 
-def _front_rate(model: LayeredModel, freeze: int, batch: int, device: torch.device, seconds: float) -> Spread:
+def _prefix_rate(
+    model: LayeredModel, freeze: int, batch: int, device: torch.device, seconds: float
+) -> Spread:
     server = Device(device)
     try:
         layers = model.segment(0, freeze, frozen=True)
@@ -205,11 +209,11 @@ def _front_rate(model: LayeredModel, freeze: int, batch: int, device: torch.devi
         server.close()
 
 
-def _rest_rate(
+def _suffix_rate(
     model: LayeredModel, split: int, freeze: int, micro_batch: int, device: torch.device, seconds: float
 ) -> Spread:
     shape, dtype = model.output_shapes()[freeze], model.output_dtypes()[freeze]
-    rest = FrozenSuffix(
+    suffix = FrozenSuffix(
         model.segment(split, freeze, frozen=True), shape, dtype, MicroBatch(micro_batch), device
     )
     pool = BufferPool(pinned=device.type == "cuda")
@@ -217,7 +221,7 @@ def _rest_rate(
     features.normal_()
 
     def work() -> int:
-        rest(features)
+        suffix(features)
         return len(features)
 
     return Spread.of(_timed(work, seconds, device))
@@ -225,12 +229,12 @@ def _rest_rate(
 
 def _copies(nbytes: int, device: torch.device, seconds: float) -> dict[str, Spread]:
     """GB/s of copies of ``nbytes`` each way; on a CPU both kinds of host memory are the same and ordinary."""
-    there = torch.ones(nbytes, dtype=torch.uint8, device=device)
+    on_device = torch.ones(nbytes, dtype=torch.uint8, device=device)
     on_gpu = device.type == "cuda"
     rates = {}
     for kind, pinned in (("pinned", True), ("pageable", False)):
         host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned and on_gpu)
-        ways = {f"host to device, {kind}": (there, host), f"device to host, {kind}": (host, there)}
+        ways = {f"host to device, {kind}": (on_device, host), f"device to host, {kind}": (host, on_device)}
         for name, (target, source) in ways.items():
 
             def work(target: torch.Tensor = target, source: torch.Tensor = source) -> int:

@@ -130,11 +130,11 @@ def _layers(
 
 
 def _model_lines(rows: Sequence[LayerRow]) -> list[str]:
-    total, most = sum(row.seconds for row in rows), max(rows, key=lambda row: row.memory_bytes)
+    total, largest = sum(row.seconds for row in rows), max(rows, key=lambda row: row.memory_bytes)
     small = [row.layer for row in rows if row.output_bytes < row.input_bytes and row.frozen]
     first = rows[0]
     size = format_bytes(first.input_bytes)
-    lines = [f"{first.model}: input {size}, forward {total:.2f} s, most memory at layer {most.layer}"]
+    lines = [f"{first.model}: input {size}, forward {total:.2f} s, most memory at layer {largest.layer}"]
     named = paper.SMALL_LAYERS.get(first.model)
     theirs = f" (the paper names {', '.join(map(str, named))})" if named else ""
     lines.append(f"  frozen outputs smaller than the input at {_ranges(small)}{theirs}")

@@ -127,7 +127,7 @@ def measure_memory(
             "this system does not tell the peak memory of a process; python -m benchmarks memory needs Linux"
         )
     found = {} if results is None else _read(results, settings)
-    told = {**conditions(), "image_size": settings.image_size, "micro_batch": settings.micro_batch}
+    recorded = {**conditions(), "image_size": settings.image_size, "micro_batch": settings.micro_batch}
     for model in settings.models:
         profile = _profile(model, settings.image_size)
         for split, bs in _cases(profile, settings.batches):
@@ -136,9 +136,9 @@ def measure_memory(
                 found[key] = _observed(profile, split, bs, settings)
                 say(found[key].row())
                 if results is not None:
-                    partial = MemoryResult(cases=tuple(found.values()), conditions=told)
+                    partial = MemoryResult(cases=tuple(found.values()), conditions=recorded)
                     write_json(results, partial.to_json())
-    return MemoryResult(cases=tuple(found.values()), conditions=told)
+    return MemoryResult(cases=tuple(found.values()), conditions=recorded)
 
 
 def _profile(model: str, side: int) -> Profile:
@@ -211,9 +211,12 @@ def _read(path: Path, settings: MemorySettings) -> dict[tuple[str, int, int], Me
     fields = ("model", "split", "bs", "predicted", "needed", "resident", "code")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        told = document["conditions"]
+        recorded = document["conditions"]
         cases = [MemoryCase(**{name: case[name] for name in fields}) for case in document["cases"]]
-        merge_key = (told["image_size"], told["micro_batch"]) == (settings.image_size, settings.micro_batch)
+        merge_key = (recorded["image_size"], recorded["micro_batch"]) == (
+            settings.image_size,
+            settings.micro_batch,
+        )
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path}: not a result of python -m benchmarks memory; name another file") from None
     if not merge_key:

@@ -37,27 +37,27 @@ def main() -> None:
     split, last_split = case["split"], model.last_split(choose_freeze(model, None))
     fill(model, split, len(model), device)
     features = torch.rand((case["bs"], *model.output_shapes()[split])).to(model.output_dtypes()[split])
-    rest: FrozenSuffix | None = None
+    suffix: FrozenSuffix | None = None
     if split < last_split:
         shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]
         segment = model.segment(split, last_split, frozen=True)
         micro = MicroBatch(case["micro_batch"])
-        rest = FrozenSuffix(segment, tuple(shape), dtype, micro, device, MemoryBudget(None, device))
+        suffix = FrozenSuffix(segment, tuple(shape), dtype, micro, device, MemoryBudget(None, device))
     trained = model.segment(last_split, len(model), frozen=False)
     optimizer = make_optimizer(TrainingSettings(momentum=0.9), trained)
     for _ in range(_WARM_STEPS):
-        _step(features, rest, trained, optimizer)
+        _step(features, suffix, trained, optimizer)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
-    _step(features, rest, trained, optimizer)
+    _step(features, suffix, trained, optimizer)
     code = status_bytes("RssFile")
     print(json.dumps({"grown": status_bytes("VmHWM") - code - before, "code": code - code_before}))
 
 
 def _step(
-    features: torch.Tensor, rest: FrozenSuffix | None, trained: nn.Module, optimizer: torch.optim.Optimizer
+    features: torch.Tensor, suffix: FrozenSuffix | None, trained: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Take a step as a session and its trainer do."""
-    at_last_split = features if rest is None else rest(features)
+    at_last_split = features if suffix is None else suffix(features)
     optimizer.zero_grad()
     output = trained(at_last_split)
     nn.functional.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64)).backward()

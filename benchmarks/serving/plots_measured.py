@@ -67,9 +67,13 @@ def draw_concurrency(rows: Sequence[ConcurrencyRow], tenants: Sequence[TenantsRo
     with canvas(max(7.0, 2.0 + 0.3 * len(rows)), 7.0) as figure:
         top, bottom = figure.subplots(2, 1)
         for number, (count, colour) in enumerate(zip(AT_ONCE[1:], (COLOURS["stall"], _TWO), strict=True)):
-            places = [i + (number - 0.5) * 0.38 for i in range(len(rows))]
+            positions = [i + (number - 0.5) * 0.38 for i in range(len(rows))]
             top.bar(
-                places, [r.speedup(count) for r in rows], width=0.38, color=colour, label=f"{count} at once"
+                positions,
+                [r.speedup(count) for r in rows],
+                width=0.38,
+                color=colour,
+                label=f"{count} at once",
             )
         top.axhline(1.0, color=COLOURS["muted"], linewidth=0.8)
         top.set_xticks(range(len(rows)), [f"{r.model} {r.split}" for r in rows], rotation=90, fontsize=7)

@@ -105,19 +105,19 @@ class _Bench:
         freeze = {name: self._open(name, model)["freeze"] for name in self._clients}
         self._bed.set_bandwidth(settings.bandwidth)
         splits = {
-            name: client.ask("plan", samples=samples, epoch=0)["choices"]["auto"]
+            name: client.call("plan", samples=samples, epoch=0)["choices"]["auto"]
             for name, client in self._clients.items()
         }
         runs: dict[str, list[dict[str, Any]]] = {KEPT: [], LOADED: []}
-        for turn in range(settings.repeats + 1):
+        for round_index in range(settings.repeats + 1):
             for name, client in self._clients.items():
-                found = client.ask("epoch", split=splits[name], samples=samples, epoch=1, limit=None)
-                if turn:  # the first one loads the layers of this split where they are kept
+                found = client.call("epoch", split=splits[name], samples=samples, epoch=1, limit=None)
+                if round_index:  # the first one loads the layers of this split where they are kept
                     runs[name].append(found)
         last, load_split = runs[LOADED][-1], splits[LOADED]
         if not load_split:
             load_split = freeze[LOADED]
-            last = self._clients[LOADED].ask("epoch", split=load_split, samples=samples, epoch=1, limit=None)
+            last = self._clients[LOADED].call("epoch", split=load_split, samples=samples, epoch=1, limit=None)
         return {
             "model": model,
             "splits": splits,
@@ -129,7 +129,7 @@ class _Bench:
 
     def _open(self, name: str, model: str) -> dict[str, Any]:
         settings = self._settings
-        return self._clients[name].ask(
+        return self._clients[name].call(
             "open",
             server=[self._urls[name]],
             dataset="images",

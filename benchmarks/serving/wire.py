@@ -84,9 +84,9 @@ def measure_wire(body_bytes: int = 64 << 20, rounds: int = 15, cores: Cores | No
         for transfer in ways.values():
             transfer()  # warms caches, connections and buffers
         seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(rounds):
+        for round_index in range(rounds):
             # Each way takes each place in the turn, so that none profits from what ran before it.
-            for name in rotated(list(ways), turn):
+            for name in rotated(list(ways), round_index):
                 start = time.perf_counter()
                 ways[name]()
                 seconds[name].append(time.perf_counter() - start)
@@ -130,9 +130,9 @@ def _by_socket(connection: socket.socket, buffer: memoryview) -> None:
 async def _by_aiohttp(session: aiohttp.ClientSession, url: str, buffer: memoryview) -> None:
     filled = 0
     async with session.get(url) as response:
-        async for piece in response.content.iter_any():
-            buffer[filled : filled + len(piece)] = piece
-            filled += len(piece)
+        async for part in response.content.iter_any():
+            buffer[filled : filled + len(part)] = part
+            filled += len(part)
     _check_size(filled, len(buffer))
 
 
@@ -149,9 +149,9 @@ def by_hapi(transport: HttpTransport, buffer: memoryview) -> None:
         """Return the buffer for a frame's tensor."""
         nonlocal filled
         features, labels = header.tensors
-        place = buffer[filled : filled + features.nbytes]
+        target = buffer[filled : filled + features.nbytes]
         filled += features.nbytes
-        return [place, memoryview(bytearray(labels.nbytes))]
+        return [target, memoryview(bytearray(labels.nbytes))]
 
     def receive(reader: FrameReader) -> None:
         """Read all frames."""

@@ -49,7 +49,7 @@ class Scene:
     server: float = 1.0
     """The server's seconds, as much."""
     client: float = 1.0
-    beside: float = 1.0
+    overhead: float = 1.0
     """The server's seconds of reading, decoding and sending, as much."""
     step: float = 1.0
     """The training step's, as much."""
@@ -75,7 +75,7 @@ SCENES: Mapping[str, Scene] = {
     "server x0.4": Scene(server=2.5),
     "client x0.4": Scene(client=2.5),
     "step x0.4": Scene(step=2.5),
-    "link /10, sending x0.3": Scene(link=0.1, beside=3.0),
+    "link /10, sending x0.3": Scene(link=0.1, overhead=3.0),
     "bucket": Scene(bucket=4.0),
     "large bucket": Scene(bucket=40.0),
     "server to and fro": Scene(server=3.0, period=7),
@@ -216,11 +216,11 @@ def simulate(profile: Profile, job: Job, scene: Scene, seed: int) -> Run:
             epoch = stretch * EPOCHS + number
             planning.begin_pass(epoch, BATCHES)
             for batch in range(BATCHES):
-                turn = (number * BATCHES + batch) // scene.period if scene.period else 0
+                round_index = (number * BATCHES + batch) // scene.period if scene.period else 0
                 split, timed = planning.open(epoch, batch)
                 sent = job.bs * profile.sent_bytes(split)
                 bursting = full > 0 and tokens >= sent
-                world.true, (costs, fills) = worlds[2 if bursting else stretch % 2 and turn % 2 == 0]
+                world.true, (costs, fills) = worlds[2 if bursting else stretch % 2 and round_index % 2 == 0]
                 tokens = min(full, tokens + rate * costs[split] - sent)
                 first = seen.setdefault(split, 0) < scene.fresh
                 seen[split] += 1
@@ -257,9 +257,9 @@ def _changed(profile: Profile, scene: Scene) -> Profile:
         ),
         server_tier=replace(
             tier,
-            decode_seconds=tier.decode_seconds * scene.server * scene.beside,
-            overhead_seconds=tier.overhead_seconds * scene.server * scene.beside,
-            codec_seconds_per_byte=tier.codec_seconds_per_byte * scene.server * scene.beside,
+            decode_seconds=tier.decode_seconds * scene.server * scene.overhead,
+            overhead_seconds=tier.overhead_seconds * scene.server * scene.overhead,
+            codec_seconds_per_byte=tier.codec_seconds_per_byte * scene.server * scene.overhead,
         ),
         step_seconds=profile.step_seconds * scene.client * scene.step,
     )

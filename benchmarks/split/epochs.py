@@ -51,7 +51,7 @@ class Epochs:
         """Return the deciding splits with less than ``enough`` seconds, if one is not known well enough."""
         if not self.found:
             return set()
-        deciding = self.near(DECIDING) | self.found.keys() & {auto}
+        deciding = self.within(DECIDING) | self.found.keys() & {auto}
         if len(deciding) < 2 or all(_standard_error(self.found[split]) <= UNSURE for split in deciding):
             return set()
         return {split for split in deciding if sum(self.found[split]) < enough}
@@ -76,7 +76,7 @@ class Epochs:
         """Say how much slower than the best, for a person; ``>`` for one that was broken off."""
         return f"{self.median(split) / self.best() - 1:+.0%}" if split in self.found else ">"
 
-    def near(self, factor: float) -> set[int]:
+    def within(self, factor: float) -> set[int]:
         """The splits within ``factor`` of the best."""
         limit = factor * self.best()
         return {split for split in self.found if self.median(split) <= limit}

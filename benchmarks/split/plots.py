@@ -36,7 +36,7 @@ def draw(view: str, cells: Sequence[Measured], path: str) -> None:
 
 def _optimality(axes: Axes, cells: Sequence[Measured]) -> None:
     """Ours on the left of each pair, the paper's (Table 3) on the right."""
-    place = 0.0
+    position = 0.0
     ticks: list[tuple[float, str]] = []
     for strategy in ORDER:
         found = optimality(cells, strategy)
@@ -47,11 +47,11 @@ def _optimality(axes: Axes, cells: Sequence[Measured]) -> None:
             base = 0.0
             for number, (share, colour) in enumerate(zip(shares, _BIN_COLOURS, strict=True)):
                 label = _BINS[number] if not ticks else None
-                axes.bar(place, share, bottom=base, color=colour, width=0.8, label=label)
+                axes.bar(position, share, bottom=base, color=colour, width=0.8, label=label)
                 base += share
-            ticks.append((place, name))
-            place += 1.0
-        place += 0.5
+            ticks.append((position, name))
+            position += 1.0
+        position += 0.5
     axes.set_xticks([t[0] for t in ticks], [t[1] for t in ticks], fontsize=7.5)
     axes.set_ylabel("% of cells")
     axes.set_title("How good the chosen splits are (Table 3)")
@@ -87,8 +87,8 @@ def _competitors(axes: Axes, cells: Sequence[Measured]) -> None:
             auto, split = one.choices["auto"], one.choices[name]
             ours = one.seconds(auto) or one.bounds.get(auto, one.best)
             heights.append((one.seconds(split) or one.bounds.get(split, 0.0)) / ours)
-        places = [i + (number - len(others) / 2 + 0.5) * width for i in range(len(ordered))]
-        axes.bar(places, heights, width=width, color=PALETTE[name], label=name)
+        positions = [i + (number - len(others) / 2 + 0.5) * width for i in range(len(ordered))]
+        axes.bar(positions, heights, width=width, color=PALETTE[name], label=name)
     axes.axhline(1.0, color=PALETTE["auto"], linewidth=1.2, label="auto")
     _by_cell(
         axes,
@@ -102,14 +102,16 @@ def _competitors(axes: Axes, cells: Sequence[Measured]) -> None:
 def _splits(axes: Axes, cells: Sequence[Measured]) -> None:
     """Figure 3: each cell's range over all measured splits, normalised to the freeze's epoch or its bound."""
     ordered = _ordered(cells)
-    for place, one in enumerate(ordered):
+    for position, one in enumerate(ordered):
         freeze = _freeze_seconds(one)
         medians = [statistics.median(times) / freeze for times in one.times.values()]
         bounds = [bound / freeze for bound in one.bounds.values()]
-        axes.plot([place, place], [min(medians), max(medians + bounds)], color=PALETTE["none"], linewidth=3)
+        axes.plot(
+            [position, position], [min(medians), max(medians + bounds)], color=PALETTE["none"], linewidth=3
+        )
     for name, mark, size in (("none", "s", 7), ("min", "o", 6), ("auto", "D", 4)):
-        known = [(place, one, one.seconds(one.choices[name])) for place, one in enumerate(ordered)]
-        points = [(place, s / _freeze_seconds(one)) for place, one, s in known if s is not None]
+        known = [(position, one, one.seconds(one.choices[name])) for position, one in enumerate(ordered)]
+        points = [(position, s / _freeze_seconds(one)) for position, one, s in known if s is not None]
         colour = PALETTE[name] if name != "none" else PALETTE["freeze"]
         axes.plot(
             [p[0] for p in points], [p[1] for p in points], mark, color=colour, markersize=size, label=name
@@ -145,8 +147,8 @@ def _traffic(axes: Axes, cells: Sequence[Measured]) -> None:
         heights = [
             one.bytes_received.get(one.choices[name], one.wire[one.choices[name]]) / 2**20 for one in ordered
         ]
-        places = [i + (number - len(ORDER) / 2 + 0.5) * width for i in range(len(ordered))]
-        axes.bar(places, heights, width=width, color=PALETTE[name], label=name)
+        positions = [i + (number - len(ORDER) / 2 + 0.5) * width for i in range(len(ordered))]
+        axes.bar(positions, heights, width=width, color=PALETTE[name], label=name)
     _logarithmic(axes, "y")
     _by_cell(
         axes, ordered, "MiB of an epoch", "Bytes over the wire (earlier text, Figures 10b and 12)", columns=7
@@ -162,8 +164,8 @@ def _cpu_client(axes: Axes, cells: Sequence[Measured]) -> None:
             none = one.seconds(0) if form == "images" else one.tensors.get(form)
             auto = one.seconds(one.choices["auto"])
             heights.append(none / auto if none and auto else 0.0)
-        places = [i + (number - 1) * 0.27 for i in range(len(ordered))]
-        axes.bar(places, heights, width=0.27, color=colour, label=f"stored as {form}")
+        positions = [i + (number - 1) * 0.27 for i in range(len(ordered))]
+        axes.bar(positions, heights, width=0.27, color=colour, label=f"stored as {form}")
     axes.axhline(1.0, color=PALETTE["auto"], linewidth=1.2)
     _by_cell(
         axes,

@@ -41,7 +41,7 @@ class Measured:
         """The median of the whole epochs; None for a split that was broken off."""
         return statistics.median(self.times[split]) if split in self.times else None
 
-    def least(self, split: int) -> float | None:
+    def lower_bound(self, split: int) -> float | None:
         """The median, or of a split that was broken off what its epoch takes at least; None when it did not fit."""
         seconds = self.seconds(split)
         return self.bounds.get(split) if seconds is None else seconds
@@ -187,8 +187,8 @@ def slower_than(cells: Sequence[Measured], by: float, than: Sequence[str]) -> in
     """Cells where ``auto``'s epoch takes more than ``by`` (a share) longer than the best of these strategies takes."""
     found = 0
     for one in cells:
-        seconds = one.least(one.choices["auto"])
-        others = [least for name in than if (least := one.least(one.choices[name])) is not None]
+        seconds = one.lower_bound(one.choices["auto"])
+        others = [bound for name in than if (bound := one.lower_bound(one.choices[name])) is not None]
         found += seconds is None or (bool(others) and seconds > (1 + by) * min(others))
     return found
 
@@ -228,8 +228,10 @@ def _chance(fast: Sequence[float], slow: Sequence[float]) -> float:
         for taken in range(len(slow), 0, -1):
             for total, count in ways[taken - 1].items():
                 ways[taken][total + rank] += count
-    least = sum(twice[bisect_left(both, value)] for value in slow)
-    return sum(count for total, count in ways[-1].items() if total >= least) / math.comb(len(both), len(slow))
+    observed = sum(twice[bisect_left(both, value)] for value in slow)
+    return sum(count for total, count in ways[-1].items() if total >= observed) / math.comb(
+        len(both), len(slow)
+    )
 
 
 def errors_of_epochs(cells: Sequence[Measured], *, chosen_by: str | None = None) -> list[float]:

@@ -35,7 +35,7 @@ from hapi.units import format_bandwidth, format_duration
 BEYOND, SURELY_BEYOND = 1.3, 1.2
 """Times the best epoch after which a split is broken off, and which it must have exceeded in the end: every table's
 last column begins earlier."""
-NEAR = (1.08, DECIDING)
+REPEAT_WITHIN = (1.08, DECIDING)
 """Times the best epoch within which a split is measured a second time, and a third."""
 CHOSEN = 1.2
 """The same for splits that strategies chose: they are compared by name, so their times must be as good as the
@@ -102,8 +102,8 @@ class _Bench:
     def __init__(self, bed: Bed, folder: Path, grid: Grid, results: Results, tell: Tell) -> None:
         self._bed, self._grid, self._results, self._tell = bed, grid, results, tell
         token = secrets.token_hex(16)
-        most = max(grid.profile_samples(bs) for bs in grid.batches)
-        store = make_store(folder, most, grid.image_size)
+        samples = max(grid.profile_samples(bs) for bs in grid.batches)
+        store = make_store(folder, samples, grid.image_size)
         # The paper's. One that is looked for while splits are compared would be another for each of them.
         fixed = ("--cos-batch", str(FIXED_BATCH))
         self._url = start_server(bed, store, token, folder, fixed, device=grid.server_device)
@@ -137,15 +137,15 @@ class _Bench:
                 if twin != measured:
                     self._results.add({"kind": "twin", "cell": cell.key, "split": twin, "of": measured})
             self._tensors(cell, self._grid.samples(cell.bs), TENSORS * epochs.best())
-        told = ", ".join(f"{name} {split} ({epochs.slower(split)})" for name, split in choices.items())
+        summary = ", ".join(f"{name} {split} ({epochs.slower(split)})" for name, split in choices.items())
         best = f"best {epochs.best_split()} {epochs.best():.2f} s"
-        self._tell(f"{cell.key} at {format_bandwidth(cell.bandwidth)}: {best}; {told}")
+        self._tell(f"{cell.key} at {format_bandwidth(cell.bandwidth)}: {best}; {summary}")
 
     def _plan(self, cell: Cell, plans: list[dict[str, Any]]) -> bool:
         """Profile the cell once more, and choose from the mean of all its profiles; whether anything fits."""
         samples, profiled = self._grid.samples(cell.bs), self._grid.profile_samples(cell.bs)
         before = {"before": plans[-1]["profile"], "parts": len(plans)} if plans else {}
-        planned = self._client.ask("plan", samples=samples, profiled=profiled, epoch=0, **before)
+        planned = self._client.call("plan", samples=samples, profiled=profiled, epoch=0, **before)
         if not planned["ok"]:
             self._results.add({"kind": "unfit", "cell": cell.key, "error": planned["error"]})
             return False
@@ -158,17 +158,21 @@ class _Bench:
         """Measure again what decides, until it is known well enough."""
         if not epochs.found or self._grid.repeats < 2:
             return
-        for turn in range(self._grid.repeats - 1):
-            again = epochs.near(NEAR[min(turn, len(NEAR) - 1)])
-            again |= epochs.near(CHOSEN) & set(choices.values()) | epochs.found.keys() & {choices["auto"]}
-            self._turn(cell, {split for split in again if len(epochs.found[split]) < turn + 2}, epochs)
-        while again := epochs.unsure(choices["auto"], self._grid.enough):
-            if not self._turn(cell, again, epochs):
+        for round_index in range(self._grid.repeats - 1):
+            repeated = epochs.within(REPEAT_WITHIN[min(round_index, len(REPEAT_WITHIN) - 1)])
+            repeated |= epochs.within(CHOSEN) & set(choices.values()) | epochs.found.keys() & {
+                choices["auto"]
+            }
+            self._round(
+                cell, {split for split in repeated if len(epochs.found[split]) < round_index + 2}, epochs
+            )
+        while repeated := epochs.unsure(choices["auto"], self._grid.enough):
+            if not self._round(cell, repeated, epochs):
                 return  # they do not fit any more
 
-    def _turn(self, cell: Cell, again: set[int], epochs: Epochs) -> bool:
+    def _round(self, cell: Cell, repeated: set[int], epochs: Epochs) -> bool:
         """These splits once more, and those that turn out to have been broken off too early; whether one was whole."""
-        whole = [self._run(cell, split, epochs) for split in sorted(again)]
+        whole = [self._run(cell, split, epochs) for split in sorted(repeated)]
         whole += [self._run(cell, split, epochs) for split in epochs.doubtful(SURELY_BEYOND)]
         return any(whole)
 
@@ -176,26 +180,26 @@ class _Bench:
         """NoSplit with samples stored as tensors, as in the papers, beside that with encoded images."""
         forms: tuple[tuple[Form, int], ...] = (("uint8", 1), ("float32", 4))
         for form, element in forms:
-            least = samples * 3 * self._grid.image_size**2 * element * 8 / cell.bandwidth
-            if least > limit:
-                over = {"ok": True, "over": True, "seconds": least, "by": "bytes at the link's rate"}
+            lower_bound = samples * 3 * self._grid.image_size**2 * element * 8 / cell.bandwidth
+            if lower_bound > limit:
+                over = {"ok": True, "over": True, "seconds": lower_bound, "by": "bytes at the link's rate"}
                 self._results.add({"kind": "none", "cell": cell.key, "form": form, **over})
                 continue
             self._opened(cell, form)
             self._bed.set_bandwidth(None)
-            warmed = self._client.ask("warm", split=0, samples=cell.bs)["ok"]
+            warmed = self._client.call("warm", split=0, samples=cell.bs)["ok"]
             self._bed.set_bandwidth(cell.bandwidth)
             if not warmed:
                 self._results.add({"kind": "none", "cell": cell.key, "form": form, "ok": False})
                 continue
-            found = self._client.ask("epoch", split=0, samples=samples, epoch=1, limit=limit)
+            found = self._client.call("epoch", split=0, samples=samples, epoch=1, limit=limit)
             self._results.add({"kind": "none", "cell": cell.key, "form": form, **found})
 
     def _opened(self, cell: Cell, form: Form) -> None:
         if self._open == (cell.model, cell.bs, form):
             return
         self._bed.set_bandwidth(None)  # weights and warm-up are not what is measured
-        opened = self._client.ask(
+        opened = self._client.call(
             "open",
             server=[self._url],
             dataset=form,
@@ -218,14 +222,19 @@ class _Bench:
         Whether it was whole.
         """
         bound = BEYOND * epochs.best() if epochs.found and wire_bytes is not None else None
-        least = 0.0 if wire_bytes is None else wire_bytes * 8 / cell.bandwidth
+        lower_bound = 0.0 if wire_bytes is None else wire_bytes * 8 / cell.bandwidth
         run: dict[str, Any] = {"kind": "run", "cell": cell.key, "split": split}
-        if bound is not None and least > bound:
-            run |= {"by": "bytes at the link's rate", "over": True, "seconds": least, "bytes": wire_bytes}
+        if bound is not None and lower_bound > bound:
+            run |= {
+                "by": "bytes at the link's rate",
+                "over": True,
+                "seconds": lower_bound,
+                "bytes": wire_bytes,
+            }
         else:
             self._warmed(cell, split)
             samples = self._grid.samples(cell.bs)
-            run |= self._client.ask("epoch", split=split, samples=samples, epoch=1, limit=bound)
+            run |= self._client.call("epoch", split=split, samples=samples, epoch=1, limit=bound)
         self._results.add(run)
         epochs.note(run)
         return bool(run.get("ok") and not run["over"])
@@ -233,7 +242,7 @@ class _Bench:
     def _warmed(self, cell: Cell, split: int) -> None:
         if split not in self._warm:
             self._bed.set_bandwidth(None)
-            self._client.ask("warm", split=split, samples=WARM * cell.bs)
+            self._client.call("warm", split=split, samples=WARM * cell.bs)
             self._bed.set_bandwidth(cell.bandwidth)
             self._warm.add(split)
 

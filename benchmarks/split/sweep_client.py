@@ -70,11 +70,11 @@ class SweepClient:
         self._session = session = self._connect(made)
         session.trained.train()
         self._optimizer = make_optimizer(made.training, session.trained)
-        self._ids = session.prepared.training_ids
+        self._ids = session.job_context.training_ids
         return {
-            "splits": list(session.prepared.candidate_splits),
-            "freeze": session.prepared.freeze,
-            "layers": len(session.prepared.model.layers),
+            "splits": list(session.job_context.candidate_splits),
+            "freeze": session.job_context.freeze,
+            "layers": len(session.job_context.model.layers),
             "count": len(self._ids),
         }
 
@@ -118,7 +118,7 @@ class SweepClient:
         session = self._opened(samples)
         started = time.monotonic()
         over = False
-        planned = session.prepared.strategy is not None
+        planned = session.job_context.strategy is not None
         stream = session.epoch(epoch, split_of=(lambda number: split) if planned else None)
         for features, labels in stream:
             self._step(session, features, labels)
@@ -143,11 +143,11 @@ class SweepClient:
     def do_fetch(self, split: int, samples: int, at_once: int) -> dict[str, Any]:
         """Receive ``samples`` at ``split``, ``at_once`` requests at a time, and do nothing with them."""
         session = self._opened(samples)
-        prepared, settings = session.prepared, session.settings
+        job_context, settings = session.job_context, session.settings
         started = time.monotonic()
         window = Prefetcher(
-            lambda number: prepared.job(split),
-            prepared.servers,
+            lambda number: job_context.job(split),
+            job_context.servers,
             session.batch_ids(0),
             request_size=settings.request_size,
             in_flight=at_once,
@@ -176,7 +176,7 @@ class SweepClient:
         """
         session = self._opened(profiled or samples)
         planning = planning_of(
-            session.settings, session.prepared, session.meter, session.budget, self._optimizer_bytes
+            session.settings, session.job_context, session.meter, session.budget, self._optimizer_bytes
         )
         if planning is None:
             raise HapiError("the sweep's session has no strategy; this is a defect of hapi")
@@ -202,7 +202,7 @@ class SweepClient:
     def _opened(self, samples: int) -> Session:
         if self._session is None:
             raise HapiError("the sweep's session is not open; this is a defect of hapi")
-        self._session.prepared.training_ids = spread(self._ids, samples)
+        self._session.job_context.training_ids = spread(self._ids, samples)
         return self._session
 
     def _step(self, session: Session, features: torch.Tensor, labels: torch.Tensor) -> None:

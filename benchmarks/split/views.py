@@ -67,11 +67,11 @@ def _noise(cells: Sequence[Measured]) -> list[str]:
     found = sorted(spreads(cells))
     if not found:
         return []
-    told = (
+    line = (
         f"noise: the slowest of repeated epochs took {statistics.median(found):.1%} longer than the fastest in the "
         f"median, {_p95(found):.1%} at the 95th percentile, of {len(found)} that were repeated"
     )
-    return [told]
+    return [line]
 
 
 def estimates_table(cells: Sequence[Measured]) -> list[str]:
@@ -102,7 +102,7 @@ def competitors_table(cells: Sequence[Measured]) -> list[str]:
     lines[0] += f"{'none uint8':>12}{'none fp32':>11}"
     ratios: dict[str, list[float]] = {name: [] for name in names}
     for one in sorted(cells, key=lambda m: (m.cell.model, m.cell.bs, m.cell.bandwidth)):
-        auto = one.least(one.choices["auto"])
+        auto = one.lower_bound(one.choices["auto"])
         if auto is None:
             lines.append(
                 f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}{'OOM':>9}"
@@ -111,13 +111,13 @@ def competitors_table(cells: Sequence[Measured]) -> list[str]:
         row = f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}{auto:>9.2f}"
         for name in names:
             split = one.choices[name]
-            least = one.least(split)
-            if least is None:
+            bound = one.lower_bound(split)
+            if bound is None:
                 row += f"{'OOM':>11}"
                 continue
             more = "" if one.seconds(split) is not None else ">"
-            row += f"{more + format(least / auto, '.2f'):>11}"
-            ratios[name].append(least / auto)
+            row += f"{more + format(bound / auto, '.2f'):>11}"
+            ratios[name].append(bound / auto)
         for form, width in (("uint8", 12), ("float32", 11)):
             seconds = one.tensors.get(form)
             row += f"{'>3' if seconds is None else format(seconds / auto, '.2f'):>{width}}"
@@ -200,8 +200,8 @@ def bandwidth_table(cells: Sequence[Measured]) -> list[str]:
         split = one.choices["auto"]
         seconds = one.seconds(split)
         best = min(one.times, key=lambda s: one.seconds(s) or 0.0)
-        least = one.least(split)
-        shown = "OOM" if least is None else f">{least:.2f}" if seconds is None else f"{least:.2f}"
+        bound = one.lower_bound(split)
+        shown = "OOM" if bound is None else f">{bound:.2f}" if seconds is None else f"{bound:.2f}"
         lines.append(
             f"{one.cell.model:<13}{one.cell.bs:>5}{format_bandwidth(one.cell.bandwidth):>13}"
             f"{split:>7}{shown:>9}{best:>6}{one.best:>9.2f}"

@@ -57,13 +57,13 @@ class World:
         """Count a batch; what the link showed meanwhile."""
         true, noise = self.true, self.noise
         server, client, nbytes = true.server_tier, true.client_tier, round(samples * true.sent_bytes(split))
-        there = [self.server_slower * x.server_seconds * samples for x in true.layers[:split]]
-        here = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
+        server_side = [self.server_slower * x.server_seconds * samples for x in true.layers[:split]]
+        client_side = [self.slower * x.client_seconds * samples for x in true.layers[split : true.last_split]]
         stages = {
             "decode": samples * server.decode_seconds * noise() if split else 0.0,
             "send": nbytes * server.codec_seconds_per_byte * noise(),
             "read": samples * server.overhead_seconds * noise(),
-            "forward": sum(there) * noise(),
+            "forward": sum(server_side) * noise(),
         }
         work = sum(stages.values())
         traffic = TrafficCounts(
@@ -73,17 +73,17 @@ class World:
             server_cpu=stages, server_wall=stages, work=work, process_cpu=work, clock=1.0, others=1.0 - self.share,
         )  # fmt: skip
         step = Work(samples, self.slower * samples * true.step_seconds * noise(), self.pages)
-        suffix = Work(0 if split == true.last_split else samples, sum(here) * noise(), self.pages)
+        suffix = Work(0 if split == true.last_split else samples, sum(client_side) * noise(), self.pages)
         main = step.seconds + suffix.seconds
         others = traffic.receive_cpu + traffic.decode_cpu + samples * client.overhead_seconds
         own = ClientCounts(
             batches=1, samples=samples, main_cpu=main, process_cpu=main + others, step=step,
             suffix=Work() if timed else suffix,
-            timed=replace(suffix, samples=samples, layers=tuple(here)) if timed else Work(),
+            timed=replace(suffix, samples=samples, layers=tuple(client_side)) if timed else Work(),
         )  # fmt: skip
         self.counts[split] = self.counts.get(split, SplitCounts()) + SplitCounts(client=own, traffic=traffic)
         if split:
-            each, half = stages["forward"] / 2, tuple(seconds / 2 for seconds in there)
+            each, half = stages["forward"] / 2, tuple(seconds / 2 for seconds in server_side)
             layers = half if timed else ()
             forward = Forward(split, samples // 2, each, each, self.server_pages, layers)
             self._forwards += [forward, forward]

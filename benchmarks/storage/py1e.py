@@ -38,13 +38,13 @@ def described(random: np.random.Generator, sizes: IntArray, block: int) -> IntAr
     count, firsts = int(sizes.sum()), np.cumsum(sizes) - sizes
     shards = random.permutation(len(sizes))
     sizes, firsts = sizes[shards], firsts[shards]
-    places = np.cumsum(sizes) - sizes
-    ids = np.repeat(firsts - places, sizes) + np.arange(count)
+    starts = np.cumsum(sizes) - sizes
+    ids = np.repeat(firsts - starts, sizes) + np.arange(count)
     blocks = random.integers(int(0.75 * block), int(1.25 * block), len(sizes))
     reach = np.maximum(0, (blocks - sizes) / 2)
-    low, high = np.maximum(-reach, -places), np.minimum(reach, count - places - sizes)
+    low, high = np.maximum(-reach, -starts), np.minimum(reach, count - starts - sizes)
     # Which of a shard's samples comes first is as random as the distances.
-    within = np.repeat(places, sizes) + random.random(count) * np.repeat(sizes, sizes)
+    within = np.repeat(starts, sizes) + random.random(count) * np.repeat(sizes, sizes)
     moved = within + np.repeat(low, sizes) + random.random(count) * np.repeat(high - low, sizes)
     order: IntArray = ids[np.argsort(moved, kind="stable")]
     return order

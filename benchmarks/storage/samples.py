@@ -127,8 +127,8 @@ class SamplesResult:
         """Return a line for each goal that the figures can decide."""
         if self.settings.total < 2 * LOCAL_COST.cache_bytes:
             kept = f"Hapi keeps up to {LOCAL_COST.cache_bytes >> 20} MiB of small samples itself"
-            told = f"datasets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"
-            return [f"{told}; take a larger --total"]
+            note = f"datasets of {self.settings.total >> 20} MiB: {kept}, so its figures are of copying"
+            return [f"{note}; take a larger --total"]
         lines = []
         if 512 in self.settings.sizes:
             ratio = self.row(512, "hapi chunks", True).rate / self.row(512, "files 8", True).rate
@@ -217,15 +217,15 @@ def _rounds(
     figures: dict[tuple[str, bool], list[dict[str, Any]]] = {
         (r, c): [] for r in readers for c in (True, False)
     }
-    for turn in range(settings.rounds):
-        for reader in rotated(readers, turn):
+    for round_index in range(settings.rounds):
+        for reader in rotated(readers, round_index):
             for cold in (True, False):
                 asked = json.dumps(spec | {"reader": reader, "cold": cold})
                 found = process_figure("benchmarks.storage.samples_read", asked, what=f"reader {reader!r}")
                 figures[reader, cold].append(found)
-    for (reader, cold), turns in figures.items():
-        rates = [f["rate"] for f in turns]
-        shares = [f["lookup_share"] for f in turns if "lookup_share" in f]
+    for (reader, cold), rounds in figures.items():
+        rates = [f["rate"] for f in rounds]
+        shares = [f["lookup_share"] for f in rounds if "lookup_share" in f]
         row = SamplesRow(
             size=size,
             reader=reader,
@@ -233,9 +233,9 @@ def _rounds(
             rate=statistics.median(rates),
             lowest=min(rates),
             highest=max(rates),
-            cpu_us=statistics.median(f["cpu_us"] for f in turns),
-            resident=max(f["resident"] for f in turns),
-            quality=next((f["quality"] for f in turns if f["quality"] is not None), None),
+            cpu_us=statistics.median(f["cpu_us"] for f in rounds),
+            resident=max(f["resident"] for f in rounds),
+            quality=next((f["quality"] for f in rounds if f["quality"] is not None), None),
             lookup_share=statistics.median(shares) if shares else None,
         )
         tell(

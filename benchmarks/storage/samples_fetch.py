@@ -45,7 +45,7 @@ EPOCHS = 4
 """Different ones that follow each other, again and again: a cache at the end of one has little of the next one."""
 WARM_PART = 0.5
 """Share of a figure's time that is spent before its clock starts."""
-_PATIENCE = 600.0
+_TIMEOUT = 600.0
 """Seconds: a fully shuffled request for small samples reads a whole dataset from a remote store."""
 Task = Callable[[int], int]
 """Fetches something as the worker of that number; the samples (or bytes) that came."""
@@ -54,7 +54,7 @@ Task = Callable[[int], int]
 def fetch_figure(spec: dict[str, Any]) -> dict[str, Any]:
     """Fetch as ``spec`` says, for about its ``seconds``; the figures."""
     kind, _, variant = str(spec["reader"]).partition(" ")
-    begin = {"plain": _plain, "server": _server, "mount": _mount}[kind](spec, variant)
+    begin = {"plain": _plain, "server": _server, "mount": _dataset_reader}[kind](spec, variant)
     begin(time.perf_counter() + WARM_PART * spec["seconds"])
     serving, used = cpu_seconds(spec["pids"]), time.process_time()
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
 
     ``trainer``: by ids, a batch at a time, a fifth of the samples held out, as ``hapi-train`` asks at split 0.
     """
-    transport = HttpTransport(spec["server"], token=spec["token"], timeout=_PATIENCE)
+    transport = HttpTransport(spec["server"], token=spec["token"], timeout=_TIMEOUT)
     found = transport.call("GET", f"{messages.DATASETS_PATH}/{LARGE if variant == 'large' else NAME}")
     description = messages.DatasetDescription.from_json(found)
     mean, count = description.total_bytes / description.count, description.count
@@ -144,7 +144,7 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     everything = np.arange(count, dtype=np.int64)
     fetcher = _Fetcher(transport, description, order)
     held_in = np.sort(epoch_sequence(SEED + 1, 0, count)[count // 5 :])
-    most = min(messages.MAX_SAMPLES, max(8, int(REQUEST_BYTES / mean)))
+    max_samples = min(messages.MAX_SAMPLES, max(8, int(REQUEST_BYTES / mean)))
     tasks: list[Task] = []
     for epoch in range(EPOCHS):
         if variant == "trainer":
@@ -152,8 +152,8 @@ def _server(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
             tasks += [fetcher.batch(epoch, batch) for batch in batches]
         else:
             sequence = order.sequence(epoch, everything, count)
-            places = [(start, min(start + most, count)) for start in range(0, count, most)]
-            tasks += [fetcher.range(epoch, sequence, *place) for place in places]
+            ranges = [(start, min(start + max_samples, count)) for start in range(0, count, max_samples)]
+            tasks += [fetcher.range(epoch, sequence, *position) for position in ranges]
             fetcher.range(epoch, sequence, 0, 1)(0)  # opens the dataset, and has the order computed
     endless = itertools.cycle(tasks)
 
@@ -197,14 +197,14 @@ class _Fetcher:
             return reader.samples
 
         arrays: list[Any] = []
-        place = 0
+        position = 0
 
         def sink(header: FrameHeader) -> list[memoryview]:
-            nonlocal place
+            nonlocal position
             count = len(header.ids)
-            if not np.array_equal(header.ids, ids[place : place + count]):
+            if not np.array_equal(header.ids, ids[position : position + count]):
                 raise WireError("the server sent other samples than were asked for, or in another order")
-            place += count
+            position += count
             data = self._buffer(worker, header.tensors[0].nbytes)
             arrays[:] = [data, np.empty(count + 1, np.int64), np.empty(count, np.int64)]
             return [byte_view(array) for array in arrays]
@@ -218,19 +218,19 @@ class _Fetcher:
         return known[:size]
 
 
-def _mount(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
+def _dataset_reader(spec: dict[str, Any], variant: str) -> Callable[[float], float]:
     """Batches of the sequence, straight from the store."""
-    mounted = mount(f"{spec['plain']}/{NAME}")
-    dataset = mounted.dataset
+    reader = mount(f"{spec['plain']}/{NAME}")
+    dataset = reader.dataset
     shuffle = Shuffle.parse(spec["shuffles"][variant], FULL)
     orders = [shuffle.sequence(SEED, epoch, dataset.count) for epoch in range(EPOCHS)]
     epochs = itertools.cycle(enumerate(orders))
 
     def batches() -> Iterator[int]:
-        with mounted:
+        with reader:
             for epoch, order in epochs:
-                mounted.sequence(SEED, epoch, order, shuffle=shuffle)
-                while len(batch := mounted.next_batch(spec["batch"])):
+                reader.sequence(SEED, epoch, order, shuffle=shuffle)
+                while len(batch := reader.next_batch(spec["batch"])):
                     yield len(batch)
 
     endless = batches()

@@ -215,8 +215,8 @@ def _rounds(
 ) -> Iterator[OverRow]:
     readers = READERS[settings.over]
     figures: dict[str, list[dict[str, Any]]] = {reader: [] for reader in readers}
-    for turn in range(settings.rounds):
-        for reader in rotated(readers, turn):
+    for round_index in range(settings.rounds):
+        for reader in rotated(readers, round_index):
             pids = served.pids if reader.startswith("server") else served.plain_pids
             asked = {"reader": reader, "server": served.server, "plain": served.plain, "pids": pids}
             figures[reader].append(_figure(bed, spec | asked | {"token": served.token}))

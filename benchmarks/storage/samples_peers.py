@@ -36,8 +36,8 @@ def missing() -> tuple[str, ...]:
 
 def write_form(form: str, folder: Path, source: Source, count: int) -> None:
     """The first ``count`` samples in a peer's format below ``folder / form``."""
-    place = folder / form
-    {"tars": _write_tars, "mds": _write_mds, "litdata": _write_litdata}[form](place, source, count)
+    target = folder / form
+    {"tars": _write_tars, "mds": _write_mds, "litdata": _write_litdata}[form](target, source, count)
 
 
 def open_form(form: str, folder: Path, batch: int) -> Callable[[], Iterator[int]]:
@@ -58,10 +58,10 @@ def batches_of(ids: Iterator[int], batch: int) -> Generator[IntArray]:
         yield np.array(group, dtype=np.int64)
 
 
-def _write_tars(place: Path, source: Source, count: int) -> None:
-    place.mkdir()
+def _write_tars(target: Path, source: Source, count: int) -> None:
+    target.mkdir()
     for first in range(0, count, _SHARD_SAMPLES):
-        with tarfile.open(place / f"{first // _SHARD_SAMPLES:05}.tar", "w") as tar:
+        with tarfile.open(target / f"{first // _SHARD_SAMPLES:05}.tar", "w") as tar:
             for number in range(first, min(first + _SHARD_SAMPLES, count)):
                 data = source.sample(number)
                 member = tarfile.TarInfo(f"{number}.bin")
@@ -69,40 +69,42 @@ def _write_tars(place: Path, source: Source, count: int) -> None:
                 tar.addfile(member, io.BytesIO(data))
 
 
-def _read_tars(place: Path, batch: int) -> Callable[[], Iterator[int]]:
+def _read_tars(target: Path, batch: int) -> Callable[[], Iterator[int]]:
     """Shards shuffled, and a buffer of 1000 samples (the library's default)."""
     webdataset = importlib.import_module("webdataset")
-    tars = sorted(str(path) for path in place.iterdir())
+    tars = sorted(str(path) for path in target.iterdir())
     dataset = webdataset.WebDataset(tars, shardshuffle=len(tars), empty_check=False).shuffle(1000)
     return _ids(dataset, lambda sample: (int(sample["__key__"]), sample["bin"]))
 
 
-def _write_mds(place: Path, source: Source, count: int) -> None:
+def _write_mds(target: Path, source: Source, count: int) -> None:
     streaming = importlib.import_module("streaming")
     with streaming.MDSWriter(
-        out=str(place), columns={"n": "int", "data": "bytes"}, size_limit=_SHARD_BYTES
+        out=str(target), columns={"n": "int", "data": "bytes"}, size_limit=_SHARD_BYTES
     ) as writer:
         for number in range(count):
             writer.write({"n": number, "data": bytes(source.sample(number))})
 
 
-def _read_mds(place: Path, batch: int) -> Callable[[], Iterator[int]]:
+def _read_mds(target: Path, batch: int) -> Callable[[], Iterator[int]]:
     """``py1e``, the library's default."""
     streaming = importlib.import_module("streaming")
-    dataset = streaming.StreamingDataset(local=str(place), shuffle=True, shuffle_seed=_SEED, batch_size=batch)
+    dataset = streaming.StreamingDataset(
+        local=str(target), shuffle=True, shuffle_seed=_SEED, batch_size=batch
+    )
     return _ids(dataset, lambda sample: (int(sample["n"]), sample["data"]))
 
 
-def _write_litdata(place: Path, source: Source, count: int) -> None:
-    cache = importlib.import_module("litdata.streaming").Cache(str(place), chunk_bytes=_SHARD_BYTES)
+def _write_litdata(target: Path, source: Source, count: int) -> None:
+    cache = importlib.import_module("litdata.streaming").Cache(str(target), chunk_bytes=_SHARD_BYTES)
     for number in range(count):
         cache[number] = number.to_bytes(_NUMBER_BYTES, "little") + bytes(source.sample(number))
     cache.done()
     cache.merge()
 
 
-def _read_litdata(place: Path, batch: int) -> Callable[[], Iterator[int]]:
-    dataset = importlib.import_module("litdata").StreamingDataset(str(place), shuffle=True, seed=_SEED)
+def _read_litdata(target: Path, batch: int) -> Callable[[], Iterator[int]]:
+    dataset = importlib.import_module("litdata").StreamingDataset(str(target), shuffle=True, seed=_SEED)
     return _ids(dataset, lambda data: (int.from_bytes(data[:_NUMBER_BYTES], "little"), data[_NUMBER_BYTES:]))
 
 

@@ -45,8 +45,8 @@ def read_figure(spec: dict[str, Any]) -> dict[str, Any]:
     """Read as ``spec`` says, for at most its ``seconds``; the figures."""
     folder, batch, longest = Path(spec["folder"]), int(spec["batch"]), float(spec["seconds"])
     kind, _, variant = str(spec["reader"]).partition(" ")
-    place, pattern = {"hapi": ("store", "*.bin"), "raw": ("store", "*.bin")}.get(kind, (kind, "*"))
-    paths = sorted(path for path in (folder / place).rglob(pattern) if path.is_file())
+    name, pattern = {"hapi": ("store", "*.bin"), "raw": ("store", "*.bin")}.get(kind, (kind, "*"))
+    paths = sorted(path for path in (folder / name).rglob(pattern) if path.is_file())
     begin, figures = _READERS[kind](folder, variant, batch)
     epochs = [_epoch(begin(), longest)]
     for path in paths:
@@ -100,18 +100,18 @@ Figures = Callable[[IntArray, float], dict[str, Any]]
 
 
 def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
-    mounted = mount(f"{folder / 'store'}/{NAME}")
-    dataset = mounted.dataset
+    reader = mount(f"{folder / 'store'}/{NAME}")
+    dataset = reader.dataset
     shuffle = Shuffle.parse("full" if variant == "full" else "chunks", dataset.reader.default_shuffle)
     order = shuffle.sequence(1, 0, dataset.count)
 
     def begin() -> Batches:
-        mounted.sequence(1, 0, order, shuffle=shuffle)
+        reader.sequence(1, 0, order, shuffle=shuffle)
         try:
-            while len(samples := mounted.next_batch(batch)):
+            while len(samples := reader.next_batch(batch)):
                 yield samples.ids
         finally:
-            mounted.sequence(1, 0, order, start=len(order), shuffle=shuffle)  # nothing is read ahead any more
+            reader.sequence(1, 0, order, start=len(order), shuffle=shuffle)  # nothing is read ahead any more
 
     def figures(ids: IntArray, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
@@ -126,16 +126,16 @@ def _hapi(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
 def _raw(folder: Path, variant: str, batch: int) -> tuple[Begin, Figures]:
     """Bare ``preadv`` of the same ranges of the same shards in the full permutation, "checked" or not at all."""
     threads, _, check = variant.partition(" ")
-    with mount(f"{folder / 'store'}/{NAME}") as mounted:
-        dataset = mounted.dataset
-        places = dataset.locate(np.arange(dataset.count))
+    with mount(f"{folder / 'store'}/{NAME}") as reader:
+        dataset = reader.dataset
+        located = dataset.locate(np.arange(dataset.count))
         order = epoch_sequence(1, 0, dataset.count)
         keys = [dataset.shard_key(number) for number in range(len(dataset.shards))]
         sums = dataset.index.checksum.copy()
     descriptors = [os.open(folder / "store" / key, os.O_RDONLY) for key in keys]
-    starts, lengths, shards = places.offset, places.length, places.shard
-    most = int(np.sort(lengths)[-batch:].sum())
-    buffers = itertools.cycle([np.zeros(most, dtype=np.uint8).data for _ in range(_UNDER_WAY + 1)])
+    starts, lengths, shards = located.offset, located.length, located.shard
+    largest = int(np.sort(lengths)[-batch:].sum())
+    buffers = itertools.cycle([np.zeros(largest, dtype=np.uint8).data for _ in range(_UNDER_WAY + 1)])
 
     def tasks(ids: IntArray) -> list[Callable[[], None]]:
         """A batch into one of the buffers, in the samples' order, a part of it for each thread."""
@@ -226,7 +226,7 @@ def _resident(paths: list[Path]) -> float:
     """Share of the pages of these files (of 200 of them at most) that are in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    there = pages = 0
+    resident = pages = 0
     for path in paths[:: max(1, len(paths) // 200)]:
         size = path.stat().st_size
         if size == 0:
@@ -236,9 +236,9 @@ def _resident(paths: list[Path]) -> float:
             found = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
             if libc.mincore(view.ctypes.data, size, found.ctypes.data):
                 raise OSError(ctypes.get_errno(), "mincore")
-            there, pages = there + int((found & 1).sum()), pages + len(found)
+            resident, pages = resident + int((found & 1).sum()), pages + len(found)
             del view
-    return there / max(1, pages)
+    return resident / max(1, pages)
 
 
 if __name__ == "__main__":

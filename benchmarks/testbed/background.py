@@ -8,10 +8,10 @@ from typing import Self
 
 
 class Background(ABC):
-    """Does its turn in a thread, time after time, for the length of a ``with`` block."""
+    """Does its step in a thread, time after time, for the length of a ``with`` block."""
 
     def __init__(self, every: float) -> None:
-        """``every``: seconds between the end of a turn and the next."""
+        """``every``: seconds between the end of a step and the next."""
         self._every, self._over = every, threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -25,8 +25,8 @@ class Background(ABC):
 
     def _run(self) -> None:
         while not self._over.wait(self._every):
-            self.turn()
+            self.step()
 
     @abstractmethod
-    def turn(self) -> None:
+    def step(self) -> None:
         """Do it once."""

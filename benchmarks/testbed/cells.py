@@ -67,11 +67,11 @@ class Grid:
         return [
             Cell(
                 model=model,
-                bs=self.batches[(turn + number) % len(self.batches)],
+                bs=self.batches[(round_index + number) % len(self.batches)],
                 bandwidth=bandwidth,
                 image_size=self.image_size,
             )
-            for turn in range(len(self.batches))
+            for round_index in range(len(self.batches))
             for number, model in enumerate(self.models)
             for bandwidth in self.bandwidths
         ]

@@ -41,9 +41,9 @@ class Spread:
         return {"median": self.median, "min": self.low, "max": self.high, "count": self.count}
 
 
-def rotated(ways: Sequence[str], turn: int) -> tuple[str, ...]:
+def rotated(ways: Sequence[str], round_index: int) -> tuple[str, ...]:
     """``ways``, another one first in each turn."""
-    first = turn % len(ways)
+    first = round_index % len(ways)
     return (*ways[first:], *ways[:first])
 
 

@@ -65,7 +65,7 @@ class RateLimit:
             self._bits = bits
             self._free_at = min(self._free_at, self._clock())
 
-    def piece(self) -> int:
+    def part(self) -> int:
         """Most bytes to read at once."""
         bits = self._bits
         return 1 << 62 if bits is None else max(_SMALLEST_PIECE, int(bits / 8 * PIECE_SECONDS))
@@ -141,7 +141,7 @@ class _LimitedSource:
         self._count = count
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        found = self._source.readinto(buffer[: self._limit.piece()])
+        found = self._source.readinto(buffer[: self._limit.part()])
         if found:
             self._limit.take(found)
             self._count(found)

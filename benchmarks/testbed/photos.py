@@ -75,7 +75,7 @@ def write_crops(target: Path, samples: int, side: int) -> None:
         photo = photos[number % len(photos)]
         top = generator.integers(0, photo.shape[0] - side + 1)
         left = generator.integers(0, photo.shape[1] - side + 1)
-        place = target / f"photo{number % len(photos)}"
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = target / f"photo{number % len(photos)}"
+        class_folder.mkdir(parents=True, exist_ok=True)
         crop = np.ascontiguousarray(photo[top : top + side, left : left + side])
-        Image.fromarray(crop).save(place / f"{number:06d}.png")
+        Image.fromarray(crop).save(class_folder / f"{number:06d}.png")

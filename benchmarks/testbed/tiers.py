@@ -98,9 +98,9 @@ class BenchClient:
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Send a command."""
-        self.ask(do, **arguments)
+        self.call(do, **arguments)
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and return the answer; ``ok`` is false when that did not fit its memory.
 
         Raises :class:`TransportError` for every other error.

@@ -244,32 +244,34 @@ def _model_files(training: TrainingSettings) -> list[str]:
 
 
 def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
-    prepared, settings = session.prepared, session.settings
-    model, description = prepared.model, prepared.description
+    job_context, settings = session.job_context, session.settings
+    model, description = job_context.model, job_context.description
     names = [layer.name for layer in model.layers]
-    if prepared.strategy is None:
+    if job_context.strategy is None:
         at = (
             f"{session.split} ({names[session.split - 1]})"
             if session.split
             else "none (stored samples are sent)"
         )
     else:
-        at = f"chosen by {prepared.strategy} after profiling"
+        at = f"chosen by {job_context.strategy} after profiling"
     unasked = ""
-    if settings.weights == "auto" and prepared.weights.startswith("random:"):
+    if settings.weights == "auto" and job_context.weights.startswith("random:"):
         unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
     augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
-    freeze = f"{prepared.freeze} ({names[prepared.freeze - 1]})" if prepared.freeze else "0 (nothing)"
+    freeze = (
+        f"{job_context.freeze} ({names[job_context.freeze - 1]})" if job_context.freeze else "0 (nothing)"
+    )
     print(
-        f"model {settings.model}, {len(names)} layers, weights {prepared.weights}{unasked}, "
+        f"model {settings.model}, {len(names)} layers, weights {job_context.weights}{unasked}, "
         f"freeze {freeze}, split {at}\n"
-        f"data  {description.reference.name}, {format_count(len(prepared.training_ids))} samples, "
+        f"data  {description.reference.name}, {format_count(len(job_context.training_ids))} samples, "
         f"{len(description.classes)} classes, batch {settings.bs}, "
         f"input {'x'.join(map(str, model.input_shape))}{augmented}\n"
-        f"via   {', '.join(prepared.urls)}{' (embedded)' if prepared.embedded else ''}, device {session.device}",
+        f"via   {', '.join(job_context.urls)}{' (embedded)' if job_context.embedded else ''}, device {session.device}",
         flush=True,
     )
-    order = prepared.order
+    order = job_context.order
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
     for warning in _warnings(session, loaded.value.training):
@@ -280,11 +282,11 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     """Warnings about settings that work, but are hardly intended."""
     from hapi.train.checkpoint_files import existing
 
-    settings, count = session.settings, len(session.prepared.training_ids)
+    settings, count = session.settings, len(session.job_context.training_ids)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
-    if settings.shuffle == "full" and session.prepared.description.prefers_chunks:
-        yield _full_cost(session.prepared.description)
+    if settings.shuffle == "full" and session.job_context.description.prefers_chunks:
+        yield _full_cost(session.job_context.description)
     if settings.sample_cache is not None and not session.caches:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if training.resume and training.checkpoint and not existing(training.checkpoint):

@@ -24,11 +24,11 @@ import numpy.typing as npt
 import torch
 
 from hapi.arrays import IntArray
+from hapi.client.job_context import JobContext
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.prefetcher import Batch
 from hapi.client.loading.receiver import checked_samples, stored_buffers
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
-from hapi.client.prepare import JobContext
 from hapi.client.transport.http import Transport
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import DataError, HapiError, WireError
@@ -54,15 +54,15 @@ class ServerLeftError(Exception):
 class Recheck:
     """Compares features from servers with those computed here from stored samples. Not thread-safe."""
 
-    def __init__(self, prepared: JobContext, samples: int, budget: MemoryBudget) -> None:
+    def __init__(self, job_context: JobContext, samples: int, budget: MemoryBudget) -> None:
         """Recheck at least ``samples`` of each pass; the weights of all frozen layers are here, within
         ``budget``.
         """
-        self._prepared, self._samples, self._budget = prepared, samples, budget
+        self._job_context, self._samples, self._budget = job_context, samples, budget
         self._random = np.random.default_rng(secrets.randbits(128))
         self._drawn: dict[int, Rows] = {}
         """Rows to compare, by number of the batch."""
-        self._fronts: dict[int, FrozenSuffix] = {}
+        self._prefixes: dict[int, FrozenSuffix] = {}
         self.compared = 0
         """Samples that were as they should be."""
         self.largest = 0.0
@@ -144,16 +144,16 @@ class Recheck:
         inputs = input_batch(stored, job.layout, job.transform)
         if job.split == 0:
             return inputs
-        if job.split not in self._fronts:
-            segment = self._prepared.model.segment(0, job.split, frozen=True)
-            self._fronts[job.split] = FrozenSuffix(
-                segment, job.shape, job.dtype, MicroBatch(MICRO_BATCH), self._prepared.device, self._budget
+        if job.split not in self._prefixes:
+            segment = self._job_context.model.segment(0, job.split, frozen=True)
+            self._prefixes[job.split] = FrozenSuffix(
+                segment, job.shape, job.dtype, MicroBatch(MICRO_BATCH), self._job_context.device, self._budget
             )
-        return self._fronts[job.split](inputs).cpu()
+        return self._prefixes[job.split](inputs).cpu()
 
     def _witnessed(self, job: ExtractionJob, ids: IntArray, server: str | None) -> tuple[Samples, str]:
         """The stored samples, and which server gave them: another one than ``server`` if any answers."""
-        servers = self._prepared.servers
+        servers = self._job_context.servers
         for other in servers.urls:
             if other != server:
                 try:
@@ -173,7 +173,7 @@ class Recheck:
             read = transport.stream(messages.SAMPLES_PATH, request, lambda reader: _read(reader, job, ids))
             return read, transport.url
 
-        return self._prepared.servers.run(attempt, only=server, once=once)
+        return self._job_context.servers.run(attempt, only=server, once=once)
 
     def _wrong_server(
         self, job: ExtractionJob, ids: IntArray, stored: Samples, server: str, witness: str
@@ -184,7 +184,7 @@ class Recheck:
         own, _ = self._stored(job, ids, server)
         if _equal(own, stored):
             return server
-        for third in self._prepared.servers.urls:
+        for third in self._job_context.servers.urls:
             if third not in (server, witness):
                 said, _ = self._stored(job, ids, third)
                 if _equal(said, stored):
@@ -198,7 +198,7 @@ class Recheck:
 
     def _stop_using(self, server: str, reason: str) -> None:
         text = f"{server}: its answers are false at {reason}"
-        if not self._prepared.servers.leave(server):
+        if not self._job_context.servers.leave(server):
             raise DataError(
                 f"--recheck: {text}; no other server is left. It lies, its data or layers are damaged, or its "
                 "libraries compute otherwise than those here"

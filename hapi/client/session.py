@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from hapi.arrays import IntArray
+from hapi.client.job_context import JobContext, resolve_job
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.link_stats import Traffic
@@ -33,7 +34,6 @@ from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, move_weig
 from hapi.client.planning.cache_forecast import Expected, close_caches, open_caches
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.split_source import Fixed, Named, Planned, Splits, planning_of
-from hapi.client.prepare import JobContext, resolve_job
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import Transport
@@ -73,39 +73,39 @@ class Session(Closing):
     def __init__(
         self,
         settings: SessionSettings,
-        prepared: JobContext,
+        job_context: JobContext,
         budget: MemoryBudget,
         tracer: Tracer,
         optimizer_bytes: float,
     ) -> None:
-        """See :meth:`open`, which makes ``prepared`` and ``budget`` from checked settings."""
+        """See :meth:`open`, which makes ``job_context`` and ``budget`` from checked settings."""
         self.settings = settings
-        self.prepared = prepared
+        self.job_context = job_context
         self.tracer = tracer
-        self.device = prepared.device
+        self.device = job_context.device
         exact_arithmetic(self.device)
         self.budget = budget
-        self._servers: ServerPool = prepared.servers
+        self._servers: ServerPool = job_context.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
         self._micro_batch = MicroBatch(settings.micro_batch)
         self._suffixes: dict[int, FrozenSuffix] = {}
         self._layers: dict[int, list[Segment]] = {}
-        model = prepared.model
-        self.last_split = prepared.last_split
+        model = job_context.model
+        self.last_split = job_context.last_split
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         self._learned = Learned()
-        self.caches = open_caches(prepared)
+        self.caches = open_caches(job_context)
         """Caches of stored samples, by dataset; none without ``--sample-cache``."""
         self._used_caches = self.caches
         """None once a server was left whose samples may be in them."""
-        self.recheck = Recheck(prepared, settings.recheck, self.budget) if settings.recheck else None
+        self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
         try:
             self.planning = planning_of(
-                settings, prepared, self.meter, budget, optimizer_bytes, self._expected()
+                settings, job_context, self.meter, budget, optimizer_bytes, self._expected()
             )
             """Chooses the split of each batch; None when it is fixed."""
             if (
@@ -146,19 +146,19 @@ class Session(Closing):
             token = read_token(settings.token_file)
         device = resolve_device(settings.device, "--device")
         budget = MemoryBudget(settings.memory, device)
-        prepared = resolve_job(settings, device, token=token, transports=transports)
+        job_context = resolve_job(settings, device, token=token, transports=transports)
         try:
-            return cls(settings, prepared, budget, tracer or Tracer(enabled=False), optimizer_bytes)
+            return cls(settings, job_context, budget, tracer or Tracer(enabled=False), optimizer_bytes)
         except BaseException:
-            prepared.servers.close()
-            prepared.close()
+            job_context.servers.close()
+            job_context.close()
             raise
 
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
         self._servers.close()
         close_caches(self.caches)
-        self.prepared.close()
+        self.job_context.close()
 
     @property
     def retries(self) -> int:
@@ -172,18 +172,18 @@ class Session(Closing):
 
         A random transform (``--augment``) draws anew in each epoch.
         """
-        transform = self.prepared.transforms[0]
+        transform = self.job_context.transforms[0]
         return transform is None or not transform.random
 
     def batch_ids(self, epoch: int) -> list[IntArray]:
         """Return the sample ids of every training batch of ``epoch``, in order: a pure function of order and
         epoch.
         """
-        prepared, settings = self.prepared, self.settings
-        return prepared.order.batches(
+        job_context, settings = self.job_context, self.settings
+        return job_context.order.batches(
             epoch,
-            prepared.training_ids,
-            prepared.description.count,
+            job_context.training_ids,
+            job_context.description.count,
             settings.bs,
             drop_last=settings.drop_last,
         )
@@ -191,7 +191,7 @@ class Session(Closing):
     @property
     def split(self) -> int:
         """Split of batches that open now (a profiling batch aside)."""
-        return self.prepared.split if self.planning is None else self.planning.split
+        return self.job_context.split if self.planning is None else self.planning.split
 
     def epoch(
         self, epoch: int, start_batch: int = 0, split_of: Callable[[int], int] | None = None
@@ -220,17 +220,17 @@ class Session(Closing):
         if split_of is not None:
             if planning is None:
                 raise UsageError("split_of needs a session with a strategy, such as split='auto'")
-            named = Named(self.prepared, split_of, planning.weights_from)
+            named = Named(self.job_context, split_of, planning.weights_from)
             return self._deliver(named, start_batch, planned, epoch)
         if planning is None:
-            return self._deliver(Fixed(self.prepared, self.split), start_batch, planned, epoch)
-        splits = Planned(self.prepared, planning, epoch, len(planned))
+            return self._deliver(Fixed(self.job_context, self.split), start_batch, planned, epoch)
+        splits = Planned(self.job_context, planning, epoch, len(planned))
         return self._deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (features, labels) of the validation samples, in ascending order of id."""
-        planned = list(batches(self.prepared.validation_ids, self.settings.bs))
-        return self._deliver(Fixed(self.prepared, self.split, validation=True), 0, planned, 0)
+        planned = list(batches(self.job_context.validation_ids, self.settings.bs))
+        return self._deliver(Fixed(self.job_context, self.split, validation=True), 0, planned, 0)
 
     def _deliver(
         self, splits: Splits, first: int, planned: Sequence[IntArray], epoch: int
@@ -335,22 +335,22 @@ class Session(Closing):
 
     def _expected(self) -> Expected | None:
         """Expected use of the training samples' cache, for a plan."""
-        prepared, description = self.prepared, self.prepared.description
+        job_context, description = self.job_context, self.job_context.description
         cache = self.caches.get(description.reference)
         if cache is None:
             return None
         mean = description.total_bytes / max(1, description.count)
         return Expected(
             cache,
-            prepared.training_ids,
+            job_context.training_ids,
             mean,
             epochs=self.settings.epochs,
-            trainers=prepared.order.trainers,
+            trainers=job_context.order.trainers,
         )
 
     def _to_last_split(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
-        classes = len(self.prepared.description.classes)
+        classes = len(self.job_context.description.classes)
         if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
             raise DataError(f"batch {batch.number}: the server sent labels outside 0 to {classes - 1}")
         labels = to_device(batch.labels, self.device)
@@ -370,8 +370,8 @@ class Session(Closing):
     def _suffix(self, split: int) -> FrozenSuffix:
         """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
         if split not in self._suffixes:
-            model, last_split = self.prepared.model, self.last_split
-            self.prepared.client_model.load_from(split)
+            model, last_split = self.job_context.model, self.last_split
+            self.job_context.client_model.load_from(split)
             move_weights(model, self.device, split, len(model))
             segment = model.segment(split, last_split, frozen=True)
             shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]

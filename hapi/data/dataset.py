@@ -162,39 +162,41 @@ class Dataset:
         self._found(lambda: self.reader.read(wanted, located, offsets, data, hint), wanted, located.shard)
         return Samples(ids=wanted, data=data, offsets=offsets, labels=self.index.label[wanted])
 
-    def checked(self, place: Located, piece_bytes: int, step: Callable[[], None]) -> int:
-        """Read the one sample at ``place`` again and verify it, with no more than a piece in memory.
+    def checked(self, located: Located, part_bytes: int, step: Callable[[], None]) -> int:
+        """Read the one sample at ``located`` again and verify it, with no more than a piece in memory.
 
         Args:
-            place: location of the sample.
-            piece_bytes: bytes read at a time.
+            located: location of the sample.
+            part_bytes: bytes read at a time.
             step: called before each piece; may raise.
 
         Returns:
             The sample's checksum. Errors are those of :meth:`read_at`.
         """
-        length, offset = int(place.length[0]), int(place.offset[0])
-        buffer = memoryview(bytearray(min(piece_bytes, length)))
+        length, offset = int(located.length[0]), int(located.offset[0])
+        buffer = memoryview(bytearray(min(part_bytes, length)))
 
         def check() -> None:
             """Compare the checksum with the recorded one."""
             digest = xxhash.xxh3_64()
-            for start in range(0, length, piece_bytes):
+            for start in range(0, length, part_bytes):
                 step()
-                piece = buffer[: min(piece_bytes, length - start)]
-                self.store.read_into(self.shard_key(int(place.shard[0])), offset + start, piece)
-                digest.update(piece)
-            self._checks(place.ids, np.array([digest.intdigest()], dtype=np.uint64))
+                part = buffer[: min(part_bytes, length - start)]
+                self.store.read_into(self.shard_key(int(located.shard[0])), offset + start, part)
+                digest.update(part)
+            self._checks(located.ids, np.array([digest.intdigest()], dtype=np.uint64))
 
-        self._found(check, place.ids, place.shard)
-        return int(self.index.checksum[place.ids[0]])
+        self._found(check, located.ids, located.shard)
+        return int(self.index.checksum[located.ids[0]])
 
-    def read_part(self, place: Located, start: int, out: memoryview) -> None:
-        """Read the bytes of the one sample at ``place`` from ``start`` on into ``out``; the caller checks
+    def read_part(self, located: Located, start: int, out: memoryview) -> None:
+        """Read the bytes of the one sample at ``located`` from ``start`` on into ``out``; the caller checks
         them.
         """
-        shard, offset = int(place.shard[0]), int(place.offset[0]) + start
-        self._found(lambda: self.store.read_into(self.shard_key(shard), offset, out), place.ids, place.shard)
+        shard, offset = int(located.shard[0]), int(located.offset[0]) + start
+        self._found(
+            lambda: self.store.read_into(self.shard_key(shard), offset, out), located.ids, located.shard
+        )
 
     def _found(self, read: Callable[[], None], ids: IntArray, shards: npt.NDArray[np.uint32]) -> None:
         """Run ``read()`` for samples ``ids``, and again if this version's shards were moved meanwhile."""

@@ -28,7 +28,7 @@ from hapi.arrays import HashArray, IntArray
 from hapi.errors import UsageError
 from hapi.wire.sequences import ChunkWindows
 
-MOST = (1 << 31) - 1
+MAX_GROUP = (1 << 31) - 1
 """Largest group, and largest window: more would not fit the fixed-point arithmetic of an epoch."""
 
 _KEPT = 64
@@ -132,13 +132,13 @@ def chunk_sequence(seed: int, epoch: int, count: int, group: int, window: int) -
         UsageError: a number is out of range.
     """
     for name, value in (("group", group), ("window", window)):
-        if isinstance(value, bool) or not 1 <= value <= MOST:
-            raise UsageError(f"{name}: expected an integer from 1 to {MOST}, got {value!r}")
+        if isinstance(value, bool) or not 1 <= value <= MAX_GROUP:
+            raise UsageError(f"{name}: expected an integer from 1 to {MAX_GROUP}, got {value!r}")
     key = _key(seed, epoch, count)
     group = min(group, max(1, count))
     chunks = max(1, -(-count // group))
-    if chunks > MOST:
-        raise UsageError(f"group {group}: {count} samples would be {chunks} chunks, at most {MOST}")
+    if chunks > MAX_GROUP:
+        raise UsageError(f"group {group}: {count} samples would be {chunks} chunks, at most {MAX_GROUP}")
     # The epoch has 2**64 moments, and uint64 wraps at its end as the circle of chunks does.
     step = (1 << 64) // chunks if chunks > 1 else 0
     ranked = _ranked(key, chunks)
@@ -249,8 +249,10 @@ class Shuffle:
     """Chunks open at a time."""
 
     def __post_init__(self) -> None:
-        if (self.group, self.window) != (0, 0) and not (1 <= self.group <= MOST and 1 <= self.window <= MOST):
-            raise UsageError(f"{self}: group and window are integers from 1 to {MOST}")
+        if (self.group, self.window) != (0, 0) and not (
+            1 <= self.group <= MAX_GROUP and 1 <= self.window <= MAX_GROUP
+        ):
+            raise UsageError(f"{self}: group and window are integers from 1 to {MAX_GROUP}")
 
     @classmethod
     def parse(
@@ -281,7 +283,7 @@ class Shuffle:
                 default_shuffle.window if window is None else window,
             )
         except UsageError:
-            raise UsageError(f"{what} {text}: group and window are integers from 1 to {MOST}") from None
+            raise UsageError(f"{what} {text}: group and window are integers from 1 to {MAX_GROUP}") from None
 
     def __str__(self) -> str:
         """Text that :meth:`parse` reads, with all numbers."""

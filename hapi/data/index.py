@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.data.manifest import AGAIN
+from hapi.data.manifest import REMEDY
 from hapi.data.sample_directory import SampleDirectory
 from hapi.data.shards import SHARD_FIELDS, ShardTable
 from hapi.errors import DataError
@@ -85,19 +85,19 @@ class SampleIndex:
         if set(tensors) != set(FIELDS):
             raise DataError(
                 f"{what}: expected the arrays {', '.join(FIELDS)}, found {', '.join(sorted(tensors))[:200]}: "
-                f"no index, or one of another version of Hapi; {AGAIN}"
+                f"no index, or one of another version of Hapi; {REMEDY}"
             )
         count = len(tensors["label"]) if tensors["label"].ndim == 1 else -1
         for name, (dtype, shape) in _SAMPLE_FIELDS.items():
             if tensors[name].dtype != dtype or tensors[name].shape != (count, *shape):
-                raise DataError(f"{what}: array {name!r} has the wrong type or length; {AGAIN}")
+                raise DataError(f"{what}: array {name!r} has the wrong type or length; {REMEDY}")
         if tensors[_RUN].dtype != np.uint64 or tensors[_RUN].ndim != 1:
-            raise DataError(f"{what}: array {_RUN!r} has the wrong type or shape; {AGAIN}")
+            raise DataError(f"{what}: array {_RUN!r} has the wrong type or shape; {REMEDY}")
         index = cls(
             directory=SampleDirectory.from_words(tensors["place"]),
             label=tensors["label"],
             checksum=tensors["checksum"],
-            shards=ShardTable.from_arrays(tensors, what, AGAIN),
+            shards=ShardTable.from_arrays(tensors, what, REMEDY),
             run=tensors[_RUN],
         )
         return index, metadata

@@ -17,7 +17,7 @@ FORMAT = 3
 """Version of the layout in the store; any other is refused. 3: the shards' table lies in the index file (shards.py)
 beside checksums of runs of samples (runs.py), and the shards may be foreign objects."""
 
-AGAIN = "pack or index the dataset again with --replace"
+REMEDY = "pack or index the dataset again with --replace"
 
 Kind = Literal["encoded", "tensor"]
 DTYPES = ("uint8", "float16", "float32", "float64")
@@ -183,7 +183,7 @@ class Manifest:
         try:
             document = parse_document(data)
         except ValueError as error:
-            raise DataError(f"{where}: no JSON: {str(error)[:200]}; {AGAIN}") from error
+            raise DataError(f"{where}: no JSON: {str(error)[:200]}; {REMEDY}") from error
         return cls.from_json(document, name, where)
 
     @classmethod
@@ -193,9 +193,9 @@ class Manifest:
         try:
             manifest = cls._from_json(document)
         except BadRequestError as error:
-            raise DataError(f"{where}: {error}; {AGAIN}") from error
+            raise DataError(f"{where}: {error}; {REMEDY}") from error
         if manifest.name != name or document["version"] != manifest.version:
-            raise DataError(f"{where}: its content does not fit its name and version; {AGAIN}")
+            raise DataError(f"{where}: its content does not fit its name and version; {REMEDY}")
         return manifest
 
     @classmethod

@@ -15,7 +15,7 @@ from hapi.arrays import Bytes, IntArray
 from hapi.data.index import SampleIndex
 from hapi.data.index_file import read_index
 from hapi.data.listing import LOCK_NAME, PACKING_NAME
-from hapi.data.manifest import AGAIN, Manifest, dataset_prefix, load_manifest, manifest_key
+from hapi.data.manifest import REMEDY, Manifest, dataset_prefix, load_manifest, manifest_key
 from hapi.data.replaced import kept
 from hapi.data.tensor_check import Check, tensor_check
 from hapi.errors import DataError, NotFoundError
@@ -48,7 +48,7 @@ def verify_dataset(
         NotFoundError: there is no such dataset.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, remedy=AGAIN, on_damage=on_damage)
+    report = VerifyReport(name, remedy=REMEDY, on_damage=on_damage)
     try:
         manifest = load_manifest(store, name)
     except DataError as error:

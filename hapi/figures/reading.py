@@ -17,7 +17,7 @@ from hapi.profiler.reading import load_document, read_strictly
 from hapi.profiler.strategies import Candidate
 
 MAX_REPORT_BYTES = 64 << 20
-_MOST = 1e18
+_MAX_SECONDS = 1e18
 """Seconds; what is no number is not below it either."""
 STAGES = ("server", "network", "client")
 
@@ -245,7 +245,7 @@ def _candidate(f: Fields, split: int) -> Candidate:
     if type(f.raw("fits")) is not bool:
         raise ConfigError(f"{f.where}.fits: expected true or false")
     low_high = e.items("epoch_range")
-    if len(low_high) != 2 or not all(type(v) in (int, float) and abs(v) < _MOST for v in low_high):
+    if len(low_high) != 2 or not all(type(v) in (int, float) and abs(v) < _MAX_SECONDS for v in low_high):
         raise ConfigError(f"{e.where}.epoch_range: expected two numbers")
     return Candidate(
         name=f.text("name"),

@@ -28,7 +28,7 @@ from hapi.data.chunk_checksums import runs_of
 from hapi.data.index import SampleIndex, digest
 from hapi.data.listing import LOCK_NAME, PACKING_NAME
 from hapi.data.manifest import (
-    AGAIN,
+    REMEDY,
     InPlace,
     Manifest,
     SampleLayout,
@@ -161,7 +161,7 @@ class PackFolder:
             index, metadata = SampleIndex.from_buffer(
                 np.frombuffer(self.store.get(key, PART_BYTES), dtype=np.uint8), key
             )
-            index.directory.check(index.shards, key, AGAIN)
+            index.directory.check(index.shards, key, REMEDY)
             sealed = metadata.pop("seal", "") == _seal(index, metadata)
             return (index, metadata) if sealed else None
         except (NotFoundError, DataError):

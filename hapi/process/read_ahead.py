@@ -15,13 +15,13 @@ _AHEAD_READS, _AHEAD_BYTES = 32, 16 << 20
 """Reads announced to the kernel before their turn, and their bytes: half of each is nearly as fast."""
 
 
-def announce(place: FileRange) -> None:
+def announce(file_range: FileRange) -> None:
     """Let the kernel begin to fetch these bytes, where it can be told (not on macOS). OSError as of the file."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(*place, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(*file_range, os.POSIX_FADV_WILLNEED)
 
 
-def announced(reads: Sequence[T], place_of: Callable[[T], FileRange]) -> Iterator[T]:
+def announced(reads: Sequence[T], range_of: Callable[[T], FileRange]) -> Iterator[T]:
     """``reads`` in their order; those that come next are already being fetched by the kernel.
 
     One thread that announces its reads is faster than eight that wait for theirs, and costs less (cold page cache,
@@ -33,10 +33,10 @@ def announced(reads: Sequence[T], place_of: Callable[[T], FileRange]) -> Iterato
     waiting: deque[tuple[T, int]] = deque()
     held = 0
     for read in reads:
-        place = place_of(read)
-        announce(place)
-        waiting.append((read, place[2]))
-        held += place[2]
+        file_range = range_of(read)
+        announce(file_range)
+        waiting.append((read, file_range[2]))
+        held += file_range[2]
         while len(waiting) > _AHEAD_READS or held > _AHEAD_BYTES:
             first, nbytes = waiting.popleft()
             held -= nbytes

@@ -249,11 +249,11 @@ class _Coster:
 
     def server_waves(self, bs: int) -> float:
         """HAPI, section 4.3: forward passes in sequence, all else parallel within a wave of requests."""
-        full, rest = divmod(bs, self.job.request_size)
-        requests, at_once = full + (rest > 0), self.profile.server.concurrency
+        full, remainder = divmod(bs, self.job.request_size)
+        requests, at_once = full + (remainder > 0), self.profile.server.concurrency
         waves = -(-requests // at_once)
         # A wave lasts as long as its largest request; the last may hold nothing but the remainder.
-        last = rest if full % at_once == 0 and rest else min(self.job.request_size, bs)
+        last = remainder if full % at_once == 0 and remainder else min(self.job.request_size, bs)
         others = (waves - 1) * min(self.job.request_size, bs) + last
         other = (
             self.server_overhead * self.profile.server.servers
@@ -308,9 +308,9 @@ class _Coster:
         return max(server, network) + min(server, network) / frames
 
     def _frames(self, bs: int) -> int:
-        full, rest = divmod(bs, self.job.request_size)
+        full, remainder = divmod(bs, self.job.request_size)
         cos = self.profile.server.cos_batch
-        return full * -(-self.job.request_size // cos) + -(-rest // cos)
+        return full * -(-self.job.request_size // cos) + -(-remainder // cos)
 
     def stages(self, bs: int, bits: float) -> Stages:
         return Stages(
@@ -323,8 +323,10 @@ class _Coster:
 
     def paper_epoch(self, bits: float) -> float:
         """Algorithm 1, line 18: iterations times the larger of the client and of server plus network."""
-        full, rest = divmod(self.job.samples, self.job.bs)
-        return full * self._paper_batch(self.job.bs, bits) + (self._paper_batch(rest, bits) if rest else 0.0)
+        full, remainder = divmod(self.job.samples, self.job.bs)
+        return full * self._paper_batch(self.job.bs, bits) + (
+            self._paper_batch(remainder, bits) if remainder else 0.0
+        )
 
     def _paper_batch(self, bs: int, bits: float) -> float:
         """The client's phases (Table 1) follow each other there."""
@@ -333,13 +335,13 @@ class _Coster:
 
     def streamed_epoch(self, bits: float) -> float:
         """Fill, then a batch each cycle, then the client's last batch."""
-        full, rest = divmod(self.job.samples, self.job.bs)
+        full, remainder = divmod(self.job.samples, self.job.bs)
         if not full:
-            return self.fill(rest, bits) + self.client(rest)
+            return self.fill(remainder, bits) + self.client(remainder)
         total = self.fill(self.job.bs, bits) + (full - 1) * self.cycle(self.job.bs, bits)
-        if not rest:
+        if not remainder:
             return total + self.client(self.job.bs)
-        return total + self.cycle(rest, bits) + self.client(rest)
+        return total + self.cycle(remainder, bits) + self.client(remainder)
 
     def _overhead(self) -> float:
         return self.asked * (self.profile.link.request_seconds + self.profile.server.waiting_seconds)

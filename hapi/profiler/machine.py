@@ -256,8 +256,8 @@ def frame_seconds() -> tuple[float, float]:
         try:
             for _ in range(_RUNS):
                 started = time.thread_time()
-                for piece in frames.joined(frames.data_frame(header, [payload])):
-                    sending.sendall(piece)
+                for part in frames.joined(frames.data_frame(header, [payload])):
+                    sending.sendall(part)
                 sent.append(time.thread_time() - started)
         except OSError:  # the receiving side says what is wrong
             sending.close()

@@ -192,8 +192,10 @@ class _Timer:
 
     def _factor(self, layer: int, measured: dict[int, float]) -> float:
         """Factor by which the timed layers of this one's kind took longer than predicted."""
-        alike = [i for i in measured if bool(self._work[i - 1].flops) == bool(self._work[layer - 1].flops)]
-        chosen = alike or list(measured)
+        same_kind = [
+            i for i in measured if bool(self._work[i - 1].flops) == bool(self._work[layer - 1].flops)
+        ]
+        chosen = same_kind or list(measured)
         if not chosen:
             return 1.0
         return sum(measured[i] for i in chosen) / sum(self.predicted(i) for i in chosen)

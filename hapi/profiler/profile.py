@@ -17,7 +17,7 @@ PROFILE_VERSION = 4
 MAX_PROFILE_BYTES = 64 << 20
 """Largest profile, also as a part of a run's report."""
 _MAX_LAYERS = 100_000
-_LEAST = 1e-9
+_MIN_VALUE = 1e-9
 """Smallest bandwidth and share of a server that are believed: seconds stay finite."""
 
 
@@ -65,7 +65,7 @@ class TierProfile:
     from_device_seconds_per_byte: float
 
     def together(self, compute: float, overhead: float) -> float:
-        """Seconds until ``compute`` (forward passes, one after another) and ``beside`` (CPU seconds of other threads)
+        """Seconds until ``compute`` (forward passes, one after another) and ``overhead`` (CPU seconds of other threads)
         are both done, when they run at the same time."""
         if self.device == "cpu":
             shared = (compute * self.threads + overhead) / self.processors
@@ -161,11 +161,11 @@ class Profile:
                 f"profile: freeze {self.freeze} and last_split {self.last_split} must ascend within the "
                 f"{len(self.layers)} layers"
             )
-        if not self.link.bits_per_second >= _LEAST or not self.link.variation < 1:
+        if not self.link.bits_per_second >= _MIN_VALUE or not self.link.variation < 1:
             raise ConfigError("profile: link needs bits_per_second well above 0 and a variation below 1")
         if min(self.server.concurrency, self.server.cos_batch, self.server.servers) < 1:
             raise ConfigError("profile: server.concurrency, cos_batch and servers must be at least 1")
-        if not _LEAST <= self.server.share <= 1:
+        if not _MIN_VALUE <= self.server.share <= 1:
             raise ConfigError("profile: server.share must be well above 0 and at most 1")
         tiers = (self.server_tier, self.client_tier)
         if min(count for t in tiers for count in (t.processors, t.threads, t.devices)) < 1:

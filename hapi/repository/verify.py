@@ -13,7 +13,7 @@ from hapi.store.base import ObjectStore
 from hapi.store.damage import BLOCK_BYTES, Damage, Progress, VerifyReport
 from hapi.store.locking.locks import is_lock_object
 
-AGAIN = "push the model again with --replace"
+REMEDY = "push the model again with --replace"
 
 
 def verify_model(
@@ -42,7 +42,7 @@ def verify_model(
         NotFoundError: there is no such model.
         StoreError: the store itself fails.
     """
-    report = VerifyReport(name, remedy=AGAIN, on_damage=on_damage)
+    report = VerifyReport(name, remedy=REMEDY, on_damage=on_damage)
     try:
         manifest = open_model(store, name).manifest
     except DataError as error:

@@ -96,7 +96,7 @@ class Extraction:
         feeding = Feeding(dataset, request, hint, self._decoders, context.clock)
         begun = self._account.marks(context.clock)
         with ExitStack() as resources:
-            passes = self._prepared(request, feeding, context, resources)
+            passes = self._begin(request, feeding, context, resources)
             return FrameStream(
                 context,
                 sum(frame_bytes(h) for h in passes.headers) + end_bytes(passes.timed_layers),
@@ -105,7 +105,7 @@ class Extraction:
                 resources=resources.pop_all(),
             )
 
-    def _prepared(
+    def _begin(
         self,
         request: messages.ExtractRequest,
         feeding: Feeding,

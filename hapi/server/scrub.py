@@ -120,10 +120,10 @@ class Scrub:
         everything = [*datasets, *models]
         for gone in self._damaged.keys() - {title for title, _, _ in everything}:
             del self._damaged[gone]
-        for title, name, look in everything:
+        for title, name, check in everything:
             self._pause(0.0)
             try:
-                self._note(title, look(title, name))
+                self._note(title, check(title, name))
             except _Changed:
                 complete = False  # the next pass sees what there is then
             except HapiError as error:

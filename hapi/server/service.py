@@ -163,11 +163,11 @@ class Service:
         context = context or RequestContext(clock=self.clock(request))
         context.clock.begin()
         stream = self._opened(request, context)
-        length, most = stream.content_length, self.settings.max_response_bytes
-        if length > most:
+        length, max_bytes = stream.content_length, self.settings.max_response_bytes
+        if length > max_bytes:
             stream.close()
             raise TooLargeError(
-                f"the answer would be {length} bytes, at most {most} (--max-response-bytes of hapi-server); "
+                f"the answer would be {length} bytes, at most {max_bytes} (--max-response-bytes of hapi-server); "
                 "send fewer samples per request (--request-size)"
             )
         return stream

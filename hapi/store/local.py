@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
-from hapi.atomic import claim, clean_partials, move_to_free, partial_name, sync_folder
+from hapi.atomic import clean_partials, mark_in_use, move_to_free, partial_name, sync_folder
 from hapi.errors import ConflictError, HapiError, NotFoundError, StoreError, shortage
 from hapi.paths import user_path
 from hapi.process.read_ahead import announce, announced
@@ -163,7 +163,7 @@ class LocalStore(ObjectStore):
             temporary = path.parent / partial_name(path.name)
             descriptor = self.create(temporary, os.O_WRONLY | os.O_EXCL)
             try:
-                claim(descriptor)
+                mark_in_use(descriptor)
                 _write_durably(descriptor, memoryview(data).cast("B"))
                 moved = move(temporary, path)
             finally:

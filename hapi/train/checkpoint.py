@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hapi.atomic import replacing
-from hapi.client.prepare import JobContext
+from hapi.client.job_context import JobContext
 from hapi.client.settings import SessionSettings
 from hapi.data.epoch_order import Shuffle
 from hapi.errors import ConflictError, HapiError, UsageError
@@ -50,38 +50,40 @@ class Progress:
         return progress
 
 
-def identity_of(session: SessionSettings, training: TrainingSettings, prepared: JobContext) -> dict[str, Any]:
+def identity_of(
+    session: SessionSettings, training: TrainingSettings, job_context: JobContext
+) -> dict[str, Any]:
     """Return all that must be equal for a resumed run to be the same training; the split may differ."""
-    transform = prepared.transforms[0]
+    transform = job_context.transforms[0]
     return {
         "seed": session.seed,
         "model": session.model,
-        "weights": prepared.weights,
-        "dataset": prepared.description.reference.version,
-        "training samples": len(prepared.training_ids),
-        "freeze": prepared.freeze,
+        "weights": job_context.weights,
+        "dataset": job_context.description.reference.version,
+        "training samples": len(job_context.training_ids),
+        "freeze": job_context.freeze,
         "bs": session.bs,
         "drop_last": session.drop_last,
-        **prepared.order.identity(),
+        **job_context.order.identity(),
         "optimizer": training.optimizer,
         "lr": training.lr,
         "momentum": training.momentum,
         "weight_decay": training.weight_decay,
         "transform": None if transform is None else transform.to_json(),
-        "frozen layers": prepared.prefix_digest,
+        "frozen layers": job_context.prefix_digest,
     }
 
 
-def keep_order(prepared: JobContext, kept: Mapping[str, Any]) -> None:
+def keep_order(job_context: JobContext, kept: Mapping[str, Any]) -> None:
     """Go on in the order of the identity that was ``kept``; one that makes no sense stays different."""
-    shuffle, now = kept.get("shuffle"), prepared.order.shuffle
+    shuffle, now = kept.get("shuffle"), job_context.order.shuffle
     try:
         found = Shuffle.parse(shuffle if isinstance(shuffle, str) else "", now)
     except UsageError:
         return
     if found != now:
         log.warning("training goes on in the checkpoint's order, %s; begun anew it would be %s", found, now)
-        prepared.keep_shuffle(found)
+        job_context.keep_shuffle(found)
 
 
 @contextmanager

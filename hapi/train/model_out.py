@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hapi.client.prepare import JobContext
+from hapi.client.job_context import JobContext
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.weights import is_file
 

@@ -16,24 +16,24 @@ from hapi.train.settings import TrainingSettings
 
 def job_facts(session: Session, training: TrainingSettings) -> dict[str, Any]:
     """Return the facts of the training: model, data, settings and versions."""
-    prepared = session.prepared
+    job_context = session.job_context
     settings = {**flat(session.settings), **flat(training)}
     return {
         "hapi": hapi.__version__,
         "model": session.settings.model,
-        "weights": prepared.weights,
-        "layers": len(prepared.model.layers),
-        "freeze": prepared.freeze,
-        "freeze_name": prepared.model.layers[prepared.freeze - 1].name if prepared.freeze else "",
+        "weights": job_context.weights,
+        "layers": len(job_context.model.layers),
+        "freeze": job_context.freeze,
+        "freeze_name": job_context.model.layers[job_context.freeze - 1].name if job_context.freeze else "",
         "split": session.split,
-        "split_name": prepared.job(session.split).split_name,
-        "strategy": prepared.strategy,
-        "dataset": prepared.description.reference.to_json(),
-        "classes": list(prepared.description.classes),
+        "split_name": job_context.job(session.split).split_name,
+        "strategy": job_context.strategy,
+        "dataset": job_context.description.reference.to_json(),
+        "classes": list(job_context.description.classes),
         "batch_size": session.settings.bs,
-        **prepared.order.identity(),
+        **job_context.order.identity(),
         "request_size": session.settings.request_size,
-        "servers": prepared.urls,
+        "servers": job_context.urls,
         "device": str(session.device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},

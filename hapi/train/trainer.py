@@ -145,7 +145,7 @@ class Trainer:
             if self.best is None or self.best.entry is None:
                 raise UsageError("there is no best epoch: give 'output' in the settings, and train an epoch")
             entry, trained = self.best.entry, self.best.trained
-        job = self.session.prepared
+        job = self.session.job_context
         write_model(path, whole_state(job, trained), card_of(job, entry))
 
     def _write_models(self) -> None:
@@ -295,7 +295,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, Any]:
         """Loss and accuracy over the validation samples, in eval mode; nothing without them."""
-        if not len(self.session.prepared.validation_ids):
+        if not len(self.session.job_context.validation_ids):
             return {}
         loss_sum, correct, samples = 0.0, 0, 0
         self.trained.eval()
@@ -340,8 +340,8 @@ class Trainer:
     def _identity(self, kept: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """This job's identity, in the order of the one that was ``kept`` if the user names none."""
         if kept is not None and self.session.settings.shuffle == "auto":
-            checkpoint.keep_order(self.session.prepared, kept)
-        return identity_of(self.session.settings, self.settings, self.session.prepared)
+            checkpoint.keep_order(self.session.job_context, kept)
+        return identity_of(self.session.settings, self.settings, self.session.job_context)
 
     def _resume(self, path: str) -> None:
         found = checkpoint.load_newest(

@@ -26,11 +26,11 @@ class Front:
 
 def test_auto_looks_by_itself() -> None:
     front = Front()
-    choice, samples = batching._look(front, 256)  # type: ignore[arg-type]
+    choice, samples = batching._search(front, 256)  # type: ignore[arg-type]
     # 128 is within 2% of 256.
     assert choice == 128 and {16, 32, 64, 128, 256} == set(front.passes) and sum(front.passes) == samples
     small = Front()
-    assert batching._look(small, 100)[0] == 64  # type: ignore[arg-type]
+    assert batching._search(small, 100)[0] == 64  # type: ignore[arg-type]
     assert max(small.passes) == 64
 
 

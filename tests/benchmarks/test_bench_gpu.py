@@ -50,8 +50,8 @@ def test_it_measures_everything() -> None:
     assert len(heard) == 4
     assert [(m.model, m.freeze, m.split) for m in result.models] == [("alexnet", 17, 8), ("resnet18", 11, 5)]
     for m in result.models:
-        assert set(m.front) == {1, 4}
-        assert all(s.count >= 3 and 0 < s.low <= s.median <= s.high for s in (*m.front.values(), m.rest))
+        assert set(m.prefix) == {1, 4}
+        assert all(s.count >= 3 and 0 < s.low <= s.median <= s.high for s in (*m.prefix.values(), m.suffix))
     assert list(result.copies) == [
         "host to device, pinned",
         "device to host, pinned",

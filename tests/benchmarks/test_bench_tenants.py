@@ -34,7 +34,7 @@ class Client:
         self.side, self.model = side, ""
         self.asked: list[str] = []
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
         self.asked.append(do)
         if do == "open":
             self.model = arguments["model"]
@@ -137,7 +137,7 @@ def _open_without_warming(self: Any, url: str, count: int) -> None:
     """As :meth:`tenants._Bench._open`, for a model that fails at its first request."""
     for number in range(count):
         client = Client(FakeBed(), "", Path())
-        client.ask("open", **self._job(url, self._settings.model(number), "freeze"))
+        client.call("open", **self._job(url, self._settings.model(number), "freeze"))
         self._clients.append(client)
 
 

@@ -80,9 +80,9 @@ def test_another_rate_counts_at_once_and_forgets_what_was_owed() -> None:
 
 
 def test_pieces_are_short_in_time_whatever_the_rate() -> None:
-    assert limit_of(Clock(), 8e6).piece() == int(1e6 * PIECE_SECONDS)
-    assert limit_of(Clock(), 1.0).piece() == 1024
-    assert limit_of(Clock(), None).piece() > 1 << 40
+    assert limit_of(Clock(), 8e6).part() == int(1e6 * PIECE_SECONDS)
+    assert limit_of(Clock(), 1.0).part() == 1024
+    assert limit_of(Clock(), None).part() > 1 << 40
 
 
 @pytest.mark.parametrize("bits", [0.0, -1.0, float("nan"), float("inf")])
@@ -102,8 +102,8 @@ def test_connections_share_the_rate() -> None:
 
     def read(number: int) -> None:
         while time.monotonic() < end:
-            limit.take(limit.piece())
-            taken[number] += limit.piece()
+            limit.take(limit.part())
+            taken[number] += limit.part()
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(4)]
     started = time.monotonic()

@@ -30,7 +30,7 @@ class Client:
         self.bed, self.loaded = bed, "loaded" in name
         self.epochs = 0
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
         found: dict[str, Any] = getattr(self, "do_" + do)(**arguments)
         return {"ok": True, **found}
 

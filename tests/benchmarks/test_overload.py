@@ -18,11 +18,11 @@ from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec, byte_view, data
 
 def answer(tenant: str, began: float, ended: float, *told: float, samples: int = 10) -> dict[str, Any]:
     return {"tenant": tenant, "began": began, "sent": began + sum(told), "ended": ended, "samples": samples,
-            "told": list(told)}  # fmt: skip
+            "retry_after": list(told)}  # fmt: skip
 
 
 def phase(answers: list[dict[str, Any]], **more: Any) -> Phase:
-    sent_away = [(a["tenant"], told) for a in answers for told in a["told"]]
+    sent_away = [(a["tenant"], told) for a in answers for told in a["retry_after"]]
     seen = {"answers": answers, "sent_away": sent_away, "tries": len(answers) + len(sent_away), "not_tried": 0,
             "other": {}}  # fmt: skip
     return Phase(**{"seconds": 20.0, "skipped": 4.0, "seen": seen, **more})
@@ -56,7 +56,7 @@ def test_shares_are_by_weight() -> None:
 def test_honesty_of_retry_after() -> None:
     found = returns_of(phase([answer("a", 5, 6), answer("a", 5, 9, 2.0), answer("a", 5, 13, 2.0, 4.0)]))
     assert found is not None
-    assert (found.count, found.at_once, found.told) == (2, 0.5, 2.0)
+    assert (found.count, found.at_once, found.retry_after) == (2, 0.5, 2.0)
     assert found.waited_over_told == pytest.approx((1 + 3) / 2)
     assert returns_of(phase([answer("a", 5, 6)])) is None
 

@@ -236,7 +236,7 @@ def test_a_twin_has_the_times_of_the_split_that_was_measured_for_it() -> None:
     told += [{"kind": "twin", "cell": CELL.key, "split": 8, "of": 0}]
     (one,) = measured_cells(told)
     assert one.seconds(7) == one.seconds(2) and one.bytes_received[7] == one.bytes_received[2]
-    assert one.seconds(8) is None and one.least(8) == one.least(0)
+    assert one.seconds(8) is None and one.lower_bound(8) == one.lower_bound(0)
 
 
 def test_what_ran_out_of_memory_is_shown_and_counted() -> None:

@@ -60,7 +60,7 @@ class Tiers:
     def set_bandwidth(self, bandwidth: float | None) -> None:
         self.bandwidth = bandwidth
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: str, **arguments: Any) -> dict[str, Any]:
         return dict(getattr(self, "do_" + do)(**arguments))
 
     def do_open(self, **settings: Any) -> dict[str, Any]:

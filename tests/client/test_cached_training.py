@@ -102,11 +102,11 @@ def test_a_cache_for_a_part_of_the_samples(
     case, folder = plain[0], tmp_path / "cache"
     CacheFolder.open(folder, 1)
     with open_session(service, **{**CASES[case], "split": 0}) as session:
-        description = session.prepared.description
+        description = session.job_context.description
     budget = description.total_bytes // 2
     # Less than a person may give, so not by the setting.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hapi.client.prepare.CacheFolder.open", lambda *_: CacheFolder(folder, budget))
+        patch.setattr("hapi.client.job_context.CacheFolder.open", lambda *_: CacheFolder(folder, budget))
         report, weights = train(service, case, sample_cache=str(folder))
     check_same(plain, report, weights)
     before, after = of_epochs(report, "bytes_received")

@@ -72,7 +72,7 @@ def test_a_factory_that_a_server_names_is_not_imported(service: Service, allowed
 @pytest.mark.parametrize("allowed", [FACTORY, MODULE])
 def test_a_factory_that_is_allowed(service: Service, allowed: str) -> None:
     with open_session(service, **OWN, allow_model=(allowed,)) as session:
-        assert len(session.prepared.model) == 5
+        assert len(session.job_context.model) == 5
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_link_that_recovered_is_noticed_where_nothing_shows_it() -> None:
     assert run_epoch(planning, world, 1, batches=12)[-1] == 4
     slower_link(world, 10)
     splits = run_epoch(planning, world, 2, batches=80)
-    assert splits[-1] == BEST and planning.looks == 2
+    assert splits[-1] == BEST and planning.probes == 2
     assert "bandwidth is 100.0 Mbit/s" in planning.changes[-1].why
     assert planning.to_json()["looks"] == 2
 
@@ -191,7 +191,7 @@ def test_a_look_whose_answers_are_there_before_anybody_looks_is_followed_by_anot
         splits.append(planning.open(2, batch)[0])
         arrivals = world.batch(splits[-1])
         planning.batch_done(2, batch, splits[-1], [(n // 10, s / 10) for n, s in arrivals], arrivals)
-    assert splits[-1] == BEST and planning.looks == 2
+    assert splits[-1] == BEST and planning.probes == 2
 
 
 def test_a_look_sends_more_than_what_just_shows_a_link() -> None:
@@ -218,8 +218,8 @@ def test_a_link_that_stays_slow_is_looked_at_ever_more_rarely() -> None:
     splits = run_epoch(planning, world, 2, batches=600)
     assert len(planning.changes) == 2 and planning.split == 4
     elsewhere = [s for s in splits if s != 4]
-    assert elsewhere == [0] * planning.looks, "the split that sends least of those that show the link"
-    assert planning.looks == 600 // LinkProbe.WAIT
+    assert elsewhere == [0] * planning.probes, "the split that sends least of those that show the link"
+    assert planning.probes == 600 // LinkProbe.WAIT
 
 
 def test_looks_that_take_long_are_rarer() -> None:
@@ -242,12 +242,12 @@ def test_a_link_that_shows_itself_or_does_not_matter_is_not_looked_at() -> None:
     planning, world = decided()
     slower_link(world, 0.1)
     run_epoch(planning, world, 1, batches=200)
-    assert planning.split == 4 and planning.looks == 0, "100 kB a request show it"
+    assert planning.split == 4 and planning.probes == 0, "100 kB a request show it"
     planning, world = unseen_at_the_freeze()
     layers = tuple(replace(x, client_seconds=x.client_seconds * 50) for x in world.true.layers)
     world.true = replace(world.true, layers=layers)
     run_epoch(planning, world, 1, batches=200)
-    assert planning.split == 4 and planning.looks == 0, "no link makes it better to compute here"
+    assert planning.split == 4 and planning.probes == 0, "no link makes it better to compute here"
 
 
 @settings(max_examples=25)

@@ -230,7 +230,7 @@ def test_drop_last(service: Service) -> None:
 def test_a_validation_share_is_held_out(service: Service) -> None:
     with open_session(service, validation=0.25) as session:
         training = set(np.concatenate(session.batch_ids(0)).tolist())
-        held_out = set(session.prepared.validation_ids.tolist())
+        held_out = set(session.job_context.validation_ids.tolist())
         assert len(held_out) == round(COUNT / 4)
         assert training | held_out == set(range(COUNT)) and not training & held_out
         assert set(np.concatenate(session.batch_ids(1)).tolist()) == training
@@ -290,6 +290,6 @@ def test_trainers_share_an_epoch_in_chunk_windows(service: Service) -> None:
         with open_session(service, shuffle="chunks:4:3", trainers=2, trainer=trainer, bs=8) as session:
             planned = session.batch_ids(1)
             assert [len(labels) for _, labels in session.epoch(1)] == [len(ids) for ids in planned]
-            assert str(session.prepared.order.shuffle) == "chunks:4:3"
+            assert str(session.job_context.order.shuffle) == "chunks:4:3"
             seen += [int(i) for ids in planned for i in ids]
     assert sorted(seen) == list(range(COUNT)) and seen != sorted(seen)

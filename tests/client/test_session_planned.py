@@ -404,7 +404,7 @@ def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]
     gc.collect()
     give_back_freed_memory()  # of tests before: with that, training might take nothing that could be observed
     with open_session(service, split="auto", memory=70 << 20, prefetch_bytes=0) as session:
-        planning, model = session.planning, session.prepared.model
+        planning, model = session.planning, session.job_context.model
         assert planning is not None
         first = planning.weights_from
         here = set(model.tensor_names(first, len(model)))
@@ -466,7 +466,7 @@ def test_a_profile_is_kept_and_replayed(service: Service, reference: list[float]
 @pytest.mark.slow
 def test_two_servers(service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go to whichever is free, at one split or at another."""
-    from hapi.client import prepare as prepare_module
+    from hapi.client import job_context as prepare_module
     from hapi.client.transport.server_pool import ServerPool
 
     def doubled(transports: list[Any], **options: Any) -> ServerPool:

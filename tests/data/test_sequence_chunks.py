@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hapi.data.epoch_order import (
     FULL,
-    MOST,
+    MAX_GROUP,
     EpochOrder,
     Shuffle,
     chunk_sequence,
@@ -59,8 +59,8 @@ def test_golden() -> None:
     st.integers(0, 2**63 - 1),
     st.integers(0, 1000),
     st.integers(0, 200),
-    st.integers(1, 300) | st.just(MOST),
-    st.integers(1, 80) | st.just(MOST),
+    st.integers(1, 300) | st.just(MAX_GROUP),
+    st.integers(1, 80) | st.just(MAX_GROUP),
 )
 def test_equal_to_the_plain_definition(seed: int, epoch: int, count: int, group: int, window: int) -> None:
     sequence = chunk_sequence(seed, epoch, count, group, window)
@@ -116,7 +116,7 @@ def test_no_place_is_favoured() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [(-1, 0, 5, 1, 1), (0, 1 << 63, 5, 1, 1), (0, 0, -1, 1, 1), (0, 0, 5, 0, 1), (0, 0, 5, 1, 0),
-     (0, 0, 5, MOST + 1, 1), (0, 0, 5, 1, MOST + 1), (0, 0, 5, True, 1), (0, 0, 5, 1, True)],
+     (0, 0, 5, MAX_GROUP + 1, 1), (0, 0, 5, 1, MAX_GROUP + 1), (0, 0, 5, True, 1), (0, 0, 5, 1, True)],
 )  # fmt: skip
 def test_wrong_numbers(arguments: tuple[int, int, int, int, int]) -> None:
     with pytest.raises(UsageError, match="expected an integer"):
@@ -224,7 +224,7 @@ def test_any_text_is_a_shuffle_or_one_line(text: str) -> None:
         assert Shuffle.parse(str(found), Shuffle()) == found
 
 
-@pytest.mark.parametrize(("group", "window"), [(0, 1), (1, 0), (-1, 1), (1, MOST + 1)])
+@pytest.mark.parametrize(("group", "window"), [(0, 1), (1, 0), (-1, 1), (1, MAX_GROUP + 1)])
 def test_shuffles_that_cannot_be(group: int, window: int) -> None:
     with pytest.raises(UsageError, match="group and window are integers from 1"):
         Shuffle(group, window)

@@ -35,7 +35,7 @@ IDS = tuple(range(16))
 
 def job_of(service: Service, split: int, f: Family = LARGE) -> ExtractionJob:
     with open_session(service, f, split, f.freeze) as session:
-        return session.prepared.job(session.split)
+        return session.job_context.job(session.split)
 
 
 def forward(device: Device, layers: object, inputs: torch.Tensor, output: torch.Tensor) -> int:

@@ -101,7 +101,7 @@ def test_every_split_of_the_papers_families(service: Service, store: Path, f: Fa
     plain: Result | None = None
     for split in range(f.freeze + 1):
         with open_session(service, f, split, f.freeze) as session:
-            assert session.prepared.freeze == f.freeze
+            assert session.job_context.freeze == f.freeze
             if plain is None:
                 plain = plain_training(f, order_of(session, store))
             check_features(session, plain, f"{f.name} split {split}")
@@ -136,7 +136,7 @@ def test_other_models_at_some_splits(service: Service, store: Path, f: Family) -
         split = 0 if splits is None else splits.pop()
         with open_session(service, f, split, OTHER_FREEZE[f.name]) as session:
             if plain is None:
-                freeze = session.prepared.freeze
+                freeze = session.job_context.freeze
                 splits = [freeze, freeze // 2, freeze // 3, 1]
                 plain = plain_training(f, order_of(session, store))
             check_equal(split_training(session), plain, f"{f.name} split {split}")
@@ -183,8 +183,8 @@ def test_a_cut_past_the_freeze_is_exact(service: Service, store: Path) -> None:
         size=64,
     )
     with open_session(service, f, "features.8", "features.7.cat") as session:
-        model = session.prepared.model
-        assert session.last_split == model.resolve("features.8") == session.prepared.freeze + 1
+        model = session.job_context.model
+        assert session.last_split == model.resolve("features.8") == session.job_context.freeze + 1
         plain = plain_training(f, order_of(session, store))
         check_features(session, plain, "squeezenet1_1 split features.8")
         check_equal(split_training(session), plain, "squeezenet1_1 split features.8")

@@ -115,8 +115,8 @@ def test_a_pushed_split_has_the_same_pixels(service: Service, store: Path) -> No
 
 def reference_features(service: Service, inputs: torch.Tensor) -> torch.Tensor:
     with open_session(service, split=0, freeze=11) as session:
-        session.prepared.client_model.load_from(0)
-        segment = session.prepared.model.segment(0, session.last_split, frozen=True)
+        session.job_context.client_model.load_from(0)
+        segment = session.job_context.model.segment(0, session.last_split, frozen=True)
         with torch.inference_mode():
             return segment(inputs)
 
@@ -171,7 +171,9 @@ def test_validation_is_never_augmented(service: Service) -> None:
             open_session(service, validation=validation, augment=()) as fixed,
         ):
             assert (
-                random.prepared.transforms[0] != random.prepared.transforms[1] == fixed.prepared.transforms[0]
+                random.job_context.transforms[0]
+                != random.job_context.transforms[1]
+                == fixed.job_context.transforms[0]
             )
             theirs = [(f.clone(), labels.clone()) for f, labels in fixed.validation()]
             for (features, labels), (expected, wanted) in zip(random.validation(), theirs, strict=True):

@@ -19,7 +19,7 @@ from support.http_tools import (
     received,
 )
 
-from hapi.data.epoch_order import MOST, Shuffle, chunk_sequence, epoch_sequence
+from hapi.data.epoch_order import MAX_GROUP, Shuffle, chunk_sequence, epoch_sequence
 from hapi.data.reading.reader import AccessHint
 from hapi.errors import BadRequestError, NotFoundError
 from hapi.server.epoch_orders import JOBS_FOR_OTHERS, JOBS_KEPT, READ_SECONDS, EpochOrderCache
@@ -144,7 +144,7 @@ def test_a_place_that_is_not_there() -> None:
 
 
 def test_the_largest_chunks_that_a_request_may_name_can_be_computed() -> None:
-    shuffle = {"group": MOST, "window": MOST}
+    shuffle = {"group": MAX_GROUP, "window": MAX_GROUP}
     document = {"sequence": {"seed": 0, "epoch": 0, "shuffle": shuffle}, "start": 0, "stop": 5}
     found = EpochOrderCache().find(dataset(5), SequenceRange.from_json(document, 5))
     assert sorted(found.tolist()) == list(range(5))

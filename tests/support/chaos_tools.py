@@ -115,7 +115,7 @@ def garbage(server: ServedApplication, known: Known, over: threading.Event) -> N
 def crowding(server: ServedApplication, known: Known, over: threading.Event) -> None:
     """More at a time than may wait; those that are sent away come again soon, whatever they are told."""
 
-    def ask(number: int) -> None:
+    def call(number: int) -> None:
         how = random.Random(number)
         while not over.wait(how.random() / 2):
             ids = [how.randrange(40) for _ in range(16)]
@@ -126,7 +126,7 @@ def crowding(server: ServedApplication, known: Known, over: threading.Event) -> 
                     known.check_features(answer.body, ids)
 
     with ThreadPoolExecutor(12) as crowd:
-        for _ in crowd.map(ask, range(12)):
+        for _ in crowd.map(call, range(12)):
             pass
 
 

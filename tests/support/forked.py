@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     "hapi.cli.pack",
     "hapi.client.transport.embedded_server",
-    "hapi.client.prepare",
+    "hapi.client.job_context",
     "hapi.client.session",
     "hapi.train.trainer",
     "hapi.repository.built",

@@ -233,7 +233,7 @@ def check_features(session: Session, plain: Result, what: str, split: int | None
     ``split``: where it is cut, in a session whose split is chosen.
     The session's are those after the layers without parameters that follow the freeze, if any do.
     """
-    model, freeze = session.prepared.model, session.prepared.freeze
+    model, freeze = session.job_context.model, session.job_context.freeze
     following = model.segment(freeze, session.last_split, frozen=True)
     shape = model.output_shapes()[freeze]
     split_of = None if split is None else (lambda n: split)

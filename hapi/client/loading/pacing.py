@@ -23,7 +23,7 @@ SHRINK = 0.95
 """A lead's factor with each answer before which the link was not idle."""
 IDLE = 0.02
 """Share of an answer's time on the link for which the link may be idle before it."""
-PATIENCE = 2.0
+MAX_DELAY_FACTOR = 2.0
 """Times what all answers under way should take, after which no request is held back: a server may be silent."""
 UNKNOWN = 2
 """Requests under way before the first answer has shown the link."""
@@ -76,7 +76,7 @@ class RequestPacer:
         if delay:
             now = self._clock()
             self._since = now if self._since is None else self._since
-            delay = min(delay, max(0.0, self._since + PATIENCE * whole / rate - now))
+            delay = min(delay, max(0.0, self._since + MAX_DELAY_FACTOR * whole / rate - now))
         self._held |= delay > 0
         return delay
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from hapi.arrays import IntArray
 from hapi.cache.samples import SampleCache
-from hapi.client.prepare import JobContext
+from hapi.client.job_context import JobContext
 from hapi.wire.references import DatasetReference
 
 
-def open_caches(prepared: JobContext) -> dict[DatasetReference, SampleCache]:
+def open_caches(job_context: JobContext) -> dict[DatasetReference, SampleCache]:
     """Open a cache for each dataset of the run; none without a folder, or where no batch can run at split 0."""
     found: dict[DatasetReference, SampleCache] = {}
-    if prepared.sample_cache is not None and (prepared.strategy is not None or prepared.split == 0):
+    if job_context.sample_cache is not None and (job_context.strategy is not None or job_context.split == 0):
         try:
-            for description in (prepared.description, prepared.held_out):
+            for description in (job_context.description, job_context.held_out):
                 reference = description.reference
                 if reference not in found:
-                    found[reference] = SampleCache(prepared.sample_cache, reference, description.count)
+                    found[reference] = SampleCache(job_context.sample_cache, reference, description.count)
         except BaseException:
             close_caches(found)
             raise

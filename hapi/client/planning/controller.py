@@ -115,7 +115,7 @@ class SplitController:
         """Splits of batches to come that show the link."""
         self._probing: int | None = None
         """The split of such a batch, until what it showed is known."""
-        self.looks = 0
+        self.probes = 0
         """Batches that were run to see the link."""
         if profile is not None:
             self._profiled.add(0)
@@ -130,7 +130,7 @@ class SplitController:
                 split, timed = self._profiling.open()
                 return self._range.nearest(split), timed
             if self._probes:
-                self.looks += 1
+                self.probes += 1
                 return self._range.nearest(self._probes.pop()), False
             if self._unopened_change:
                 self._unopened_change = False
@@ -349,7 +349,7 @@ class SplitController:
             "strategy": self.strategy,
             "split": self._split,
             "changes": [change.to_json() for change in self.changes],
-            "looks": self.looks,
+            "looks": self.probes,
             "job": asdict(self.job),
         }
         if self.profile is not None and self.plan is not None:
@@ -372,7 +372,7 @@ class SplitController:
             "profiled": sorted(self._profiled),
             "profile": self.profile.to_json(),
             "changes": [change.to_json() for change in self.changes],
-            "looks": self.looks,
+            "looks": self.probes,
         }
 
     def restore(self, state: Any, epoch: int, batch: int) -> None:
@@ -389,7 +389,7 @@ class SplitController:
             return  # it is profiled anew
         self._range.narrow(min_split, max_split)
         self._profiled.update(profiled)
-        self.changes, self.looks = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
+        self.changes, self.probes = [Change.from_json(c) for c in state["changes"]], int(state["looks"])
         self.earlier_changes = len(self.changes)
         decided = split if state["strategy"] == self.strategy else None
         self._adopt(profile, (epoch, batch), "from the checkpoint", decided)

@@ -106,8 +106,8 @@ class Meter:
         the former one answers no more.
         """
         newest = self._newest()
-        latest = max((newest.index(server) for server in set(newest)), default=0)
-        return max(1, len(set(newest[latest:])))
+        changed = max((newest.index(server) for server in set(newest)), default=0)
+        return max(1, len(set(newest[changed:])))
 
     def _newest(self) -> list[str]:
         """Servers of the newest answers, the latest last; one that died is soon not among them."""

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from hapi.client.job_context import JobContext
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter, tier_of
 from hapi.client.planning.split_range import SplitRange
-from hapi.client.prepare import JobContext
 from hapi.client.settings import DataSettings, ModelSettings, PlanningSettings, SessionSettings
 from hapi.errors import ConfigError, UsageError
 from hapi.profiler.fit import Arrivals, Sizes
@@ -52,7 +52,7 @@ class Splits(Protocol):
 class Fixed:
     """One split for all batches."""
 
-    prepared: JobContext
+    job_context: JobContext
     split: int
     validation: bool = False
 
@@ -67,7 +67,7 @@ class Fixed:
 
     def open(self, number: int) -> ExtractionJob:
         """Return the only job."""
-        return self.prepared.job(self.split, validation=self.validation)
+        return self.job_context.job(self.split, validation=self.validation)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Do nothing."""
@@ -89,25 +89,25 @@ class Fixed:
 class Named(Fixed):
     """The caller names the splits."""
 
-    def __init__(self, prepared: JobContext, split_of: Callable[[int], int], weights_from: int) -> None:
+    def __init__(self, job_context: JobContext, split_of: Callable[[int], int], weights_from: int) -> None:
         """Take splits from ``split_of``; the layers after split ``weights_from`` have their weights here."""
-        super().__init__(prepared, 0)
+        super().__init__(job_context, 0)
         self._split_of = split_of
-        self._range = SplitRange(weights_from, prepared.last_split)
+        self._range = SplitRange(weights_from, job_context.last_split)
 
     def open(self, number: int) -> ExtractionJob:
         """Return the job at the caller's split."""
         split = self._split_of(number)
         if split not in self._range:
             raise UsageError(f"split {split} is outside {self._range.min_split} to {self._range.max_split}")
-        return self.prepared.job(split)
+        return self.job_context.job(split)
 
 
 @dataclass
 class Planned:
     """Splits that a :class:`SplitController` chooses."""
 
-    prepared: JobContext
+    job_context: JobContext
     planning: SplitController
     epoch: int
     batches: int
@@ -121,7 +121,7 @@ class Planned:
     def open(self, number: int) -> ExtractionJob:
         """Return the job at the controller's split."""
         split, time_layers = self.planning.open(self.epoch, number)
-        return replace(self.prepared.job(split), time_layers=time_layers)
+        return replace(self.job_context.job(split), time_layers=time_layers)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Tell the controller about the batch."""
@@ -142,7 +142,7 @@ class Planned:
 
 def planning_of(
     settings: SessionSettings,
-    prepared: JobContext,
+    job_context: JobContext,
     meter: Meter,
     budget: MemoryBudget,
     optimizer_bytes: float,
@@ -158,15 +158,15 @@ def planning_of(
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
         cached: see :class:`SplitController`.
     """
-    if prepared.strategy is None:
+    if job_context.strategy is None:
         if settings.profile is not None:
             raise UsageError(f"--profile {fixed_split(settings)}")
         return None
     given = None if settings.profile is None else Profile.load(settings.profile)
-    sizes, job = _sizes(settings, prepared, optimizer_bytes), _job(settings, prepared, budget)
+    sizes, job = _sizes(settings, job_context, optimizer_bytes), _job(settings, job_context, budget)
     try:
         return SplitController(
-            prepared.strategy,
+            job_context.strategy,
             sizes,
             job,
             meter,
@@ -180,27 +180,27 @@ def planning_of(
         raise ConfigError(f"--profile {settings.profile}: {error}") from None
 
 
-def _sizes(settings: ModelSettings, prepared: JobContext, optimizer_bytes: float) -> Sizes:
-    description = prepared.description
+def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: float) -> Sizes:
+    description = job_context.description
     return sizes_of(
-        prepared.model,
+        job_context.model,
         settings.model,
-        prepared.freeze,
+        job_context.freeze,
         stored_bytes=description.total_bytes / max(1, description.count),
-        encoded=prepared.transforms[0] is not None,
-        client=tier_of(prepared.device),
+        encoded=job_context.transforms[0] is not None,
+        client=tier_of(job_context.device),
         optimizer_bytes=optimizer_bytes,
     )
 
 
-def _job(settings: SessionSettings, prepared: JobContext, budget: MemoryBudget) -> Job:
+def _job(settings: SessionSettings, job_context: JobContext, budget: MemoryBudget) -> Job:
     return Job(
         bs=settings.bs,
-        samples=_samples_of_an_epoch(settings, prepared),
+        samples=_samples_of_an_epoch(settings, job_context),
         epochs=settings.epochs,
         micro_batch=settings.micro_batch,
         request_size=settings.request_size,
-        in_flight=settings.in_flight * prepared.servers.size,
+        in_flight=settings.in_flight * job_context.servers.size,
         prefetch_bytes=settings.prefetch_bytes,
         memory_bytes=budget.bytes,
     )
@@ -213,9 +213,9 @@ def fixed_split(settings: PlanningSettings) -> str:
     )
 
 
-def _samples_of_an_epoch(settings: DataSettings, prepared: JobContext) -> int:
+def _samples_of_an_epoch(settings: DataSettings, job_context: JobContext) -> int:
     """Samples that this trainer uses; at least 1, as an epoch without any is refused when it begins."""
-    count, trainers = len(prepared.training_ids), prepared.order.trainers
+    count, trainers = len(job_context.training_ids), job_context.order.trainers
     if settings.drop_last:
         return max(1, count // (settings.bs * trainers) * settings.bs)
     return -(-count // trainers)

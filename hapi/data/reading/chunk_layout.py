@@ -120,7 +120,7 @@ class Grid:
         """The misses at the time when that was last counted."""
         self.misses = 0
 
-    def prepare(self) -> None:
+    def allocate(self) -> None:
         """Make room for a reader's knowledge."""
         self.area = Area(self.total)
         self.begins = np.zeros(self.total, dtype=np.int64)

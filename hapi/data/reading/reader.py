@@ -33,7 +33,7 @@ import xxhash
 
 from hapi.arrays import Bytes, Flags, HashArray, IntArray
 from hapi.data.chunk_checksums import Runs, digests
-from hapi.data.epoch_order import MOST, Shuffle, revisited_groups
+from hapi.data.epoch_order import MAX_GROUP, Shuffle, revisited_groups
 from hapi.data.reading.chunk_cache import ABSENT, ChunkCache
 from hapi.data.reading.chunk_layout import ByteRange, Grid, ShardLayout
 from hapi.data.reading.read_cost import read_cost
@@ -67,7 +67,7 @@ class AccessHint:
     """Groups that the epoch comes back to at its end: their chunks are kept where there is room."""
     sharers: int = 1
     """Such orders that load chunks meanwhile, this one included."""
-    open_chunks: int = MOST
+    open_chunks: int = MAX_GROUP
     """Most chunks that a read uses beside those that its samples fill, as far as is known."""
 
 
@@ -152,7 +152,7 @@ class Reader:
         self.prefers_chunks = self.chunked and not cost.any_order
         """True when the default order is the chunk windows, since single samples come slowly."""
         if self.chunked:
-            self._grid.prepare()
+            self._grid.allocate()
         self._chunks_kept = max(_FEW_CHUNKS, _GRIDS * self._grid.total)
         self._heads = _heads(cache, directory.regular)
         self._grids: OrderedDict[int, Grid] = OrderedDict()
@@ -241,7 +241,7 @@ class Reader:
             grid = self._grids.get(group)
             if grid is None:
                 grid = self._grids[group] = Grid(self._layout, group, self._parts(group))
-                grid.prepare()
+                grid.allocate()
             self._grids.move_to_end(group)
             while len(self._grids) > 1 and sum(g.total for g in self._grids.values()) > self._chunks_kept:
                 self._cache.forget(self._grids.popitem(last=False)[1].area)

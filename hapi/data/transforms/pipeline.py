@@ -100,20 +100,20 @@ def input_batch(
     """
     if out is None:
         out = np.empty((len(samples), *input_shape(layout, transform)), dtype=np.float32)
-    pieces = max(1, min(threads * 4, len(samples))) if threads > 1 else 1
-    bounds = np.linspace(0, len(samples), pieces + 1).astype(int).tolist()
+    parts = max(1, min(threads * 4, len(samples))) if threads > 1 else 1
+    bounds = np.linspace(0, len(samples), parts + 1).astype(int).tolist()
     drawn = _drawn(samples, transform)
 
-    def work(piece: int) -> None:
+    def work(part: int) -> None:
         """Transform one piece of the samples."""
-        for position in range(bounds[piece], bounds[piece + 1]):
+        for position in range(bounds[part], bounds[part + 1]):
             numbers = None if drawn is None else drawn[position]
             _one(samples, position, layout, transform, numbers, out[position], limits)
 
-    if pieces == 1:
+    if parts == 1:
         work(0)
     else:
-        for _ in _pool(threads).map(work, range(pieces)):
+        for _ in _pool(threads).map(work, range(parts)):
             pass
     return torch.from_numpy(out)
 

@@ -1,6 +1,6 @@
 """The server's log: one JSON object a line, few lines of one kind, and no bytes of malformed requests.
 
-A repeated event must not fill the disk: at most :data:`MOST` lines of one kind are written in a minute, and
+A repeated event must not fill the disk: at most :data:`MAX_LINES` lines of one kind are written in a minute, and
 the number of those left out is logged when it is over. Requests that went well are not counted among these.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-MOST = 30
+MAX_LINES = 30
 """Lines of one kind in a minute."""
 WINDOW_SECONDS = 60.0
 MAX_KINDS = 1000
@@ -66,7 +66,7 @@ def _quoting(error: BaseException) -> str:
 class Repeats:
     """Counts lines by kind. Not thread-safe."""
 
-    def __init__(self, limit: int = MOST, seconds: float = WINDOW_SECONDS) -> None:
+    def __init__(self, limit: int = MAX_LINES, seconds: float = WINDOW_SECONDS) -> None:
         self._limit = limit
         self._seconds = seconds
         self._windows: dict[Kind, tuple[float, int]] = {}

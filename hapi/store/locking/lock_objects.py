@@ -6,7 +6,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from hapi.atomic import claim, move_to_free, partial_name
+from hapi.atomic import mark_in_use, move_to_free, partial_name
 from hapi.errors import NotFoundError
 from hapi.store.locking.locks import LockObjects, LockOwner, Seen, beat_key, is_lock_object
 
@@ -88,7 +88,7 @@ class FolderLockObjects(LockObjects):
             partial = path.parent / partial_name(path.name)
             descriptor = self._store.create(partial, os.O_RDWR | os.O_EXCL)
             try:
-                claim(descriptor)
+                mark_in_use(descriptor)
                 os.pwrite(descriptor, document + b"\n" + b"0" * _BEAT_DIGITS, 0)
                 os.fsync(descriptor)
                 created = move_to_free(partial, path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.local_job import COUNT, open_session, over_slow_store, pack_blobs, service_of
 
-from hapi.client.prepare import choose_dataset, transform_of
+from hapi.client.job_context import choose_dataset, transform_of
 from hapi.client.session import Session
 from hapi.client.settings import DataSettings, SessionSettings, default_store
 from hapi.client.transport.http import LoopbackTransport
@@ -104,9 +104,9 @@ def test_wrong_settings(service: Service, changes: dict[str, Any], kind: type[Ha
 )  # fmt: skip
 def test_what_is_chosen(service: Service, changes: dict[str, Any], freeze: int, split: int) -> None:
     with open_session(service, **changes) as session:
-        assert session.prepared.freeze == freeze
+        assert session.job_context.freeze == freeze
         if changes.get("split") == "min":
-            sizes = session.prepared.model.output_bytes()
+            sizes = session.job_context.model.output_bytes()
             assert sizes[session.split] == min(sizes[1 : freeze + 1])
         else:
             assert session.split == split
@@ -115,29 +115,29 @@ def test_what_is_chosen(service: Service, changes: dict[str, Any], freeze: int, 
 
 def test_windows_that_suit_the_servers_store_are_told_to_it(service: Service) -> None:
     with open_session(service, shuffle="chunks", seed=7, validation=0.25, split=5) as session:
-        prepared = session.prepared
-        description = prepared.description
-        assert prepared.order.shuffle == Shuffle(description.group, description.window)
+        job_context = session.job_context
+        description = job_context.description
+        assert job_context.order.shuffle == Shuffle(description.group, description.window)
         asked = {"seed": 7, "epoch": 3, "group": description.group, "window": description.window}
-        ids = prepared.training_ids
-        assert prepared.job(5).at(7, 3).request(ids)["windows"] == asked
-        assert "windows" not in prepared.job(5, validation=True).at(7, 3).request(ids)
+        ids = job_context.training_ids
+        assert job_context.job(5).at(7, 3).request(ids)["windows"] == asked
+        assert "windows" not in job_context.job(5, validation=True).at(7, 3).request(ids)
     with open_session(service, shuffle="full", split=0) as session:
-        assert "windows" not in session.prepared.job(0).request(session.prepared.training_ids)
+        assert "windows" not in session.job_context.job(0).request(session.job_context.training_ids)
 
 
 def test_the_default_order_suits_the_servers_store(service: Service) -> None:
     with open_session(service, split=0) as session:
-        assert session.prepared.order.shuffle == FULL
+        assert session.job_context.order.shuffle == FULL
     with open_session(over_slow_store(loopback_handler(service)), split=0) as session:
-        prepared = session.prepared
-        windows = Shuffle(prepared.description.group, prepared.description.window)
-        assert prepared.order.shuffle == windows
-        assert "windows" in prepared.job(0).request(prepared.training_ids)
-        prepared.keep_shuffle(FULL)
-        assert "windows" not in prepared.job(0).request(prepared.training_ids)
+        job_context = session.job_context
+        windows = Shuffle(job_context.description.group, job_context.description.window)
+        assert job_context.order.shuffle == windows
+        assert "windows" in job_context.job(0).request(job_context.training_ids)
+        job_context.keep_shuffle(FULL)
+        assert "windows" not in job_context.job(0).request(job_context.training_ids)
     with open_session(over_slow_store(loopback_handler(service)), split=0, shuffle="full") as session:
-        assert session.prepared.order.shuffle == FULL
+        assert session.job_context.order.shuffle == FULL
 
 
 def test_an_image_size_keeps_the_data_sets_normalisation() -> None:

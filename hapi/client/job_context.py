@@ -130,15 +130,15 @@ def resolve_job(
         torch.set_num_threads(settings.threads)
     connected = connect(settings, token) if transports is None else over(settings, transports, settings.store)
     try:
-        prepared = _prepare(settings, connected, device, cache)
-        _load_weights(settings, prepared)
+        job_context = _build_context(settings, connected, device, cache)
+        _load_weights(settings, job_context)
     except BaseException:
         connected.close()
         raise
-    return prepared
+    return job_context
 
 
-def _prepare(
+def _build_context(
     settings: SessionSettings, connected: Connected, device: torch.device, cache: CacheFolder | None
 ) -> JobContext:
     servers = connected.servers
@@ -179,20 +179,20 @@ def _prepare(
     )
 
 
-def _load_weights(settings: NetworkSettings, prepared: JobContext) -> None:
+def _load_weights(settings: NetworkSettings, job_context: JobContext) -> None:
     """Bring what runs on this side into its memory, and make the job's requests."""
-    model, split, strategy = prepared.client_model, prepared.split, prepared.strategy
-    layered = prepared.model
+    model, split, strategy = job_context.client_model, job_context.split, job_context.strategy
+    layered = job_context.model
     # What runs on the servers takes no memory here, unless it is compared; a strategy may yet want every layer; on a
     # GPU when it does.
-    first = split if strategy is None else prepared.last_split
+    first = split if strategy is None else job_context.last_split
     if settings.recheck:
         first = 0
-    model.load_from(min(first, split if strategy is None else prepared.freeze))
-    prepared.make_jobs()
+    model.load_from(min(first, split if strategy is None else job_context.freeze))
+    job_context.make_jobs()
     if strategy is None:
         layered.release(first, len(layered))
-    move_weights(layered, prepared.device, first, len(layered))
+    move_weights(layered, job_context.device, first, len(layered))
 
 
 def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
