@@ -22,6 +22,7 @@ from benchmarks.split.study import measured_cells
 from benchmarks.split.world import World, sizes_in
 from benchmarks.testbed.conditions import recorded_conditions
 from hapi.client.planning import drift, profile_phase
+from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.drift import Drift, DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
@@ -136,8 +137,8 @@ MECHANISMS: Mapping[str, Switch] = {
     "parts of a tier apart": _whole_tiers,
     "small parts left out": _set(DriftDetector, SIGNIFICANT=0.0),
     "hysteresis of 5%": _set(DriftDetector, HYSTERESIS=0.0),
-    "holds": _set(SplitController, FIRST_HOLD=0, LONGEST_HOLD=0),
-    "growing holds": _set(SplitController, LONGEST_HOLD=SplitController.FIRST_HOLD),
+    "holds": _set(ChangeHold, FIRST=0, LONGEST=0),
+    "growing holds": _set(ChangeHold, LONGEST=ChangeHold.FIRST),
     "leaving at once what is worse": _set(
         SplitController, _worse=property(lambda self: False, lambda self, value: None)
     ),

@@ -23,6 +23,7 @@ from support.planning_tools import (
     truth,
 )
 
+from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.split_range import SplitRange
@@ -111,15 +112,13 @@ def check_no_flapping(times: list[int], factor: float, ahead: int) -> None:
     run_epoch(planning, world, 1, batches=batches, ahead=ahead, before=step)
     changes = planning.changes[1:]
     back = [b.batch - a.batch for a, b in pairwise(changes) if b.after < b.before]
-    assert all(held >= SplitController.FIRST_HOLD - ahead for held in back), (
-        "to where a fast link is hoped for"
-    )
+    assert all(held >= ChangeHold.FIRST - ahead for held in back), "to where a fast link is hoped for"
     if max(times) < 2:
         assert len(changes) <= 1, "two batches that agree come only in the end"
     if all(t <= 3 for t in times):  # nothing ever stays
-        assert len(changes) <= 2 + math.log2(1 + batches) + batches / SplitController.LONGEST_HOLD
+        assert len(changes) <= 2 + math.log2(1 + batches) + batches / ChangeHold.LONGEST
     # In the end the link stays: so does the split, after the longest hold, where the truth has it.
-    run_epoch(planning, world, 2, batches=SplitController.LONGEST_HOLD + 10, ahead=0)
+    run_epoch(planning, world, 2, batches=ChangeHold.LONGEST + 10, ahead=0)
     seconds = [estimate(world.true, JOB, s).epoch_seconds for s in range(5)]
     assert seconds[planning.split] <= min(seconds) * 1.06
     settled = len(planning.changes)

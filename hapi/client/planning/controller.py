@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.drift import Drift, DriftDetector, shown_rate
 from hapi.client.planning.link_probe import LinkProbe
 from hapi.client.planning.meter import Meter
@@ -49,11 +50,6 @@ class SplitController:
 
     :meth:`open` may be called from any thread; all else is the training loop's.
     """
-
-    FIRST_HOLD, LONGEST_HOLD = 4, 1024
-    """Batches that a split stays after the watch chose it, unless it turns out to be slower than by the plan: doubled
-    when the next change comes soon after, so that a link or a neighbour that goes to and fro does not make the split
-    go to and fro with it, and what looks better elsewhere and is not is tried ever more rarely."""
 
     def __init__(
         self,
@@ -105,9 +101,7 @@ class SplitController:
         self._watch: DriftDetector | None = None
         self._why: str | None = None
         """Latest finding of the watch, until the plan has been followed."""
-        self._hold = 0
-        self._held = 0
-        """Batches since the watch changed the split."""
+        self._hold = ChangeHold()
         self._worse = False
         """True when the split has turned out to be slower than by the plan."""
         self._probe = LinkProbe()
@@ -197,7 +191,7 @@ class SplitController:
         """
         now = time.monotonic()
         seconds, self._last_done = now - self._last_done, now
-        self._held += 1
+        self._hold.batch_done()
         if self._profiling.under_way:
             self._profiling.note(split, seconds, rates)
             with self._lock:
@@ -289,10 +283,8 @@ class SplitController:
         gain = 1 - self._seconds(after) / now if now > 0 else 0.0
         if after == self._split or gain <= DriftDetector.HYSTERESIS:
             self._why, self._worse = None, False
-        elif self._worse or self._held >= self._hold:
-            soon = self._hold > 0 and self._held < 4 * self._hold
-            self._hold = min(self.LONGEST_HOLD, 2 * self._hold) if soon else self.FIRST_HOLD
-            self._held = 0
+        elif self._worse or self._hold.over:
+            self._hold.begin()
             self._worse = False
             self._probe.restart()
             self._change(at, after, f"{self._why}; {gain:.0%} faster by estimate")
