@@ -189,7 +189,9 @@ class Cluster:
         for name in self.ports:
             while not answers(self.ports[name]):
                 if self.pid(name) is None or time.monotonic() > deadline:
-                    fail(f"{name} does not answer; {self.log / name}.log ends with: {self._last_words(name)}")
+                    fail(
+                        f"{name} does not answer; {self.log / name}.log ends with: {self._last_output(name)}"
+                    )
                 time.sleep(0.05)
         while (status := put_bucket(self.port)) not in (200, 409):
             if time.monotonic() > deadline:
@@ -207,7 +209,7 @@ class Cluster:
             # The start time tells it from a later process with the same number.
             (self.run / f"{name}.pid").write_text(f"{process.pid} {started_at(process.pid)}")
 
-    def _last_words(self, name: str) -> str:
+    def _last_output(self, name: str) -> str:
         lines = (self.log / f"{name}.log").read_text(errors="replace").split("\n")
         return " ".join(" ".join(lines[-3:]).split())[-300:] or "nothing"
 

@@ -95,7 +95,7 @@ class Phase:
         if command["light"]:
             light = command["light"]
             client = Client(self, light["tenant"], light["token"])
-            tasks.append(asyncio.create_task(client.ask_now_and_then(light["samples"], light["every"])))
+            tasks.append(asyncio.create_task(client.request_periodically(light["samples"], light["every"])))
         await asyncio.sleep(self._seconds)
         for task in tasks:
             task.cancel()
@@ -152,7 +152,7 @@ class Client:
         while True:
             await self._until_answered(samples)
 
-    async def ask_now_and_then(self, samples: int, every: float) -> None:
+    async def request_periodically(self, samples: int, every: float) -> None:
         """A request every so many seconds, or later when the one before takes longer."""
         while True:
             began = self._phase.now()

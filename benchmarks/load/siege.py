@@ -73,7 +73,7 @@ def measure_siege(settings: SiegeSettings, tell: Callable[[str], None]) -> Siege
         tempfile.TemporaryDirectory(prefix="hapi-siege-") as folder,
         _small_disk(Path(folder)) as disk,
     ):
-        town = _Town(bed, Path(folder), disk, settings)
+        town = _Testbed(bed, Path(folder), disk, settings)
         found = {
             **conditions(),
             "server_and_clients": "each on one half of the cores, over the loopback",
@@ -103,7 +103,7 @@ def _small_disk(folder: Path) -> Iterator[Path | None]:
             subprocess.run(["umount", "--lazy", str(disk)], capture_output=True, check=False)
 
 
-class _Town:
+class _Testbed:
     """The server, its store, and those who live from it."""
 
     def __init__(self, bed: LooseBed, folder: Path, disk: Path | None, settings: SiegeSettings) -> None:

@@ -64,7 +64,7 @@ def copy_ranges(source: Bytes, starts: IntArray, lengths: IntArray, out: Bytes, 
 
 def _take_rows(source: Bytes, starts: IntArray, out: Bytes, offsets: IntArray, length: int) -> bool:
     """Copy pieces that are rows of one array to places side by side; False where they are not."""
-    if not _side_by_side(offsets, length):
+    if not _is_contiguous(offsets, length):
         return False
     origin, begin = int(starts[0]) % length, int(offsets[0])
     numbers = (starts - origin) // length
@@ -76,7 +76,7 @@ def _take_rows(source: Bytes, starts: IntArray, out: Bytes, offsets: IntArray, l
     return True
 
 
-def _side_by_side(offsets: IntArray, length: int) -> bool:
+def _is_contiguous(offsets: IntArray, length: int) -> bool:
     return bool((offsets == int(offsets[0]) + np.arange(len(offsets), dtype=np.int64) * length).all())
 
 
@@ -84,7 +84,7 @@ def _copy_rows(source: Bytes, starts: IntArray, out: Bytes, offsets: IntArray, l
     rows = _windows(source, length)
     block = max(1, _ROWS_BYTES // length)
     begin = int(offsets[0])
-    if _side_by_side(offsets, length):
+    if _is_contiguous(offsets, length):
         target = out[begin : begin + len(offsets) * length].view(rows.dtype)
         for low in range(0, len(offsets), block):
             target[low : low + block] = rows[starts[low : low + block]]

@@ -175,7 +175,7 @@ def test_whatever_happens(events: list[tuple[str, int, float, float]], slots: in
     queue, tickets, gone = server.queue, [], 0
     for what, number, amount, factor in events:
         if what == "ask":
-            refused, others = queue.has_no_place_for(PEOPLE[number]), queue.of(PEOPLE[number])[0]
+            refused, others = queue.is_full_for(PEOPLE[number]), queue.of(PEOPLE[number])[0]
             tickets.append(server.ask(PEOPLE[number], amount, amount * factor))
             assert refused == (bool(others) and server.shed[-1:] == tickets[-1:]), "foretold before it came"
         elif what == "leave":

@@ -162,12 +162,12 @@ def _typical(
     A batch that touches memory for the first time is not typical: later ones have it.
     """
     timed = _work(own, "timed")
-    suffix = _as_it_runs(_work(own, "suffix") + timed)
-    step = _as_it_runs(_work(all_batches, "step"))
+    suffix = _steady_state(_work(own, "suffix") + timed)
+    step = _steady_state(_work(all_batches, "step"))
     changed = replace(
         observed,
-        suffix_seconds=_a_sample(suffix) * observed.samples if suffix else observed.suffix_seconds,
-        step_seconds=_a_sample(step) * observed.samples if step else observed.step_seconds,
+        suffix_seconds=_seconds_per_sample(suffix) * observed.samples if suffix else observed.suffix_seconds,
+        step_seconds=_seconds_per_sample(step) * observed.samples if step else observed.step_seconds,
     )
     if not timed:
         return changed
@@ -177,7 +177,7 @@ def _typical(
 
 def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
     """``observed`` with the servers' forward seconds from requests that took no new memory, if there are any."""
-    chosen, servers = _as_it_runs(forwards), observed.server.count
+    chosen, servers = _steady_state(forwards), observed.server.count
     if not chosen or not observed.crossed:
         return observed
     each = observed.crossed / servers
@@ -186,8 +186,8 @@ def _with_forwards(observed: Observed, forwards: Sequence[Forward]) -> Observed:
     layers, timed = _layers([forward for forward in forwards if forward.layers])
     return replace(
         observed,
-        server_cpu={**observed.server_cpu, "forward": each * _a_sample(cpu)},
-        server_wall={**observed.server_wall, "forward": each * _a_sample(wall)},
+        server_cpu={**observed.server_cpu, "forward": each * _seconds_per_sample(cpu)},
+        server_wall={**observed.server_wall, "forward": each * _seconds_per_sample(wall)},
         server_layers=tuple(seconds / servers for seconds in layers),
         server_timed=timed,
     )
@@ -199,7 +199,7 @@ def _work(batches: Sequence[ClientCounts], kind: Kind) -> list[Work]:
     return [work for work in found if work.samples > 0]
 
 
-def _a_sample(work: Sequence[Work]) -> float:
+def _seconds_per_sample(work: Sequence[Work]) -> float:
     """Mean seconds a sample, freaks aside."""
     limit = OUTLIER_FACTOR * statistics.median_low(one.seconds / one.samples for one in work)
     usual = [one for one in work if one.seconds <= limit * one.samples]
@@ -213,7 +213,7 @@ def _layers(timed: Sequence[_Done]) -> tuple[tuple[float, ...], int]:
     return tuple(map(sum, seconds)), round(sum(one.samples for one in usual))
 
 
-def _as_it_runs(done: Sequence[T]) -> list[T]:
+def _steady_state(done: Sequence[T]) -> list[T]:
     """Work that took no new memory, and, if there is any, was not timed layer by layer, which on a GPU takes
     longer.
     """

@@ -85,7 +85,7 @@ class EmbeddedServer:
             return
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         more = "; the system does that when memory runs out" if status == -signal.SIGKILL else ""
-        raise HapiError(f"the embedded server {how}{more} (its last words: {self._last_words()})")
+        raise HapiError(f"the embedded server {how}{more} (its last words: {self._last_output()})")
 
     def _await_url(self) -> str:
         lines: list[str] = []
@@ -100,9 +100,9 @@ class EmbeddedServer:
         prefix = "listening on "
         if lines and lines[0].startswith(prefix):
             return lines[0].removeprefix(prefix).strip()
-        raise TransportError(f"the embedded server did not start: {self._last_words()}")
+        raise TransportError(f"the embedded server did not start: {self._last_output()}")
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
         last = text.splitlines()[-1][:500] if text else "it said nothing"

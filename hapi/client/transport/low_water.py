@@ -60,7 +60,7 @@ class _LowWater(io.RawIOBase):
         except TimeoutError:
             if self._mark == 1:
                 raise
-            count = self._what_has_come(buffer)
+            count = self._peek(buffer)
         now = monotonic()
         guard.waited += now - before
         guard.received += count
@@ -68,7 +68,7 @@ class _LowWater(io.RawIOBase):
             guard.check()
         return count
 
-    def _what_has_come(self, buffer: Any) -> int:
+    def _peek(self, buffer: Any) -> int:
         """Bytes that a slow link has brought below the mark; TimeoutError for none."""
         timeout = self._sock.gettimeout()
         self._set_mark(1)

@@ -24,7 +24,7 @@ _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 _OLD_DENSENET = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
 
-class _ImpatientSockets:
+class _ShortTimeoutSockets:
     """New sockets of this process fail after ``DOWNLOAD_SECONDS`` of silence inside the block.
 
     torch's downloads set no timeout of their own, and would wait for a silent server for ever. Thread-safe.
@@ -49,7 +49,7 @@ class _ImpatientSockets:
                 socket.setdefaulttimeout(self._before)
 
 
-_impatient_sockets = _ImpatientSockets()
+_impatient_sockets = _ShortTimeoutSockets()
 
 
 def random_seed(weights: str) -> int | None:
@@ -101,7 +101,7 @@ def library_state(architecture: Architecture, weights: str, module: nn.Module) -
                 progress=False, check_hash=True, weights_only=True
             )
     except Exception as error:
-        failed = WeightsAbsentError if _did_not_come(error) else ModelError
+        failed = WeightsAbsentError if _download_failed(error) else ModelError
         raise failed(
             f"weights {weights} of {architecture.name} are not in torch's cache and cannot be downloaded "
             f"({_reason(error)}); give a local file (--weights PATH) or random:SEED"
@@ -132,7 +132,7 @@ def _reason(error: Exception) -> str:
     )
 
 
-def _did_not_come(error: Exception) -> bool:
+def _download_failed(error: Exception) -> bool:
     """True when weights could not be fetched; False when something came that cannot be used."""
     # Libraries of HTTP have errors that are not the system's (of a proxy, of a certificate).
     return isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "requests."))
@@ -151,7 +151,7 @@ def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.
             loaded: dict[str, torch.Tensor] = architecture.make_pretrained().state_dict()
         return loaded
     except Exception as error:
-        if _did_not_come(error):
+        if _download_failed(error):
             raise WeightsAbsentError(
                 f"pre-trained weights of {name} cannot be fetched ({_reason(error)}); give a file or random:SEED"
             ) from error

@@ -246,7 +246,7 @@ class DeviceMemory:
     def _wait(self, reservation: Reservation) -> None:
         """Wait until ``reservation`` is admitted. Requests that come at about the same time share the free memory."""
         gathered = time.monotonic() + GATHER_SECONDS
-        if self._plenty():
+        if self._all_fit():
             self._admit()
         while not self._admitted(reservation):
             left = gathered - time.monotonic()
@@ -268,7 +268,7 @@ class DeviceMemory:
     def _admitted(reservation: Reservation) -> bool:
         return reservation.batch > 0
 
-    def _plenty(self) -> bool:
+    def _all_fit(self) -> bool:
         """Return whether all that wait can have their largest batch at once: then nobody gains by waiting for
         others.
         """

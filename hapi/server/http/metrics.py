@@ -50,7 +50,7 @@ _WATCHED = (
 """Errors that begin at 0, so that the first one is seen as an increase."""
 
 
-class _AtALook(Collector):
+class _Snapshot(Collector):
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
 
@@ -99,7 +99,7 @@ class Metrics:
         for kind in _WATCHED:
             self.errors.labels(kind.slug)
         self._build_info()
-        registry.register(_AtALook(read))
+        registry.register(_Snapshot(read))
         ProcessCollector(registry=registry)
 
         self.dropped = Counter(

@@ -91,7 +91,7 @@ class Admission:
         It is called before the request is read, as reading costs more than all the rest of sending it away.
         """
         with self._lock:
-            if not self._queue.has_no_place_for(tenant):
+            if not self._queue.is_full_for(tenant):
                 return
             error = self._full(tenant, self._queue.usual_cost(tenant), time.monotonic())
         self._shed(tenant, FULL)

@@ -97,7 +97,7 @@ class _Line:
         return max(self.floor, self.finish)
 
     @property
-    def may_have_the_extra_slot(self) -> bool:
+    def may_use_extra_slot(self) -> bool:
         """True when the first that waits is a request of a tenant that asks rarely."""
         return self.seldom and not self.running
 
@@ -187,7 +187,7 @@ class FairQueue:
             candidate = (line.tag, next(iter(line.waiting)).number, line)
             if first is None or candidate[:2] < first[:2]:
                 first = candidate
-        if first is None or (self.running == self._slots and not first[2].may_have_the_extra_slot):
+        if first is None or (self.running == self._slots and not first[2].may_use_extra_slot):
             return None
         return self._begin(first[2], now)
 
@@ -243,7 +243,7 @@ class FairQueue:
         self.leave(ticket)
         return ticket
 
-    def has_no_place_for(self, tenant: Tenant) -> bool:
+    def is_full_for(self, tenant: Tenant) -> bool:
         """Return whether a request of ``tenant``, whatever it is, would be the surplus if it came now.
 
         Not of a tenant that has nothing in the queue: its request might begin at once.
