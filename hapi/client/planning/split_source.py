@@ -152,7 +152,7 @@ def planning_of(
 
     Args:
         settings: the session's.
-        prepared: the job.
+        job_context: the job.
         meter: counts its costs.
         budget: this side's memory.
         optimizer_bytes: see :meth:`hapi.client.session.Session.open`.
