@@ -186,10 +186,10 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     session, training = loaded.value.session, loaded.value.training
     if training.checkpoint_path is None:
         if training.resume:
-            raise UsageError("--resume needs --output DIR or --checkpoint FILE")
+            raise UsageError("--resume needs --checkpoint FILE or --output DIR")
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
-                raise UsageError(f"{flag_of(name)} needs --output DIR or --checkpoint FILE")
+                raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
     if session.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in session.profile_epoch:
