@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hapi.server.lifecycle.run import run_server
     from hapi.server.settings import ServerSettings
     from hapi.store.open import open_store
-    from hapi.train.settings import TrainingSettings
+    from hapi.train.settings import TrainSettings
     from hapi.train.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -49,8 +49,8 @@ __all__ = (
     "ServerSettings",
     "Session",
     "SessionSettings",
+    "TrainSettings",
     "Trainer",
-    "TrainingSettings",
     "__version__",
     "errors",
     "index",
@@ -72,7 +72,7 @@ _MODULES = {
     "Session": "hapi.client.session",
     "SessionSettings": "hapi.client.settings",
     "Trainer": "hapi.train.trainer",
-    "TrainingSettings": "hapi.train.settings",
+    "TrainSettings": "hapi.train.settings",
     "pack": "hapi.api.datasets",
     "PackOptions": "hapi.ingest.pack_options",
     "index": "hapi.api.datasets",

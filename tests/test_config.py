@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hapi.config.fields import flat
-from hapi.config.settings import Loaded, add_flags, checked, group, load, overrides_of, setting
+from hapi.config.settings import Loaded, add_flags, checked, load, overrides_of, setting
 from hapi.errors import ConfigError, UsageError
 
 
@@ -305,8 +305,7 @@ class Network(Wire):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped:
-    network: Network = group()
+class Grouped(Network):
     bs: int = setting("Batch.", default=32, low=1)
 
 
@@ -314,8 +313,7 @@ def test_the_settings_of_a_group_stand_among_the_others(tmp_path: Path) -> None:
     path = tmp_path / "exp.yaml"
     path.write_text("bs: 8\ntimeout: 5\noptimiser: {name: adamw}\n")
     loaded = load(Grouped, path, {"bs": "9"}, {"GROUPED_SERVER": "http://a:1"})
-    network = Network(server="http://a:1", timeout=5.0, optimiser=Optimiser(name="adamw"))
-    assert loaded.value == Grouped(network=network, bs=9)
+    assert loaded.value == Grouped(server="http://a:1", timeout=5.0, optimiser=Optimiser(name="adamw"), bs=9)
     assert loaded.origins == {
         "bs": "--bs", "timeout": f"{path}:2:10", "server": "GROUPED_SERVER", "optimiser.name": f"{path}:3:19",
     }  # fmt: skip

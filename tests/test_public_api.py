@@ -19,7 +19,7 @@ ROOT = Path(hapi.__file__).parents[1]
 NAMES = [name for name in hapi.__all__ if name != "__version__"]
 HEAVY = {"torch", "torchvision", "aiohttp", "numpy", "obstore", "yaml", "matplotlib"}
 WITHOUT_TORCH = (
-    "HapiError", "Job", "PackOptions", "Profile", "ServerSettings", "SessionSettings", "TrainingSettings",
+    "HapiError", "Job", "PackOptions", "Profile", "ServerSettings", "SessionSettings", "TrainSettings",
     "keep_freed_memory", "list_datasets", "open_dataset", "open_store", "plan", "verify",
 )  # fmt: skip
 

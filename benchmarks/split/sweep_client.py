@@ -65,11 +65,11 @@ class SweepClient:
         """Another model or batch size."""
         self.close()
         made = load(TrainSettings, None, settings).value
-        if made.session.memory is None:
+        if made.memory is None:
             keep_freed_memory()
         self._session = session = self._connect(made)
         session.trained.train()
-        self._optimizer = make_optimizer(made.training, session.trained)
+        self._optimizer = make_optimizer(made, session.trained)
         self._ids = session.job_context.training_ids
         return {
             "splits": list(session.job_context.candidate_splits),
@@ -92,11 +92,11 @@ class SweepClient:
     def _connect(self, settings: TrainSettings) -> Session:
         transports, limit = None, self._limit
         if limit is not None:
-            urls = settings.session.server
+            urls = settings.server
             transports = [LimitedTransport(HttpTransport(url, token=self._token), limit) for url in urls]
-        self._optimizer_bytes = settings.training.optimizer_bytes
+        self._optimizer_bytes = settings.optimizer_bytes
         return Session.open(
-            settings.session,
+            settings,
             token=self._token,
             optimizer_bytes=self._optimizer_bytes,
             transports=transports,

@@ -17,7 +17,7 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
 from hapi.cli.shared.training_progress import ProgressPrinter
-from hapi.config.fields import flag_of, flat
+from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
@@ -84,31 +84,28 @@ def _run(args: argparse.Namespace) -> int:
 
 def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     loaded = _with_report(loaded)
-    settings, output = loaded.value, loaded.value.output
-    session_settings = settings.session
-    if session_settings.memory is None:  # with a bound, what is free is not the job's
+    settings = loaded.value
+    if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
     with Leaving("hapi-train"):
         from hapi.client.session import Session
         from hapi.train.trainer import Trainer
 
-    if session_settings.allow_model or is_factory(session_settings.model):
+    if settings.allow_model or is_factory(settings.model):
         search_here()
     check_together(loaded)
     check_files(loaded, experiment)
-    tracer = Tracer(enabled=output.trace is not None, process="hapi-train")
-    with Session.open(
-        session_settings, tracer=tracer, optimizer_bytes=settings.training.optimizer_bytes
-    ) as session:
+    tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
+    with Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session:
         _announce(session, loaded)
-        printer = ProgressPrinter(output.progress and sys.stderr.isatty(), session.planning)
-        trainer = Trainer(session, settings.training, printer)
+        printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
+        trainer = Trainer(session, settings, printer)
         try:
             report = trainer.run()
         except BaseException:
             _after_failure(trainer, tracer, loaded)
             raise
-    failed = _write_outputs(output, tracer, report, min(_LAST_SECONDS, session_settings.patience))
+    failed = _write_outputs(settings, tracer, report, min(_LAST_SECONDS, settings.patience))
     _summarise(report, trainer.trained_epochs)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
@@ -118,10 +115,10 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
 def _with_report(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
     """The report goes into the folder of the model where no file is given for it."""
     settings = loaded.value
-    if settings.training.output is None or settings.output.report is not None:
+    if settings.output is None or settings.report is not None:
         return loaded
-    report = str(Path(settings.training.output, "report.json"))
-    return replace(loaded, value=replace(settings, output=replace(settings.output, report=report)))
+    report = str(Path(settings.output, "report.json"))
+    return replace(loaded, value=replace(settings, report=report))
 
 
 _LAST_SECONDS = 15.0
@@ -135,7 +132,6 @@ def _write_outputs(
 
     The report comes last and says it too.
     """
-    report = {**report, "settings": {**report["settings"], **flat(settings)}}
     failed: list[str] = []
     deadline = time.monotonic() + seconds
     if settings.trace is not None:
@@ -171,9 +167,9 @@ def _tried(write: Callable[[], None], deadline: float) -> list[str]:
 
 def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings]) -> None:
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
-    for line in _write_outputs(loaded.value.output, tracer, trainer.report(), 0.0):
+    for line in _write_outputs(loaded.value, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
-    training = loaded.value.training
+    training = loaded.value
     if training.checkpoint_path and trainer.has_checkpoint:
         place = (
             f"--checkpoint {training.checkpoint}" if training.checkpoint else f"--output {training.output}"
@@ -183,19 +179,19 @@ def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSetting
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
-    session, training = loaded.value.session, loaded.value.training
-    if training.checkpoint_path is None:
-        if training.resume:
+    settings = loaded.value
+    if settings.checkpoint_path is None:
+        if settings.resume:
             raise UsageError("--resume needs --checkpoint FILE or --output DIR")
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
-    if session.sample_cache is None and "sample_cache_size" in loaded.origins:
+    if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
-    for epoch in session.profile_epoch:
-        if epoch >= session.epochs and training.checkpoint_path is None:  # with one, more epochs may follow
+    for epoch in settings.profile_epoch:
+        if epoch >= settings.epochs and settings.checkpoint_path is None:  # with one, more epochs may follow
             raise UsageError(
-                f"--profile-epoch {epoch}: expected 0 to {session.epochs - 1}, the last epoch; give more --epochs"
+                f"--profile-epoch {epoch}: expected 0 to {settings.epochs - 1}, the last epoch; give more --epochs"
             )
 
 
@@ -206,30 +202,30 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
     """
     from hapi.train.checkpoint_files import numbered
 
-    session, training, output = loaded.value.session, loaded.value.training, loaded.value.output
+    settings = loaded.value
     given = loaded.as_given
     check_outputs(
         (
-            *((given("--output"), path) for path in _model_files(training)),
-            (given("--report"), output.report),
-            (given("--html"), output.html),
-            (given("--trace"), output.trace),
-            (given("--checkpoint" if training.checkpoint else "--output"), training.checkpoint_path),
-            (given("--save-profile"), training.save_profile),
+            *((given("--output"), path) for path in _model_files(settings)),
+            (given("--report"), settings.report),
+            (given("--html"), settings.html),
+            (given("--trace"), settings.trace),
+            (given("--checkpoint" if settings.checkpoint else "--output"), settings.checkpoint_path),
+            (given("--save-profile"), settings.save_profile),
         ),
         (
             ("the experiment file", experiment),
-            (given("--weights"), session.weights),
-            (given("--profile"), session.profile),
-            (given("--token-file"), session.token_file),
-            (given("--ca-file"), session.ca_file),
+            (given("--weights"), settings.weights),
+            (given("--profile"), settings.profile),
+            (given("--token-file"), settings.token_file),
+            (given("--ca-file"), settings.ca_file),
         ),
     )
-    checkpoint = training.checkpoint_path
-    if checkpoint is not None and not training.resume:
-        flag = "--checkpoint" if training.checkpoint else "--output"
-        files = [numbered(checkpoint, n) for n in range(training.keep)]
-        for path in (*files, *map(Path, _model_files(training))):
+    checkpoint = settings.checkpoint_path
+    if checkpoint is not None and not settings.resume:
+        flag = "--checkpoint" if settings.checkpoint else "--output"
+        files = [numbered(checkpoint, n) for n in range(settings.keep)]
+        for path in (*files, *map(Path, _model_files(settings))):
             if path.exists():
                 raise UsageError(
                     f"{flag} {path}: exists; give --resume to go on with it, or remove it to begin anew"
@@ -274,7 +270,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
     order = job_context.order
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
-    for warning in _warnings(session, loaded.value.training):
+    for warning in _warnings(session, loaded.value):
         print(f"note  {loaded.as_given(warning)}", flush=True)
 
 

@@ -23,7 +23,6 @@ class Rule:
     flags: tuple[str, ...] = ()
     env: str | None = None
     metavar: str | None = None
-    group: bool = False
 
     def range_text(self) -> str:
         """The bounds as the end of "a number ..." (empty without bounds)."""
@@ -77,23 +76,10 @@ def settings_fields(cls: Any) -> list[SettingField]:
     return found
 
 
-def level(cls: Any) -> Iterator[SettingField]:
-    """The fields that stand side by side in a file of ``cls``: its own, and those of its groups."""
-    for f in settings_fields(cls):
-        if f.rule.group:
-            yield from level(settings_class(f.annotation))
-        else:
-            yield f
-
-
 def flat(value: Any) -> dict[str, Any]:
-    """The settings of the instance ``value`` as a file has them: groups dissolved, nested settings as dicts."""
-    found: dict[str, Any] = {}
-    for f in settings_fields(type(value)):
-        held = getattr(value, f.name)
-        inner = flat(held) if dataclasses.is_dataclass(held) else held
-        found.update(inner if f.rule.group else {f.name: inner})
-    return found
+    """The settings of the instance ``value`` as a file has them: nested settings as dicts."""
+    held = {f.name: getattr(value, f.name) for f in settings_fields(type(value))}
+    return {name: flat(inner) if dataclasses.is_dataclass(inner) else inner for name, inner in held.items()}
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -109,8 +95,8 @@ def settings_class(annotation: Any) -> Any | None:
 
 
 def every_field(cls: Any, prefix: str = "") -> Iterator[SettingField]:
-    """All plain fields of ``cls``, of its groups, and of the settings nested in it, these with dotted names."""
-    for f in level(cls):
+    """All plain fields of ``cls``, and of the settings nested in it, these with dotted names."""
+    for f in settings_fields(cls):
         nested = settings_class(f.annotation)
         if nested is not None:
             yield from every_field(nested, f"{prefix}{f.name}.")

@@ -75,15 +75,6 @@ def setting(
     return field(default=default, metadata={"hapi": rule})
 
 
-def group() -> Any:
-    """Return a dataclass field that holds another settings class, invisible in flags and files.
-
-    Its settings are read as if they were the outer class's own. So a part of the settings can be passed on,
-    while users see one flat list.
-    """
-    return field(metadata={"hapi": Rule(group=True)})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Generic[T]):
     """Settings with the origin of each."""

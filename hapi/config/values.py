@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from hapi import units
-from hapi.config.fields import Rule, flag_of, level, members, settings_class, settings_fields, suggestion
+from hapi.config.fields import Rule, flag_of, members, settings_class, settings_fields, suggestion
 from hapi.errors import ConfigError, UsageError
 
 MAX_VALUES = 100_000
@@ -83,22 +83,11 @@ class SettingsReader:
             given: origin and value by name, from flags and the environment; they win over the file.
             prefix: of dotted names.
         """
-        return self._filled(cls, self._entries(cls, node, prefix), given, prefix)
-
-    def _filled(
-        self,
-        cls: Any,
-        entries: Mapping[str, yaml.Node],
-        given: Mapping[str, tuple[str, yaml.Node]],
-        prefix: str,
-    ) -> Any:
-        """An instance of ``cls``, a whole level of settings or a group of one."""
+        entries = self._entries(cls, node, prefix)
         chosen: dict[str, Any] = {}
         for f in settings_fields(cls):
             name, nested = prefix + f.name, settings_class(f.annotation)
-            if f.rule.group:
-                chosen[f.name] = self._filled(nested, entries, given, prefix)
-            elif nested is not None:
+            if nested is not None:
                 below = any(key.startswith(name + ".") for key in given)
                 entry = entries.get(f.name)
                 absent = entry is None or (_is_null(entry) and type(None) in members(f.annotation))
@@ -129,7 +118,7 @@ class SettingsReader:
         return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
-        known = {f.name: f.rule.flags for f in level(cls)}
+        known = {f.name: f.rule.flags for f in settings_fields(cls)}
         setting = _SettingName(prefix.rstrip("."), None)
         return self._named(node, setting, "settings ('name: value' lines)", known)
 

@@ -13,7 +13,7 @@ from hapi.client.settings import (
     PlanningSettings,
     SessionSettings,
 )
-from hapi.config.settings import group, setting
+from hapi.config.settings import setting
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
 OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
@@ -23,12 +23,7 @@ momentum)."""
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """Optimiser and checkpoints of a :class:`hapi.Trainer`, which checks them.
-
-    >>> import hapi
-    >>> hapi.TrainingSettings(optimizer="adamw", lr=1e-4, checkpoint="run.pt").keep
-    1
-    """
+    """Optimiser, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
 
     lr: float = setting("learning rate", default=0.01, above=0, high=1e6, flags=("--learning-rate",))
     optimizer: OptimizerName = setting("optimiser", default="sgd")
@@ -79,12 +74,14 @@ class OutputSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """All settings of ``hapi-train``: its flags and the keys of its YAML files, where there are no groups."""
+class TrainSettings(OutputSettings, TrainingSettings, SessionSettings):
+    """All settings of ``hapi-train``, for a session and a trainer alike; ``hapi-train --help`` describes each.
 
-    session: SessionSettings = group()
-    training: TrainingSettings = group()
-    output: OutputSettings = group()
+    >>> import hapi
+    >>> settings = hapi.TrainSettings(model="resnet18", optimizer="adamw", lr=1e-4, output="runs/flowers")
+    >>> settings.checkpoint_path
+    'runs/flowers/checkpoint.pt'
+    """
 
 
 GROUPS = {

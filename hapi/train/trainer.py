@@ -52,13 +52,15 @@ def step_seed(seed: int, epoch: int, batch: int) -> int:
 class Trainer:
     """Trains a session's layers for its epochs, as ``hapi-train`` does; see :meth:`run`::
 
-        with hapi.Session.open(hapi.SessionSettings(store="store", model="resnet18", epochs=3)) as session:
-            report = hapi.Trainer(session, hapi.TrainingSettings(optimizer="adamw", lr=1e-3)).run()
+        settings = hapi.TrainSettings(store="store", model="resnet18", epochs=3, optimizer="adamw", lr=1e-3)
+        with hapi.Session.open(settings) as session:
+            report = hapi.Trainer(session).run()
         print(report["epochs"][-1]["accuracy"])
 
     Args:
         session: an open session; it stays open.
-        settings: optimiser and checkpoints; they are checked here.
+        settings: optimiser, checkpoints and model files, checked here; None for those of the session, where it has
+            them (``TrainSettings``), otherwise the defaults.
         watcher: told epochs and steps; None for nothing.
     """
 
@@ -69,7 +71,8 @@ class Trainer:
         watcher: TrainingCallback | None = None,
     ) -> None:
         self.session = session
-        self.settings = settings = checked(settings or TrainingSettings())
+        own = session.settings if isinstance(session.settings, TrainingSettings) else TrainingSettings()
+        self.settings = settings = checked(settings or own)
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         self.watcher = watcher or TrainingCallback()

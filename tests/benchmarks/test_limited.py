@@ -120,7 +120,7 @@ def test_connections_share_the_rate() -> None:
 def test_a_session_trains_through_it(service: Service) -> None:
     clock = Clock()
     limit = limit_of(clock, 1e6)
-    settings = settings_of(split=4).session
+    settings = settings_of(split=4)
     transports = [LimitedTransport(LoopbackTransport(loopback_handler(service)), limit) for _ in range(2)]
     with Session.open(settings, transports=transports) as session:
         before = clock.now

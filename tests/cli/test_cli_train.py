@@ -190,7 +190,7 @@ def test_an_earlier_checkpoint_is_not_overwritten(capsys: pytest.CaptureFixture[
     "path", sorted(ROOT.glob("configs/**/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
 )
 def test_the_experiments_can_be_read(path: Path) -> None:
-    settings = load(TrainSettings, path).value.session
+    settings = load(TrainSettings, path).value
     assert settings.model == path.stem
 
 
@@ -297,7 +297,7 @@ def test_another_kind_of_server(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
     """Each sample is a range in any order; by default they come in chunks."""
     pack_blobs(tmp_path / "store")
-    training = load(TrainSettings, None, {}).value.training
+    training = load(TrainSettings, None, {}).value
     with service_of(tmp_path / "store") as service:
         slow = over_slow_store(loopback_handler(service))
         with open_session(slow, split=0, shuffle="full") as session:

@@ -97,7 +97,7 @@ def test_samples_that_cannot_be_augmented() -> None:
 def test_as_flags_and_as_a_file(tmp_path: Path) -> None:
     def settings(*flags: str) -> Any:
         args = parser().parse_args([*flags])
-        return load(TrainSettings, args.experiment, overrides_of(args, TrainSettings)).value.session.augment
+        return load(TrainSettings, args.experiment, overrides_of(args, TrainSettings)).value.augment
 
     assert settings() == ()
     given = ("resized-crop:scale=0.2-1", "flip")

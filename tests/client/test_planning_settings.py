@@ -16,7 +16,7 @@ from hapi.train.settings import TrainSettings
 def from_yaml(folder: Path, text: str) -> SessionSettings:
     path = folder / "experiment.yaml"
     path.write_text(text)
-    return load(TrainSettings, path).value.session
+    return load(TrainSettings, path).value
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_yaml_that_is_wrong(tmp_path: Path, text: str) -> None:
 def test_flags() -> None:
     found = load(
         TrainSettings, None, {"profile_epoch": ["0", "3"], "replan": "off", "memory": "512MiB"}
-    ).value.session
+    ).value
     assert (found.profile_epoch, found.replan, found.memory) == ((0, 3), "off", 512 << 20)
     for wrong in ({"profile_epoch": ["-1"]}, {"replan": "maybe"}, {"profile_batches": "none"}):
         with pytest.raises(UsageError, match=f"--{next(iter(wrong)).replace('_', '-')}"):

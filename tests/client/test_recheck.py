@@ -32,7 +32,7 @@ SAMPLES, EXTRACT = "/v1/samples", "/v1/extract"
 
 def session_over(*handlers: Handler, **changes: Any) -> Session:
     """Over these servers, named a, b, c."""
-    settings = settings_of(**{"recheck": COUNT, "patience": 1.0, **changes}).session
+    settings = settings_of(**{"recheck": COUNT, "patience": 1.0, **changes})
     transports = [LoopbackTransport(h, name) for h, name in zip(handlers, "abc", strict=False)]
     with mock.patch("hapi.client.models.build", built):
         return Session.open(settings, transports=transports)

@@ -68,9 +68,7 @@ def settings_of(*flags: str) -> SessionSettings:
     """As hapi-train reads them."""
     from hapi.cli.train import parser
 
-    return load(
-        TrainSettings, None, overrides_of(parser().parse_args(flags), TrainSettings), {}
-    ).value.session
+    return load(TrainSettings, None, overrides_of(parser().parse_args(flags), TrainSettings), {}).value
 
 
 def train_here(kind: Kind, *urls: str) -> HapiError | None:

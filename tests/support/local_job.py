@@ -104,7 +104,7 @@ def settings_of(**changes: Any) -> TrainSettings:
 
 def trainer_of(session: Session, watcher: TrainingCallback | None = None, **changes: Any) -> Trainer:
     """A trainer over ``session`` with these settings of the training; those of a session may be among them."""
-    return Trainer(session, settings_of(**changes).training, watcher)
+    return Trainer(session, settings_of(**changes), watcher)
 
 
 def open_session(service: Service | Handler, **changes: Any) -> Session:
@@ -112,9 +112,7 @@ def open_session(service: Service | Handler, **changes: Any) -> Session:
     settings = settings_of(**changes)
     transport = LoopbackTransport(loopback_handler(service) if isinstance(service, Service) else service)
     with mock.patch("hapi.client.models.build", built):
-        return Session.open(
-            settings.session, optimizer_bytes=settings.training.optimizer_bytes, transports=[transport]
-        )
+        return Session.open(settings, optimizer_bytes=settings.optimizer_bytes, transports=[transport])
 
 
 _built_once = lru_cache(maxsize=2)(build)

@@ -13,7 +13,7 @@ from hapi.paths import check_outputs
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
-    parser.add_argument("--output", required=True, metavar="F", help="the file to write; a folder for hf")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; a folder for hf")
     parser.add_argument(
         "--format", choices=tuple(FORMATS), help="default: by the ending of --output (.pth, .onnx, .pt2)"
     )
