@@ -255,9 +255,10 @@ class DatasetDescription:
     def from_json(cls, document: Any) -> Self:
         """Parse strictly; :class:`BadRequestError` for anything else."""
         sizes = ("count", "total_bytes", "group", "window")
-        names = ("reference", "classes", "layout", "transform", "prefers_chunks", *sizes)
-        d = strict_fields(document, dict.fromkeys(names, True), "dataset description")
-        if not isinstance(d["prefers_chunks"], bool):
+        names = dict.fromkeys(("reference", "classes", "layout", "transform", *sizes), True)
+        d = strict_fields(document, {**names, "prefers_chunks": False}, "dataset description")
+        prefers_chunks = d.get("prefers_chunks", False)
+        if not isinstance(prefers_chunks, bool):
             raise BadRequestError("dataset description: prefers_chunks is not true or false")
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
@@ -278,7 +279,7 @@ class DatasetDescription:
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             group=check_int(d["group"], 1, MOST_GROUP, "group"),
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
-            prefers_chunks=d["prefers_chunks"],
+            prefers_chunks=prefers_chunks,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -292,5 +293,5 @@ class DatasetDescription:
             "transform": None if self.transform is None else self.transform.to_json(),
             "group": self.group,
             "window": self.window,
-            "prefers_chunks": self.prefers_chunks,
+            **({"prefers_chunks": True} if self.prefers_chunks else {}),
         }

@@ -30,6 +30,7 @@ from test_http_clients import long_request, opened, reset
 
 from hapi.clocks import StageClock
 from hapi.errors import UsageError
+from hapi.process.threads import Threads
 from hapi.server.batching.forward_memory import ForwardMemory
 from hapi.server.device.memory_budget import DeviceMemory, MemoryRequest
 from hapi.server.device.worker import DeviceWorker, make_workers
@@ -264,9 +265,9 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "hapi.server.lifecycle.run.give_back_freed_memory", lambda: given.append(admission.running)
     )
-    looks = ThreadPoolExecutor(1)
+    looks = Threads(1, "test")
     application: Any = SimpleNamespace(
-        admission=admission, service=SimpleNamespace(workers=workers), looks=looks
+        admission=admission, service=SimpleNamespace(workers=workers), status_threads=looks
     )
 
     async def live() -> None:
@@ -280,8 +281,10 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
         stop.set()
         assert await served == 0
 
-    with looks:
+    try:
         asyncio.run(asyncio.wait_for(live(), 20))
+    finally:
+        looks.shutdown(wait=False)
     assert set(given) == {0}
 
 

@@ -89,7 +89,7 @@ def over_slow_store(handle: Handler) -> Handler:
         status, headers, buffers = handle(method, path, body)
         if method == "GET" and "/datasets/" in path and status == 200:
             document = json.loads(b"".join(bytes(buffer) for buffer in buffers))
-            assert document["prefers_chunks"] is False
+            assert "prefers_chunks" not in document
             content = json.dumps({**document, "prefers_chunks": True}).encode()
             return status, {**headers, "Content-Length": str(len(content))}, iter([content])
         return status, headers, buffers
