@@ -284,7 +284,7 @@ def test_an_idle_server_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         asyncio.run(asyncio.wait_for(live(), 20))
     finally:
-        looks.shutdown(wait=False)
+        looks.close()
     assert set(given) == {0}
 
 
