@@ -466,13 +466,13 @@ def test_a_profile_is_kept_and_replayed(service: Service, reference: list[float]
 @pytest.mark.slow
 def test_two_servers(service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go to whichever is free, at one split or at another."""
-    from hapi.client import job_context as prepare_module
+    from hapi.client import connect
     from hapi.client.transport.server_pool import ServerPool
 
     def doubled(transports: list[Any], **options: Any) -> ServerPool:
         return ServerPool([*transports, *transports], **options)
 
-    monkeypatch.setattr(prepare_module, "ServerPool", doubled)
+    monkeypatch.setattr(connect, "ServerPool", doubled)
     report = train(service, split="auto")
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert report["plan"]["job"]["in_flight"] == 8

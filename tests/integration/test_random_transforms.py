@@ -18,7 +18,6 @@ from support.plain import BATCH, COUNT, EPOCHS, SEED, file_order, packed_digits
 from torchvision.transforms.v2 import functional as F
 
 from hapi.client.session import Session
-from hapi.client.settings import SessionSettings
 from hapi.client.transport.http import LoopbackTransport
 from hapi.data.transforms.random_params import FLIP, resized_crop, uniforms
 from hapi.errors import ConflictError
@@ -26,6 +25,7 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
+from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 
 SIDE = 32
@@ -49,13 +49,13 @@ def service(store: Path) -> Iterator[Service]:
     running.close()
 
 
-def settings_of(**changes: Any) -> SessionSettings:
+def settings_of(**changes: Any) -> TrainSettings:
     chosen: dict[str, Any] = {
         "model": "resnet18", "weights": "random", "dataset": "digits", "image_size": SIDE, "bs": BATCH, "seed": SEED,
         "split": 4, "freeze": 11, "request_size": 5, "micro_batch": 3, "device": "cpu", "augment": ("imagenet",),
         "epochs": EPOCHS, "threads": 1,
     }  # fmt: skip
-    return SessionSettings(**{**chosen, **changes})
+    return TrainSettings(**{**chosen, **changes})
 
 
 def open_session(service: Service, **changes: Any) -> Session:
