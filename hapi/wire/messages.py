@@ -247,7 +247,7 @@ class DatasetDescription:
     """Samples of a chunk that the server reads at once."""
     window: int
     """Chunks that it has room to keep open at a time."""
-    prefers_chunks: bool
+    prefers_chunks: bool = False
     """True when single samples come slowly from the server's store: the default order is then chunk windows.
     """
 

@@ -253,4 +253,4 @@ def dataset_description(layout: Schema) -> Schema:
         "group": GROUP,
         "window": GROUP,
     }
-    return of_class(messages.DatasetDescription, known)
+    return of_class(messages.DatasetDescription, known, optional=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import http.client
 import json
@@ -180,7 +181,8 @@ def raw(port: int, data: bytes, seconds: float = 20, *, half_close: bool = False
         try:
             sock.sendall(data)
             if half_close:
-                sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # the server is gone already
+                    sock.shutdown(socket.SHUT_WR)
             return _drained(sock)
         except ConnectionError:
             return b""
