@@ -53,6 +53,7 @@ def test_what_is_read_is_what_was_written(module: nn.Module, file: Path) -> None
         assert torch.equal(found(inputs), module(inputs))
 
 
+@pytest.mark.slow
 def test_plain_pytorch_reads_it_without_hapi(module: nn.Module, file: Path, tmp_path: Path) -> None:
     inputs = torch.rand(2, 3, 64, 64)
     torch.save(inputs, tmp_path / "inputs.pt")

@@ -49,7 +49,9 @@ def trained(service: Service, output: Path, watcher: Silent | None = None, **cha
         return outputs[np.argsort(order)]
 
 
-@pytest.mark.parametrize("split", ["freeze", 0, "auto"])
+@pytest.mark.parametrize(
+    "split", [pytest.param("freeze", marks=pytest.mark.slow), 0, pytest.param("auto", marks=pytest.mark.slow)]
+)
 def test_the_file_is_the_network_that_was_trained(
     service: Service, store: Path, tmp_path: Path, split: Any
 ) -> None:
@@ -83,6 +85,7 @@ class Stops(Silent):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_knows_its_best_epoch(service: Service, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     common = {"validation": 0.2, "epochs": 3, "lr": 0.3}
