@@ -13,10 +13,10 @@ first used, so that ``import hapi`` itself is light.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # as few imports as can be come before a command's first handler of Ctrl-C
+    from typing import Any
 
-if TYPE_CHECKING:
     from hapi import errors
     from hapi.allocator import keep_freed_memory
     from hapi.api.contents import list_datasets, verify
@@ -104,6 +104,8 @@ if not TYPE_CHECKING:  # a type checker would believe that every name is here
         """Import what is used for the first time."""
         if name not in _MODULES:
             raise AttributeError(f"module 'hapi' has no attribute {name!r}; it has: {', '.join(__all__)}")
+        import importlib
+
         module = importlib.import_module(_MODULES[name])
         found = module if _MODULES[name] == f"hapi.{name}" else getattr(module, name)
         globals()[name] = found
