@@ -182,6 +182,7 @@ def _pushed(
         pushed.load_from(fetch, layered, split, len(layered))
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Fetch tensors by name, verified; those that were not pushed have the architecture's first values."""
         stored = {name: layered.tensors.first_name(name) for name in names}
         entries = [pushed.manifest.tensors[n] for n in dict.fromkeys(stored.values()) if n in held]
         found = {entry.name: tensor for entry, tensor in pushed.received(fetch, entries)}

@@ -111,13 +111,7 @@ def measure(
             for layer, seconds in zip(sizes.layers, forward, strict=True)
         ),
         samples=sizes.samples,
-        server=ServerProfile(
-            read_seconds=sizes.samples.stored_bytes / STORE_BYTES_PER_SECOND,
-            model_load_seconds=0.0,
-            concurrency=conditions.concurrency,
-            waiting_seconds=conditions.waiting_seconds,
-            cos_batch=conditions.cos_batch,
-        ),
+        server=_server(conditions, sizes.samples.stored_bytes),
         server_tier=machine.faster(speed).tier(server=True, encoded=encoded),
         client_tier=machine.tier(server=False, encoded=encoded),
         link=LinkProfile(
@@ -129,6 +123,17 @@ def measure(
         update_seconds=update,
         optimizer_bytes_per_parameter_byte=sizes.optimizer_bytes_per_parameter_byte,
         notes=(timer.note, step_note, *_notes(machine)),
+    )
+
+
+def _server(conditions: Conditions, stored_bytes: float) -> ServerProfile:
+    """The server under ``conditions``, for samples of ``stored_bytes`` bytes in the mean."""
+    return ServerProfile(
+        read_seconds=stored_bytes / STORE_BYTES_PER_SECOND,
+        model_load_seconds=0.0,
+        concurrency=conditions.concurrency,
+        waiting_seconds=conditions.waiting_seconds,
+        cos_batch=conditions.cos_batch,
     )
 
 

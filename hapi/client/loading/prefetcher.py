@@ -238,6 +238,7 @@ class Prefetcher:
         split, short = part.batch.job.split, 0
 
         def attempt(transport: Transport) -> int:
+            """Ask one server; :class:`DeviceMemoryError` once it was short of memory often enough."""
             nonlocal short
             try:
                 return self._attempt(transport, part)
@@ -335,6 +336,7 @@ class Prefetcher:
         began = asked
 
         def read(reader: FrameReader) -> RequestReport:
+            """Take the answer; :class:`WireError` when samples are missing at its end."""
             nonlocal received, began
             began = time.monotonic()
             end = self._receive(reader, part, transport.url)
