@@ -18,8 +18,8 @@ from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, status_by
 from hapi.models.zoo.build import ModelSpec, structure
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.work import fill
-from hapi.train.optimizer import make_optimizer
 from hapi.train.settings import TrainingSettings
+from hapi.train.steps.optimizer import make_optimizer
 
 _WARM_STEPS = 2
 """Steps until the optimiser has its state, and the libraries' code that is needed is in memory."""

@@ -31,8 +31,8 @@ from hapi.client.transport.http import HttpTransport
 from hapi.config.settings import load
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.profiler.profile import Profile
-from hapi.train.optimizer import make_optimizer
 from hapi.train.settings import TrainSettings
+from hapi.train.steps.optimizer import make_optimizer
 
 
 class SweepClient:

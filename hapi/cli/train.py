@@ -200,7 +200,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
 
     Each must differ from the others and from the files that are read.
     """
-    from hapi.train.checkpoint_files import numbered
+    from hapi.train.checkpoints.checkpoint_files import numbered
 
     settings = loaded.value
     given = loaded.as_given
@@ -276,7 +276,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     """Warnings about settings that work, but are hardly intended."""
-    from hapi.train.checkpoint_files import existing
+    from hapi.train.checkpoints.checkpoint_files import existing
 
     settings, count = session.settings, len(session.job_context.training_ids)
     if settings.bs > count:

@@ -22,13 +22,24 @@ momentum)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """Optimiser, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
+class OptimizerSettings:
+    """The optimiser and its steps."""
 
     lr: float = setting("learning rate", default=0.01, above=0, high=1e6, flags=("--learning-rate",))
     optimizer: OptimizerName = setting("optimiser", default="sgd")
     momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
     weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Bytes that the optimiser keeps per byte of trained parameters, beside the gradients."""
+        return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """The folder for the model, checkpoints, and where a training goes on from."""
+
     output: str | None = setting(
         "folder for the trained model (model.safetensors, and best.safetensors of the best epoch), and for checkpoint "
         "and report where no file is given for them",
@@ -57,10 +68,10 @@ class TrainingSettings:
             return self.checkpoint
         return str(Path(self.output, "checkpoint.pt"))
 
-    @property
-    def optimizer_bytes(self) -> float:
-        """Bytes that the optimiser keeps per byte of trained parameters, beside the gradients."""
-        return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(CheckpointSettings, OptimizerSettings):
+    """Optimiser, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +100,8 @@ GROUPS = {
     "data": DataSettings,
     "split": PlanningSettings,
     "network": NetworkSettings,
-    "training": TrainingSettings,
+    "optimiser": OptimizerSettings,
+    "model files and checkpoints": CheckpointSettings,
     "output": OutputSettings,
 }
 """Headings of ``hapi-train --help``, and the settings below them: all of :class:`TrainSettings`."""

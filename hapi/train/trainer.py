@@ -23,18 +23,18 @@ from hapi.models.model_file import write_model
 from hapi.paths import make_folder
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.profile import Profile
-from hapi.train import checkpoint
-from hapi.train.best import BestEpoch
 from hapi.train.callbacks import TrainingCallback
-from hapi.train.checkpoint import Progress, identity_of
-from hapi.train.divergence import Finite
+from hapi.train.checkpoints import checkpoint
+from hapi.train.checkpoints.checkpoint import Progress, identity_of
+from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.interrupts import Interrupts
-from hapi.train.keeping import Keeper
-from hapi.train.model_out import card_of, whole_state
-from hapi.train.optimizer import make_optimizer
+from hapi.train.outputs.best import BestEpoch
+from hapi.train.outputs.model_out import card_of, whole_state
 from hapi.train.report import Measured, Totals, epoch_entry
 from hapi.train.report_facts import job_facts, plan_facts
 from hapi.train.settings import TrainingSettings
+from hapi.train.steps.divergence import Finite
+from hapi.train.steps.optimizer import make_optimizer
 
 log = logging.getLogger("hapi.client")
 

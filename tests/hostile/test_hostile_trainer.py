@@ -26,7 +26,7 @@ from support.harness import (
     wait_for,
 )
 
-from hapi.train.checkpoint_files import existing
+from hapi.train.checkpoints.checkpoint_files import existing
 
 pytestmark = pytest.mark.slow
 JOB = (
@@ -245,7 +245,7 @@ def test_killed_while_the_files_change_places(
     path, report = tmp_path / "training.pt", tmp_path / "report.json"
     program = (
         "import os, pathlib, sys\n"
-        "from hapi.train import checkpoint, checkpoint_files\n"
+        "from hapi.train.checkpoints import checkpoint, checkpoint_files\n"
         "name, at = sys.argv.pop(1), 5\n"
         "owner = checkpoint if name == 'make_way' else pathlib.Path\n"
         "plain = getattr(owner, name)\n"

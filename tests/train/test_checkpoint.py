@@ -17,8 +17,8 @@ from support.harness import environment
 from torch import nn
 
 from hapi.errors import HapiError, UsageError
-from hapi.train import checkpoint
-from hapi.train.checkpoint import Progress
+from hapi.train.checkpoints import checkpoint
+from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.report import Measured, Totals
 
 

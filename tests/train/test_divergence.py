@@ -13,7 +13,7 @@ from torch import nn
 
 from hapi.client.transport.http import Handler
 from hapi.errors import DivergedError, by_slug, from_problem
-from hapi.train.divergence import Finite
+from hapi.train.steps.divergence import Finite
 from hapi.train.trainer import Trainer
 
 

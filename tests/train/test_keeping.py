@@ -12,9 +12,9 @@ from support.stores import Killed
 
 from hapi.atomic import replacing
 from hapi.errors import DivergedError, HapiError
-from hapi.train import keeping
-from hapi.train.checkpoint_files import existing, make_way, numbered
-from hapi.train.keeping import Keeper
+from hapi.train.checkpoints import keeping
+from hapi.train.checkpoints.checkpoint_files import existing, make_way, numbered
+from hapi.train.checkpoints.keeping import Keeper
 
 
 def put(path: Path, content: str, keep: int) -> None:

@@ -20,7 +20,7 @@ from hapi.data.mount import open_dataset
 from hapi.errors import UsageError
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.server.service import Service
-from hapi.train.best import BestEpoch
+from hapi.train.outputs.best import BestEpoch
 
 
 @pytest.fixture(scope="module")

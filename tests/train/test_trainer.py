@@ -26,11 +26,11 @@ from torch import nn
 
 from hapi.client.transport.http import Handler
 from hapi.errors import ConflictError, DeviceMemoryError, HapiError
-from hapi.train import checkpoint
+from hapi.train.checkpoints import checkpoint
 from hapi.train.interrupts import Interrupts
-from hapi.train.optimizer import make_optimizer
 from hapi.train.report import write_report
 from hapi.train.settings import TrainingSettings
+from hapi.train.steps.optimizer import make_optimizer
 from hapi.train.trainer import step_seed
 
 

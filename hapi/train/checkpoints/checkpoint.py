@@ -19,7 +19,7 @@ from hapi.client.settings import SessionSettings
 from hapi.data.epoch_order import Shuffle
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.store.open import open_store
-from hapi.train.checkpoint_files import existing, make_way
+from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
 from hapi.train.settings import TrainingSettings
 
@@ -123,7 +123,7 @@ def save(
     """Write a checkpoint atomically: after a crash the previous one is still there.
 
     Args:
-        path: the newest checkpoint's file; older ones are beside it (:mod:`hapi.train.checkpoint_files`).
+        path: the newest checkpoint's file; older ones are beside it (:mod:`hapi.train.checkpoints.checkpoint_files`).
         trained: the trained layers.
         optimizer: their optimiser.
         progress: the position to resume at.
@@ -171,7 +171,7 @@ class Found(NamedTuple):
     """Reports of the finished epochs."""
     totals: Totals
     best: dict[str, Any] | None
-    """State of a :class:`hapi.train.best.BestEpoch`; None when none was kept."""
+    """State of a :class:`hapi.train.outputs.best.BestEpoch`; None when none was kept."""
     is_newest: bool
     """False when a newer file could not be read."""
 

@@ -1,0 +1,1 @@
+"""Checkpoints: their content, their files, and when they are written."""

@@ -1,0 +1,1 @@
+"""Model files of a training."""

@@ -1,0 +1,1 @@
+"""Optimiser steps, and what guards them."""
