@@ -122,9 +122,7 @@ def test_an_answer_that_would_end_its_connection_can_be_interrupted() -> None:
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{"
     with serving(raw(head, keep=True)) as server:
         transport = HttpTransport(server.url, timeout=60)
-        failures: list[HapiError] = []
-        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
-        thread.start()
+        thread, failures = _calling(transport)
         while not transport.received_bytes():
             time.sleep(0.005)
         time.sleep(0.05)
@@ -142,9 +140,7 @@ def test_bytes_after_the_end_frame_are_not_read() -> None:
 def test_close_breaks_a_blocked_read_and_refuses_what_follows() -> None:
     with serving(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", keep=True)) as server:
         transport = HttpTransport(server.url, timeout=60)
-        failures: list[HapiError] = []
-        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
-        thread.start()
+        thread, failures = _calling(transport)
         while not server.requests:
             time.sleep(0.005)
         time.sleep(0.05)
@@ -159,9 +155,7 @@ def test_close_breaks_a_blocked_read_and_refuses_what_follows() -> None:
 def test_interrupt_breaks_what_is_under_way_only() -> None:
     with serving(raw(b"", keep=True)) as server:
         transport = HttpTransport(server.url, timeout=60)
-        failures: list[HapiError] = []
-        thread = threading.Thread(target=lambda: failures.append(_error(transport)))
-        thread.start()
+        thread, failures = _calling(transport)
         while not server.requests:
             time.sleep(0.005)
         transport.interrupt()
@@ -169,6 +163,14 @@ def test_interrupt_breaks_what_is_under_way_only() -> None:
         assert isinstance(failures[0], TransportError)
         server.reply = answer(b"{}")
         assert transport.call("GET", "/v1") == {}
+
+
+def _calling(transport: HttpTransport) -> tuple[threading.Thread, list[HapiError]]:
+    """A thread with one request, and where its error will be."""
+    failures: list[HapiError] = []
+    thread = threading.Thread(target=lambda: failures.append(_error(transport)))
+    thread.start()
+    return thread, failures
 
 
 def _error(transport: HttpTransport) -> HapiError:

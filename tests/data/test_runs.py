@@ -59,6 +59,11 @@ class Checked(Dataset):
 
         self.reader._check = counted
 
+    def all_bytes(self) -> bytes:
+        """Every sample, read in chunks, one after the other."""
+        hint = AccessHint(self.reader.default_shuffle.group)
+        return self.read(np.arange(len(self.index)), hint=hint).data.tobytes()
+
 
 @pytest.fixture
 def packed(tmp_path: Path) -> tuple[Noise, LocalStore]:
@@ -74,9 +79,7 @@ def test_samples_of_sound_chunks_are_not_checked_one_by_one(
 ) -> None:
     source, store = packed
     dataset = Checked(store, runs=runs)
-    assert dataset.read(
-        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
-    ).data.tobytes() == b"".join(source.samples)
+    assert dataset.all_bytes() == b"".join(source.samples)
     # Chunks begin where groups do, runs where shards do: those at the edges of a chunk lie in it partly.
     assert dataset.alone < 1000 if runs else dataset.alone == 3000
 
@@ -85,9 +88,7 @@ def test_runs_that_fit_the_chunks_leave_nothing_to_check(tmp_path: Path) -> None
     source, store = Noise([512] * 3000), LocalStore(tmp_path)
     pack(source, store, "d", PackOptions(shard_bytes=1 << 20))
     dataset = Checked(store)
-    assert dataset.read(
-        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
-    ).data.tobytes() == b"".join(source.samples)
+    assert dataset.all_bytes() == b"".join(source.samples)
     assert dataset.alone == 0
 
 
@@ -111,9 +112,7 @@ def test_wrong_sums_of_sound_samples_cost_time_only(packed: tuple[Noise, LocalSt
     source, store = packed
     rewrite(store, lambda index: replace(index, run=index.run ^ np.uint64(1)))
     dataset = Checked(store)
-    assert dataset.read(
-        np.arange(3000), hint=AccessHint(dataset.reader.default_shuffle.group)
-    ).data.tobytes() == b"".join(source.samples)
+    assert dataset.all_bytes() == b"".join(source.samples)
     assert dataset.alone == 3000
 
 

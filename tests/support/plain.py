@@ -114,6 +114,17 @@ class Result:
     features: list[torch.Tensor] = field(default_factory=list)
     """What the last frozen module put out for each batch of the first epoch; only on the plain side."""
 
+    def step(
+        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters: dict[str, nn.Parameter]
+    ) -> float:
+        """Take a step, keeping the first one's gradients; returns the loss."""
+        optimizer.zero_grad()
+        loss.backward()
+        if not self.gradients:
+            self.gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+        optimizer.step()
+        return loss.item()
+
 
 def plain_training(f: Family, order: list[list[list[int]]], device: str = "cpu") -> Result:
     model = plain_model(f).to(device)
@@ -133,12 +144,7 @@ def plain_training(f: Family, order: list[list[list[int]]], device: str = "cpu")
             torch.manual_seed(step_seed(SEED, epoch, number))
             with recorded(model.get_submodule(f.last_frozen), result.features if epoch == 0 else []):
                 loss = nn.functional.cross_entropy(model(images[ids]), labels[ids])
-            optimizer.zero_grad()
-            loss.backward()
-            if not result.gradients:
-                result.gradients = {n: p.grad.clone() for n, p in parameters.items()}
-            optimizer.step()
-            total += loss.item() * len(ids)
+            total += result.step(optimizer, loss, parameters) * len(ids)
         result.losses.append(total / COUNT)
     return result
 
@@ -201,12 +207,7 @@ def split_training(session: Session) -> Result:
         for number, (features, labels) in enumerate(session.epoch(epoch)):
             torch.manual_seed(step_seed(SEED, epoch, number))
             loss = nn.functional.cross_entropy(trained(features), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            if not result.gradients:
-                result.gradients = {n: p.grad.clone() for n, p in trained.named_parameters()}
-            optimizer.step()
-            total += loss.item() * len(labels)
+            total += result.step(optimizer, loss, dict(trained.named_parameters())) * len(labels)
         result.losses.append(total / COUNT)
     return result
 
