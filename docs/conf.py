@@ -16,7 +16,7 @@ release = version = hapi.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "deploy/README.md", "docs/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "deploy/README.md", "deploy/prometheus/README.md", "docs/**"]
 exclude_patterns = [".*", "build", "dist", "hapi", "tests", "benchmarks", "scripts", "configs", "examples"]
 
 html_theme = "furo"
@@ -46,6 +46,7 @@ CONTENTS = {
 docs/training
 docs/operations
 deploy/README
+deploy/prometheus/README
 docs/reports
 ```
 ```{toctree}

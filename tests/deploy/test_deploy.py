@@ -167,8 +167,8 @@ def _values(document: Any, key: str) -> Iterator[Any]:
             yield from _values(value, key)
 
 
-def test_operations_names_every_alert() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+def test_the_page_names_every_alert() -> None:
+    text = (ROOT / "deploy" / "prometheus" / "README.md").read_text()
     assert re.findall(r"^\| (Hapi\w+) \|", text, re.MULTILINE) == [rule["alert"] for rule in alerts()]
 
 

@@ -179,11 +179,11 @@ def families(server: ServedApplication) -> dict[str, Any]:
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Kind and labels of each metric in the table of docs/operations.md."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    """Kind and labels of each metric in the table of deploy/prometheus/README.md."""
+    text = (ROOT / "deploy" / "prometheus" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
     table = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert len(table) == len(rows), "a metric stands twice in docs/operations.md"
+    assert len(table) == len(rows), "a metric stands twice in deploy/prometheus/README.md"
     return table
 
 
@@ -196,7 +196,7 @@ def test_the_table_of_metrics_is_what_the_server_prints(server: ServedApplicatio
         names = {tuple(n for n in sample.labels if n != "le") for sample in family.samples}
         printed[name] = (family.type, *names)
     table = documented()
-    assert set(table) == set(printed), "docs/operations.md has other metrics than /metrics"
+    assert set(table) == set(printed), "deploy/prometheus/README.md has other metrics than /metrics"
     for name, (kind, labels) in table.items():
         assert printed[name][0] == kind, name
         assert all(sorted(got) == sorted(labels) for got in printed[name][1:]), (name, printed[name], labels)

@@ -1,6 +1,6 @@
 """Prometheus metrics of one server process.
 
-Names follow Prometheus' conventions: base units, counters end in ``_total``. docs/operations.md lists all of
+Names follow Prometheus' conventions: base units, counters end in ``_total``. deploy/prometheus/README.md lists all of
 them, and a test compares it with the output. Events of a request are counted when they happen; states, and
 counts kept elsewhere, are read when the metrics are requested (:mod:`hapi.server.http.overview`).
 """
