@@ -111,7 +111,7 @@ class Totals:
 
 
 def epoch_entry(
-    epoch: int, split: int, measured: Measured, *, loss: float, accuracy: float, samples: int
+    epoch: int, split: int, measured: Measured, *, samples: int, figures: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return one element of ``epochs[]``.
 
@@ -119,16 +119,14 @@ def epoch_entry(
         epoch: number from 0.
         split: the split at the epoch's end.
         measured: measurements of the whole epoch, earlier processes included.
-        loss: mean over the epoch's samples.
-        accuracy: share of samples that were classified right, from 0 to 1.
         samples: samples trained.
+        figures: results over these samples by name, the loss first.
     """
     return {
         "epoch": epoch,
         "split": split,
         "samples": samples,
-        "loss": loss,
-        "accuracy": accuracy,
+        **figures,
         **measured.counters,
         "splits": [[split, batches] for split, batches in sorted(measured.splits.items())],
         "cos_batch": measured.cos_batch,

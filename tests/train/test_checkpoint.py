@@ -34,8 +34,7 @@ def saved(path: Path, keep: int = 1, **progress: Any) -> tuple[nn.Module, torch.
     optimizer.step()
     checkpoint.save(
         str(path),
-        trained=module,
-        optimizer=optimizer,
+        parts={"trained": module, "optimizer": optimizer},
         progress=Progress(**progress),
         identity={"a": 1},
         epochs=[{"x": 2}],
@@ -50,8 +49,7 @@ def loaded(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> A
     """(progress, epochs) of the newest checkpoint there; None without any."""
     found = checkpoint.load_newest(
         str(path),
-        trained=module,
-        optimizer=optimizer,
+        parts={"trained": module, "optimizer": optimizer},
         identity=lambda kept: {"a": 1},
         restore_plan=lambda plan, progress: None,
     )
@@ -63,12 +61,12 @@ MEASURED = Measured(counters={"seconds": 0.5}, splits={3: 2}, stages={"read": 0.
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
-    module, _ = saved(path, epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, measured=MEASURED)
+    module, _ = saved(path, epoch=3, batch=2, measured=MEASURED)
     fresh = copy.deepcopy(module)
     nn.init.zeros_(fresh.weight)
     again = torch.optim.Adam(fresh.parameters())
     progress, epochs = loaded(path, fresh, again)
-    assert progress == Progress(epoch=3, batch=2, loss_sum=1.5, correct=7, samples=20, measured=MEASURED)
+    assert progress == Progress(epoch=3, batch=2, measured=MEASURED)
     assert epochs == [{"x": 2}]
     assert torch.equal(fresh.weight, module.weight)
     assert again.state_dict()["state"][0]["step"] == 1
@@ -98,8 +96,8 @@ def test_damaged_files(tmp_path: Path, damage: Any) -> None:
         {"format": 1}, {"format": None}, {"identity": 3}, {"identity": None}, {"epochs": 5}, {"epochs": [1]},
         {"progress": {}},
         {"progress": {"epoch": -1}}, {"progress": {"batch": "x"}}, {"progress": {"unknown": 1}}, {"progress": None},
-        {"progress": {"loss_sum": "x"}}, {"progress": {"measured": {"counters": {"seconds": "x"}}}},
-        {"progress": {"measured": {"splits": {"0": 1}}}}, {"progress": {"measured": 3}}, {"progress": {"samples": 1.5}},
+        {"progress": {"measured": {"counters": {"seconds": "x"}}}},
+        {"progress": {"measured": {"splits": {"0": 1}}}}, {"progress": {"measured": 3}}, {"progress": {"batch": 1.5}},
         {"totals": {}, "format": 4}, {"totals": {"seconds": "x"}}, {"totals": {"retries": -1}}, {"totals": None},
         {"trained": {}}, {"trained": {"weight": torch.ones(2)}}, {"trained": None}, {"optimizer": {}},
         {"optimizer": None},

@@ -125,7 +125,7 @@ def test_the_best_epoch() -> None:
     offer(5, loss=0.1, validation_accuracy=0.2, validation_loss=0.1)
     assert best.trained["weight"].item() == 3
     again = BestEpoch()
-    again.restore(best.state())
+    again.load_state_dict(best.state_dict())
     assert again.entry == best.entry and torch.equal(again.trained["weight"], best.trained["weight"])
     plain = BestEpoch()
     for number, loss in enumerate((3.0, 1.0, 2.0)):

@@ -30,8 +30,8 @@ from hapi.train.checkpoints import checkpoint
 from hapi.train.interrupts import Interrupts
 from hapi.train.report import write_report
 from hapi.train.settings import TrainingSettings
+from hapi.train.steps.gradient_step import step_seed
 from hapi.train.steps.optimizer import make_optimizer
-from hapi.train.trainer import step_seed
 
 
 def train(remembered: Handler, watcher: Silent | None = None, **changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Checkpoints: the trained layers, the optimiser and the place in the sequence, written whole or not at all."""
+"""Checkpoints: the state of a training's parts and the place in the sequence, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from torch import nn
 
 from hapi.atomic import replacing
 from hapi.client.job_context import JobContext
@@ -23,19 +22,16 @@ from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
 from hapi.train.settings import TrainingSettings
 
-FORMAT = 6
+FORMAT = 7
 log = logging.getLogger("hapi.client")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Position of a training: the next batch, and the sums of the running epoch."""
+    """Position of a training: the next batch, and what the running epoch cost."""
 
     epoch: int = 0
     batch: int = 0
-    loss_sum: float = 0.0
-    correct: int = 0
-    samples: int = 0
     measured: Measured = field(default_factory=Measured)
     """Measurements of the epoch so far."""
 
@@ -44,10 +40,23 @@ class Progress:
         """Parse strictly; ValueError on anything that :func:`save` would not have written."""
         fields = dict(document)
         progress = cls(**{**fields, "measured": Measured.from_document(fields.get("measured", {}))})
-        counts = (progress.epoch, progress.batch, progress.correct, progress.samples)
-        if not all(type(v) is int and v >= 0 for v in counts) or type(progress.loss_sum) not in (int, float):
+        if not all(type(v) is int and v >= 0 for v in (progress.epoch, progress.batch)):
             raise ValueError("its progress is not made of counts")
         return progress
+
+
+class Part(Protocol):
+    """A part of a training with a state that a checkpoint keeps: layers, optimiser, sums."""
+
+    def state_dict(self) -> Any:
+        """Return the state: tensors, numbers, text, and dicts and lists of them."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take over a state; any exception refuses it."""
+
+
+OPTIONAL = ("best",)
+"""Parts that a checkpoint may be without, because they do not change what is trained."""
 
 
 def identity_of(
@@ -110,22 +119,19 @@ def claimed(path: str) -> Iterator[None]:
 def save(
     path: str,
     *,
-    trained: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    parts: Mapping[str, Part],
     progress: Progress,
     identity: dict[str, Any],
     epochs: list[dict[str, Any]],
     plan: dict[str, Any] | None,
     totals: Totals,
-    best: dict[str, Any] | None = None,
     keep: int = 1,
 ) -> None:
     """Write a checkpoint atomically: after a crash the previous one is still there.
 
     Args:
         path: the newest checkpoint's file; older ones are beside it (:mod:`hapi.train.checkpoints.checkpoint_files`).
-        trained: the trained layers.
-        optimizer: their optimiser.
+        parts: what has a state, by name; the trained layers are ``trained``.
         progress: the position to resume at.
         identity: from :func:`identity_of`; compared when the file is loaded.
         epochs: reports of the finished epochs.
@@ -138,14 +144,12 @@ def save(
     """
     document = {
         "format": FORMAT,
-        "trained": trained.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        **{name: part.state_dict() for name, part in parts.items()},
         "progress": asdict(progress),
         "identity": identity,
         "epochs": epochs,
         "plan": plan,
         "totals": asdict(totals),
-        "best": best,
     }
     try:
         with replacing(path) as file:
@@ -161,17 +165,13 @@ def save(
 
 
 class Found(NamedTuple):
-    """Contents of a checkpoint beside the state of the trained layers and the optimiser, which is restored
-    already.
-    """
+    """Contents of a checkpoint beside the state of its parts, which is restored already."""
 
     path: Path
     progress: Progress
     epochs: list[dict[str, Any]]
     """Reports of the finished epochs."""
     totals: Totals
-    best: dict[str, Any] | None
-    """State of a :class:`hapi.train.outputs.best.BestEpoch`; None when none was kept."""
     is_newest: bool
     """False when a newer file could not be read."""
 
@@ -179,8 +179,7 @@ class Found(NamedTuple):
 def load_newest(
     path: str,
     *,
-    trained: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    parts: Mapping[str, Part],
     identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found | None:
@@ -191,8 +190,7 @@ def load_newest(
 
     Args:
         path: the newest checkpoint's file.
-        trained: the trained layers, of the same shapes.
-        optimizer: their optimiser.
+        parts: see :func:`load`.
         identity: from :func:`identity_of`.
         restore_plan: see :func:`load`.
     """
@@ -205,8 +203,7 @@ def load_newest(
         try:
             found = load(
                 str(file),
-                trained=trained,
-                optimizer=optimizer,
+                parts=parts,
                 identity=identity,
                 restore_plan=restore_plan,
             )
@@ -225,17 +222,15 @@ def load_newest(
 def load(
     path: str,
     *,
-    trained: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    parts: Mapping[str, Part],
     identity: Callable[[Mapping[str, Any]], dict[str, Any]],
     restore_plan: Callable[[Any, Progress], None],
 ) -> Found:
-    """Restore ``trained`` and ``optimizer`` from the file at ``path``.
+    """Restore ``parts`` from the file at ``path``.
 
     Args:
         path: a checkpoint's file.
-        trained: the trained layers, of the same shapes.
-        optimizer: their optimiser.
+        parts: what has a state, by name; a part named in :data:`OPTIONAL` keeps its own where the file has none.
         identity: gives :func:`identity_of` this job for that of the checkpoint, whose order it may take over.
         restore_plan: given the ``plan`` of :func:`save` and the position; a ValueError refuses it.
 
@@ -250,7 +245,6 @@ def load(
         found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
         progress = Progress.from_document(document["progress"])
         totals = Totals.from_document(document["totals"])
-        best = None if document["best"] is None else _best(document["best"])
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     own = identity(found)
@@ -262,11 +256,12 @@ def load(
             "give the same settings, or another --checkpoint"
         )
     try:
-        trained.load_state_dict(document["trained"])
-        optimizer.load_state_dict(document["optimizer"])
+        for name, part in parts.items():
+            if name in document or name not in OPTIONAL:
+                part.load_state_dict(document[name])
     except (
         Exception
-    ) as error:  # the right identity and the wrong content: a damaged file, or another torchvision
+    ) as error:  # the right identity, the wrong content: a damaged file, or another torchvision
         raise UsageError(f"--resume: {path} does not fit the trained layers ({_short(error)})") from None
     try:
         restore_plan(document["plan"], progress)
@@ -274,14 +269,7 @@ def load(
         raise UsageError(
             f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
         ) from None
-    return Found(Path(path), progress, epochs, totals, best, is_newest=True)
-
-
-def _best(state: Any) -> dict[str, Any]:
-    entry, trained = state["entry"], dict(state["trained"])
-    if not all(isinstance(tensor, torch.Tensor) for tensor in trained.values()):
-        raise ValueError("its best epoch has no tensors")
-    return {"entry": None if entry is None else dict(entry), "trained": trained}
+    return Found(Path(path), progress, epochs, totals, is_newest=True)
 
 
 def _short(error: Exception) -> str:

@@ -28,14 +28,16 @@ class BestEpoch:
             self.entry = dict(entry)
             self.trained = {n: t.detach().to("cpu", copy=True) for n, t in trained.state_dict().items()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """State of it for a checkpoint."""
         return {"entry": self.entry, "trained": self.trained}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` gave."""
-        self.entry = None if state["entry"] is None else dict(state["entry"])
-        self.trained = dict(state["trained"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave; ValueError for anything else."""
+        entry, trained = state["entry"], dict(state["trained"])
+        if not all(isinstance(tensor, torch.Tensor) for tensor in trained.values()):
+            raise ValueError("its best epoch has no tensors")
+        self.entry, self.trained = None if entry is None else dict(entry), trained
 
 
 def _rank(entry: Mapping[str, Any]) -> tuple[float, float]:

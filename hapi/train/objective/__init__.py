@@ -1,0 +1,1 @@
+"""What a training minimises, and what it counts."""
