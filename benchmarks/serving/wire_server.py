@@ -37,6 +37,7 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
+from hapi.wire.labels import LabelForm
 
 FEATURE_SHAPE = (256, 14, 14)
 """Shape of one sample's features: ResNet18 after layer3; 200,704 bytes in float32."""
@@ -75,7 +76,7 @@ class ResidentFeatures(Service):
 def _header(chunk: slice) -> FrameHeader:
     count = chunk.stop - chunk.start
     features = TensorSpec(messages.FEATURES, "float32", (count, *FEATURE_SHAPE))
-    labels = TensorSpec(messages.LABELS, "int64", (count,))
+    labels = LabelForm().spec(count)
     return FrameHeader(np.arange(chunk.start, chunk.stop, dtype=np.int64), (features, labels))
 
 

@@ -21,6 +21,7 @@ from hapi.arrays import Flags, IntArray
 from hapi.cache.folder import SEGMENT
 from hapi.cache.segments import Contents, Small, read_contents
 from hapi.errors import DataError
+from hapi.wire.labels import LabelForm
 
 log = logging.getLogger("hapi.cache")
 
@@ -67,15 +68,16 @@ class _Segment:
 class Catalogue:
     """Contents of the segments in one folder. Thread-safe."""
 
-    def __init__(self, folder: Path, seed: int, count: int) -> None:
+    def __init__(self, folder: Path, seed: int, count: int, form: LabelForm) -> None:
         """Begin an empty catalog.
 
         Args:
             folder: the folder of one dataset version.
             seed: seed of its checksums (:func:`hapi.cache.segments.seed_of`).
             count: samples of the dataset; ids are 0 to ``count - 1``.
+            form: of its labels.
         """
-        self._folder, self._seed, self._count = folder, seed, count
+        self._folder, self._seed, self._count, self._form = folder, seed, count, form
         self._locations = SampleLocations(*(np.zeros(count, dtype=np.uint32) for _ in range(3)))
         self._segments: dict[int, _Segment] = {}
         self._numbers = 0
@@ -216,7 +218,7 @@ class Catalogue:
         except FileNotFoundError:  # found damaged by another process just now
             return
         try:
-            contents = read_contents(descriptor, self._seed, self._count)
+            contents = read_contents(descriptor, self._seed, self._count, self._form)
         except DataError as error:
             self._remove(path, str(error))
         else:

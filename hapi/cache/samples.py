@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hapi.arrays import Bytes, Flags, IntArray
+from hapi.arrays import Bytes, Flags, IntArray, LabelArray
 from hapi.cache.catalog import Catalogue, SampleLocations
 from hapi.cache.folder import OPEN, CacheFolder
 from hapi.cache.segments import (
-    HEAD_BYTES,
-    RECORD_BYTES,
     SegmentWriter,
     byte_rows,
     checksums,
+    head_bytes,
+    record_bytes,
     seed_of,
     segment_bytes,
 )
@@ -37,6 +37,7 @@ from hapi.closing import Closing
 from hapi.errors import ConflictError
 from hapi.process.read_ahead import announced
 from hapi.store.gather import copy_ranges
+from hapi.wire.labels import SINGLE, LabelForm, equal_labels
 from hapi.wire.references import DatasetReference, check_digest, check_name
 from hapi.wire.samples import Samples, offsets_of
 
@@ -56,14 +57,16 @@ _FULL_SECONDS = 10.0
 class SampleCache(Closing):
     """Cached samples of one dataset version. Thread-safe; close it after the last read."""
 
-    def __init__(self, folder: CacheFolder, reference: DatasetReference, count: int) -> None:
-        """Use ``folder`` for the version ``reference`` of ``count`` samples; HapiError when the folder cannot
-        be used.
+    def __init__(
+        self, folder: CacheFolder, reference: DatasetReference, count: int, form: LabelForm | None = None
+    ) -> None:
+        """Use ``folder`` for the version ``reference`` of ``count`` samples with labels of ``form`` (None: single
+        labels); HapiError when the folder cannot be used.
         """
         check_name(reference.name, "dataset")
         check_digest(reference.version, "dataset version")
         self.folder = folder
-        self._seed = seed_of(reference)
+        self._seed, self._form = seed_of(reference), form or SINGLE
         self._segment_bytes = min(SEGMENT_BYTES, folder.budget // _SEGMENTS)
         self._longest = min(_LONGEST, folder.budget // 2)
         self._writing = threading.Lock()
@@ -72,7 +75,7 @@ class SampleCache(Closing):
         self._full_until = 0.0
         self._stopped = self._closed = False
         self.path, self._users = folder.attach(reference)
-        self._catalogue = Catalogue(self.path, self._seed, count)
+        self._catalogue = Catalogue(self.path, self._seed, count, self._form)
 
     @property
     def samples(self) -> int:
@@ -86,7 +89,7 @@ class SampleCache(Closing):
 
     def room(self, samples: int, mean_bytes: float) -> float:
         """Share of ``samples`` of ``mean_bytes`` each for which the whole budget has room, from 0 to 1."""
-        return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + RECORD_BYTES)))
+        return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + record_bytes(self._form))))
 
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
@@ -105,7 +108,7 @@ class SampleCache(Closing):
             count = max(1, int(np.searchsorted(ends, _PART_BYTES, side="right")))
             part, rows, ends = rows[:count], rows[count:], ends[count:] - ends[count - 1]
             offsets = offsets_of(locations.length[part])
-            data, labels = np.empty(int(offsets[-1]), dtype=np.uint8), np.empty(count, dtype=np.int64)
+            data, labels = np.empty(int(offsets[-1]), dtype=np.uint8), self._form.empty(len(part))
             sound = self._fill(ids[part], locations.of(part), offsets[:-1], data, labels)
             if sound.all():
                 yield part, Samples(ids=ids[part], data=data, offsets=offsets, labels=labels)
@@ -121,10 +124,10 @@ class SampleCache(Closing):
         """
         locations = self._catalogue.find(samples.ids)
         same = locations.held & (locations.length == np.diff(samples.offsets))
-        rows, labels = np.flatnonzero(same), np.empty(int(same.sum()), dtype=np.int64)
+        rows, labels = np.flatnonzero(same), self._form.empty(int(same.sum()))
         starts = samples.offsets[:-1][rows]
         sound = self._fill(samples.ids[rows], locations.of(rows), starts, samples.data, labels)
-        same[rows] = sound & (labels == samples.labels[rows])
+        same[rows] = sound & equal_labels(labels, samples.labels[rows])
         self._catalogue.drop(np.unique(locations.segment[locations.held & ~same]))
         missing = np.flatnonzero(~same)
         if len(missing):
@@ -134,17 +137,17 @@ class SampleCache(Closing):
             self.put(others)
 
     def _fill(
-        self, ids: IntArray, locations: SampleLocations, starts: IntArray, out: Bytes, labels: IntArray
+        self, ids: IntArray, locations: SampleLocations, starts: IntArray, out: Bytes, labels: LabelArray
     ) -> Flags:
         """Sample i to ``out[starts[i]:]`` and its label; bool [n], False where damaged."""
-        heads = np.empty((len(ids), 3), dtype=np.uint64)
+        heads = np.empty((len(ids), 2 + self._form.words), dtype=np.uint64)
         bounds = list(zip(starts.tolist(), (starts + locations.length).tolist(), strict=True))
         read = self._read(locations, byte_rows(heads), out.data, bounds)
         sound: Flags = read & (heads[:, 0] == checksums(heads, out.data, bounds, self._seed))
         sound &= heads[:, 1].view(np.int64) == ids
         if not sound.all():
             self._catalogue.drop(np.unique(locations.segment[~sound]))
-        labels[:] = heads[:, 2].view(np.int64)
+        labels[:] = self._form.from_words(heads[:, 2:])
         return sound
 
     def _read(
@@ -161,10 +164,11 @@ class SampleCache(Closing):
                 for number, start, row in zip(numbers, starts, order.tolist(), strict=True)
                 if (file := files[number]) is not None
             ]
-            sizes = [HEAD_BYTES + stop - first for first, stop in bounds]
+            size = head_bytes(self._form)
+            sizes = [size + stop - first for first, stop in bounds]
             for file, start, row in announced(reads, lambda read: (read[0], read[1], sizes[read[2]])):
                 first, stop = bounds[row]
-                head = heads[row * HEAD_BYTES : (row + 1) * HEAD_BYTES]
+                head = heads[row * size : (row + 1) * size]
                 with contextlib.suppress(OSError):  # of a disk that fails: as good as damaged
                     found = os.preadv(file, [head, out[first:stop]], start)
                     read[row] = found == sizes[row]
@@ -235,11 +239,11 @@ class SampleCache(Closing):
 
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
         """Begin a segment for a sample of ``length`` bytes and others; None when there is no room."""
-        min_bytes = segment_bytes(length)
+        min_bytes = segment_bytes(length, self._form)
         reserved = self.folder.reserve(self.path, max(self._segment_bytes, min_bytes), min_bytes)
         if reserved is None:
             return None
-        writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed)
+        writer = SegmentWriter(reserved.descriptor, reserved.capacity, self._seed, self._form)
         path = self.path / f"{OPEN}{reserved.token}"
         return writer, self._catalogue.begin(path, reserved.descriptor), reserved.token
 

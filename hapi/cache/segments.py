@@ -1,6 +1,7 @@
 """Files of a sample cache: samples one after the other, and a footer with the location of each.
 
-    record   checksum u64, id i64, label i64, then the sample's bytes; the checksum covers all after itself
+    record   checksum u64, id i64, label (words of 8 bytes), then the sample's bytes; the checksum covers all
+             after itself
     footer   ids i64 [n], starts u32 [n], lengths u32 [n]
     trailer  "HAPISEG1", n u64, xxh3 of footer and n u64
 
@@ -19,20 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.arrays import Bytes, IntArray
+from hapi.arrays import Bytes, IntArray, LabelArray
 from hapi.errors import DataError
+from hapi.wire.labels import SINGLE, LabelForm
 from hapi.wire.references import DatasetReference
 
-HEAD_BYTES = 24
-"""Bytes before each sample."""
+_WORD = 8
 _FOOT_BYTES = 16
 """Bytes of each sample in the footer."""
-RECORD_BYTES = HEAD_BYTES + _FOOT_BYTES
-"""Bytes that a segment needs for a sample beside the sample's own."""
 _TRAILER_BYTES = 24
 _MAGIC = b"HAPISEG1"
 Heads = npt.NDArray[np.uint64]
-"""[n, 3]: checksum, id and label of n records."""
+"""[n, 2 + words]: checksum, id and label of n records."""
 Small = npt.NDArray[np.uint32]
 
 
@@ -41,9 +40,19 @@ def seed_of(reference: DatasetReference) -> int:
     return xxhash.xxh3_64_intdigest(f"{reference.name}@{reference.version}".encode())
 
 
-def segment_bytes(length: int) -> int:
+def head_bytes(form: LabelForm) -> int:
+    """Bytes before each sample, with a label of this form."""
+    return _WORD * (2 + form.words)
+
+
+def record_bytes(form: LabelForm) -> int:
+    """Bytes that a segment needs for a sample beside the sample's own."""
+    return head_bytes(form) + _FOOT_BYTES
+
+
+def segment_bytes(length: int, form: LabelForm) -> int:
     """The size of a segment with one sample of ``length`` bytes and nothing else."""
-    return length + RECORD_BYTES + _TRAILER_BYTES
+    return length + record_bytes(form) + _TRAILER_BYTES
 
 
 def checksums(
@@ -52,15 +61,15 @@ def checksums(
     """Return the checksum of each record, uint64 [n].
 
     Args:
-        heads: ids and labels of the records, [n, 3].
+        heads: ids and labels of the records, [n, 2 + words].
         data: bytes of all samples.
         bounds: start and stop of each sample in ``data``.
         seed: from :func:`seed_of`.
     """
-    flat = byte_rows(heads)
+    flat, size = byte_rows(heads), heads.shape[1] * _WORD
     found = np.empty(len(heads), dtype=np.uint64)
     for row, (start, stop) in enumerate(bounds):
-        state = xxhash.xxh3_64(flat[row * HEAD_BYTES + 8 : (row + 1) * HEAD_BYTES], seed)
+        state = xxhash.xxh3_64(flat[row * size + _WORD : (row + 1) * size], seed)
         state.update(data[start:stop])
         found[row] = state.intdigest()
     return found
@@ -82,13 +91,14 @@ class Contents:
     """Bytes of the samples."""
 
 
-def read_contents(descriptor: int, seed: int, count: int) -> Contents:
+def read_contents(descriptor: int, seed: int, count: int, form: LabelForm) -> Contents:
     """Return the footer of a sealed segment.
 
     Args:
         descriptor: the open file.
         seed: from :func:`seed_of`.
         count: samples of the dataset, the bound of all ids.
+        form: of the dataset's labels.
 
     Raises:
         DataError: some part of the footer does not fit.
@@ -107,7 +117,7 @@ def read_contents(descriptor: int, seed: int, count: int) -> Contents:
     ids = np.frombuffer(footer, np.int64, held)
     starts = np.frombuffer(footer, np.uint32, held, 8 * held)
     lengths = np.frombuffer(footer, np.uint32, held, 12 * held)
-    ends = starts.astype(np.int64) + lengths + HEAD_BYTES
+    ends = starts.astype(np.int64) + lengths + head_bytes(form)
     if held and (ids.min() < 0 or ids.max() >= count or ends.max() > begin):
         raise DataError("its footer names samples that cannot be")
     return Contents(ids, starts, lengths)
@@ -121,6 +131,8 @@ class SegmentWriter:
     capacity: int
     """Most bytes that the file may have."""
     seed: int
+    form: LabelForm = SINGLE
+    """Form of the labels."""
     end: int = 0
     """Offset of the next record."""
     _held: list[Contents] = field(default_factory=list)
@@ -129,16 +141,16 @@ class SegmentWriter:
     def fitting(self, lengths: IntArray) -> int:
         """Return how many samples of these lengths fit, counted from the first."""
         room = self.capacity - _TRAILER_BYTES - self.samples * _FOOT_BYTES - self.end
-        return int(np.searchsorted(np.cumsum(lengths + RECORD_BYTES), room, side="right"))
+        return int(np.searchsorted(np.cumsum(lengths + record_bytes(self.form)), room, side="right"))
 
     def append(
-        self, ids: IntArray, labels: IntArray, data: Bytes, starts: IntArray, lengths: IntArray
+        self, ids: IntArray, labels: LabelArray, data: Bytes, starts: IntArray, lengths: IntArray
     ) -> Contents:
         """Write samples at the end of the segment, and return their locations.
 
         Args:
             ids: int64 [n].
-            labels: int64 [n].
+            labels: of the segment's form, n of them.
             data: bytes that hold the samples.
             starts: begin of each sample in ``data``, [n].
             lengths: bytes of each sample, [n].
@@ -146,20 +158,20 @@ class SegmentWriter:
         Raises:
             OSError: the file cannot be written.
         """
-        heads = np.empty((len(ids), 3), dtype=np.uint64)
-        heads[:, 1], heads[:, 2] = ids.view(np.uint64), labels.view(np.uint64)
+        size = head_bytes(self.form)
+        heads = np.empty((len(ids), size // _WORD), dtype=np.uint64)
+        heads[:, 1], heads[:, 2:] = ids.view(np.uint64), self.form.to_words(labels)
         bounds = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
         heads[:, 0] = checksums(heads, data.data, bounds, self.seed)
         flat = byte_rows(heads)
         buffers = [
             buffer
             for row, (start, stop) in enumerate(bounds)
-            for buffer in (flat[row * HEAD_BYTES : (row + 1) * HEAD_BYTES], data.data[start:stop])
+            for buffer in (flat[row * size : (row + 1) * size], data.data[start:stop])
         ]
         records = b"".join(buffers)
         _write(self.descriptor, records, self.end)
-        sizes = np.cumsum(lengths + HEAD_BYTES)
-        begins = self.end + sizes - lengths - HEAD_BYTES
+        begins = self.end + np.cumsum(lengths + size) - lengths - size
         found = Contents(ids, begins.astype(np.uint32), lengths.astype(np.uint32))
         self._held.append(found)
         self.end += len(records)

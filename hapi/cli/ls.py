@@ -16,6 +16,7 @@ from hapi.store.open import open_store, split_address
 from hapi.text import MESSAGE_CHARACTERS, printable
 from hapi.wire.documents import parse_document
 
+_KIND_WORDS = {"multi": "several labels a sample", "regression": "numbers as labels"}
 _MODEL_FIELDS = ("architecture", "digest", "bytes")
 
 
@@ -64,6 +65,7 @@ def _dataset(summary: DatasetSummary) -> dict[str, Any]:
         "state": summary.state,
         "version": summary.version,
         "samples": summary.count,
+        "labels": summary.label_kind,
         "classes": list(summary.classes),
         "bytes": summary.total_bytes,
         "shards": summary.shards,
@@ -101,6 +103,8 @@ def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
             state = "whole, being replaced" if d["packing"] else "whole"
             if d["in_place"] is not None:
                 state += f", {_in_place(d['in_place'])}"
+            if d["labels"] != "single":
+                state += f", {_KIND_WORDS[d['labels']]}"
             if d["skipped"]:
                 state += f", {d['skipped']} bad left out"
             rows.append(

@@ -301,6 +301,7 @@ def _job(
         model=model.reference(split) if split else None,
         shape=tuple(layered.output_shapes()[split]),
         dtype=layered.output_dtypes()[split],
+        labels=description.label_form,
     )
 
 
@@ -315,6 +316,16 @@ def _hold_out(
         return everything, none, None
     if isinstance(validation, str):
         other = choose_dataset(servers, validation, "--validation")
+        if other.label_kind != description.label_kind:
+            raise UsageError(
+                f"--validation {validation}: it has {other.label_kind} labels, the training data has "
+                f"{description.label_kind} ones; pack both with the same --label-kind"
+            )
+        if other.label_kind != "single" and len(other.classes) != len(description.classes):
+            raise UsageError(
+                f"--validation {validation}: its labels have {len(other.classes)} values, those of the training data "
+                f"{len(description.classes)}; pack both with the same columns"
+            )
         if other.classes != description.classes[: len(other.classes)]:
             raise UsageError(
                 f"--validation {validation}: its classes are others than the training data's, or in another order, so "

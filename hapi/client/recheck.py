@@ -35,6 +35,7 @@ from hapi.errors import DataError, HapiError, WireError
 from hapi.wire import messages
 from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import StreamEnd, byte_view
+from hapi.wire.labels import equal_labels
 from hapi.wire.samples import Samples
 
 log = logging.getLogger("hapi.client")
@@ -120,7 +121,7 @@ class Recheck:
     def _difference(self, batch: Batch, rows: Rows, stored: Samples) -> str | None:
         """Difference from the stored samples, and its size; None for nothing beyond rounding."""
         labels = batch.labels.numpy()[rows]
-        if wrong := np.flatnonzero(labels != stored.labels).tolist():
+        if wrong := np.flatnonzero(~equal_labels(labels, stored.labels)).tolist():
             row = wrong[0]
             return f"the label of sample {stored.ids[row]} came as {labels[row]} and is {stored.labels[row]}"
         expected = self._computed(batch.job, stored)

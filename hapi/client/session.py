@@ -47,6 +47,7 @@ from hapi.models.devices import exact_arithmetic, finish, resolve_device
 from hapi.models.graph.segment import Segment
 from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.trace import Tracer
+from hapi.wire.labels import LabelKind
 
 log = logging.getLogger("hapi.client")
 
@@ -161,6 +162,11 @@ class Session(Closing):
         self.job_context.close()
 
     @property
+    def label_kind(self) -> LabelKind:
+        """Kind of the labels: ``single``, ``multi`` or ``regression``."""
+        return self.job_context.description.label_kind
+
+    @property
     def retries(self) -> int:
         """Requests that failed and were made again, since the session began."""
         return self._servers.retries
@@ -196,8 +202,10 @@ class Session(Closing):
     def epoch(
         self, epoch: int, start_batch: int = 0, split_of: Callable[[int], int] | None = None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield (features [B, ...], labels int64 [B]) of each training batch of ``epoch``, on the session's
-        device.
+        """Yield (features [B, ...], labels) of each training batch of ``epoch``, on the session's device.
+
+        Labels are int64 [B], the numbers of classes; of a dataset with several labels for a sample, or with
+        numbers as labels, float32 [B, k] (:attr:`label_kind`).
 
         Args:
             epoch: number from 0.
@@ -350,9 +358,9 @@ class Session(Closing):
 
     def _to_last_split(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
         """Begun, not awaited: the batch's memory is in use until the device has come past it."""
-        classes = len(self.job_context.description.classes)
-        if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < classes:
-            raise DataError(f"batch {batch.number}: the server sent labels outside 0 to {classes - 1}")
+        form = batch.job.labels
+        if form.first_wrong(batch.labels.numpy()) is not None:
+            raise DataError(f"batch {batch.number}: the server sent labels that are not {form.bounds}")
         labels = to_device(batch.labels, self.device)
         split = batch.job.split
         if split == self.last_split:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hapi.arrays import HashArray, IntArray
+from hapi.arrays import HashArray, IntArray, LabelArray
 from hapi.data.index import SampleIndex
 from hapi.data.index_file import read_index
 from hapi.data.manifest import Kind, Manifest, SampleLayout
@@ -54,6 +54,7 @@ class Dataset:
         self.reference = DatasetReference(name=self.name, version=self.version)
         self.count = manifest.count
         self.classes = manifest.classes
+        self.label_form = manifest.label_form
         self.total_bytes = manifest.total_bytes
         self.layout = manifest.layout
         self.transform: TransformSpec | None = manifest.transform
@@ -95,8 +96,8 @@ class Dataset:
         """Return the key of a shard's object."""
         return self._keys(number)
 
-    def labels(self, ids: npt.ArrayLike) -> IntArray:
-        """Labels of these samples, int64 [n]; :class:`NotFoundError` when an id is out of range."""
+    def labels(self, ids: npt.ArrayLike) -> LabelArray:
+        """Labels of these samples, int64 [n] or float32 [n, k]; :class:`NotFoundError` when an id is out of range."""
         return self.index.label[self._checked(ids)]
 
     def lengths(self, ids: npt.ArrayLike) -> IntArray:
@@ -113,8 +114,8 @@ class Dataset:
         """
         return self.index.directory.locate(self._checked(ids))
 
-    def labels_at(self, located: Located) -> IntArray:
-        """Labels of the samples at ``located``, int64 [n]."""
+    def labels_at(self, located: Located) -> LabelArray:
+        """Labels of the samples at ``located``, int64 [n] or float32 [n, k]."""
         return self.index.label[located.ids]
 
     def read(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hapi.arrays import LabelArray
 from hapi.data.manifest import REMEDY
 from hapi.data.sample_directory import SampleDirectory
 from hapi.data.shards import SHARD_FIELDS, ShardTable
@@ -22,12 +23,11 @@ from hapi.store.safetensors import Array, decode_tensors, encode_tensors
 
 _SAMPLE_FIELDS: Mapping[str, tuple[Any, tuple[int, ...]]] = {
     "place": (np.uint64, (2,)),
-    "label": (np.int64, ()),
     "checksum": (np.uint64, ()),
 }
 """Element type of each array, and its shape per sample."""
-_RUN = "run"
-FIELDS = (*_SAMPLE_FIELDS, *SHARD_FIELDS, _RUN)
+_LABEL, _RUN = "label", "run"
+FIELDS = ("place", _LABEL, "checksum", *SHARD_FIELDS, _RUN)
 
 
 def _no_runs() -> npt.NDArray[np.uint64]:
@@ -39,8 +39,8 @@ class SampleIndex:
     """Facts about every sample, and about the shards that hold them."""
 
     directory: SampleDirectory
-    label: npt.NDArray[np.int64]
-    """[count]"""
+    label: LabelArray
+    """int64 [count], or float32 [count, k]; see :class:`hapi.wire.labels.LabelForm`."""
     checksum: npt.NDArray[np.uint64]
     """xxh3_64 of the sample's bytes; [count]"""
     shards: ShardTable
@@ -87,7 +87,10 @@ class SampleIndex:
                 f"{what}: expected the arrays {', '.join(FIELDS)}, found {', '.join(sorted(tensors))[:200]}: "
                 f"no index, or one of another version of Hapi; {REMEDY}"
             )
-        count = len(tensors["label"]) if tensors["label"].ndim == 1 else -1
+        label = tensors[_LABEL]
+        if label.ndim not in (1, 2) or label.dtype != (np.int64 if label.ndim == 1 else np.float32):
+            raise DataError(f"{what}: array {_LABEL!r} has the wrong type or shape; {REMEDY}")
+        count = len(label)
         for name, (dtype, shape) in _SAMPLE_FIELDS.items():
             if tensors[name].dtype != dtype or tensors[name].shape != (count, *shape):
                 raise DataError(f"{what}: array {name!r} has the wrong type or length; {REMEDY}")
@@ -95,7 +98,7 @@ class SampleIndex:
             raise DataError(f"{what}: array {_RUN!r} has the wrong type or shape; {REMEDY}")
         index = cls(
             directory=SampleDirectory.from_words(tensors["place"]),
-            label=tensors["label"],
+            label=label,
             checksum=tensors["checksum"],
             shards=ShardTable.from_arrays(tensors, what, REMEDY),
             run=tensors[_RUN],

@@ -84,9 +84,10 @@ def _check_against(index: SampleIndex, manifest: Manifest, where: str) -> None:
         raise DataError(
             f"{where}: it has checksums of {len(index.run)} runs, the shards have {runs}; {remedy}"
         )
-    if index.label.min() < 0 or index.label.max() >= len(manifest.classes):
-        wrong = int(np.argmax((index.label < 0) | (index.label >= len(manifest.classes))))
+    form = manifest.label_form
+    if (index.label.dtype, index.label.shape) != (form.dtype, form.shape(len(index))):
+        raise DataError(f"{where}: its labels are not {form.kind} labels, as the manifest says; {remedy}")
+    if (wrong := form.first_wrong(index.label)) is not None:
         raise DataError(
-            f"{where}: sample {wrong} has label {index.label[wrong]}, but there are {len(manifest.classes)} "
-            f"classes; {remedy}"
+            f"{where}: sample {wrong} has label {index.label[wrong]}; expected {form.bounds}; {remedy}"
         )

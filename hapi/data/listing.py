@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hapi.data.manifest import InPlace, Manifest
 from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError
 from hapi.store.base import ObjectStore
+from hapi.wire.labels import LabelKind
 from hapi.wire.references import NAME_PATTERN, TransformSpec
 
 PACKING_NAME = "packing.json"
@@ -36,6 +37,7 @@ class DatasetSummary:
     shards: int = 0
     in_place: InPlace | None = None
     """Location of the shards that were indexed and not packed."""
+    label_kind: LabelKind | None = None
     skipped: int = 0
     """Bad samples that were left out."""
     packing: bool = False
@@ -80,5 +82,6 @@ def describe(store: ObjectStore, name: str) -> DatasetSummary | None:
         shards=manifest.shards,
         in_place=manifest.in_place,
         skipped=manifest.skipped,
+        label_kind=manifest.label_kind,
         packing=packing,
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, cast
 from hapi.errors import BadRequestError, DataError, NotFoundError
 from hapi.store.base import ObjectStore, check_prefix
 from hapi.wire.documents import check_int, parse_document, strict_fields
+from hapi.wire.labels import LabelForm, LabelKind, check_label_kind
 from hapi.wire.references import TransformSpec, check_digest, check_name
 
 FORMAT = 3
@@ -32,6 +33,8 @@ _MANIFEST_FIELDS = (
     "sample_dtype", "transform", "index_size", "index_xxh3", "shards", "in_place", "skipped", "source",
     "created",
 )  # fmt: skip
+_LABEL_KIND = "label_kind"
+"""Field that single labels do not have."""
 
 
 def dataset_prefix(name: str) -> str:
@@ -105,6 +108,7 @@ class Manifest:
     """Id of the packing or indexing: the folder of the index, and of the shards that were packed."""
     count: int
     classes: tuple[str, ...]
+    """Names of the classes, or of the outputs of a regression."""
     layout: SampleLayout
     transform: TransformSpec | None
     index_size: int
@@ -121,6 +125,12 @@ class Manifest:
     """None for shards that were packed."""
     skipped: int = 0
     """Bad samples that were left out because the user chose so. No part of the version."""
+    label_kind: LabelKind = "single"
+
+    @property
+    def label_form(self) -> LabelForm:
+        """Form of the labels."""
+        return LabelForm(self.label_kind, len(self.classes))
 
     @property
     def version(self) -> str:
@@ -133,6 +143,7 @@ class Manifest:
             "transform": None if self.transform is None else self.transform.to_json(),
             "index": self.index_xxh3,
             "shards": [self.shards, self.total_bytes],
+            **self._kind_field(),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -175,7 +186,11 @@ class Manifest:
             "skipped": self.skipped,
             "source": self.source,
             "created": self.created,
+            **self._kind_field(),
         }
+
+    def _kind_field(self) -> dict[str, str]:
+        return {} if self.label_kind == "single" else {_LABEL_KIND: self.label_kind}
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str, where: str) -> Self:
@@ -202,13 +217,16 @@ class Manifest:
     def _from_json(cls, document: Any) -> Self:
         if isinstance(document, dict):
             check_int(document.get("format"), FORMAT, FORMAT, "manifest.format")
-        d = strict_fields(document, dict.fromkeys(_MANIFEST_FIELDS, True), "manifest")
+        fields = {**dict.fromkeys(_MANIFEST_FIELDS, True), _LABEL_KIND: False}
+        d = strict_fields(document, fields, "manifest")
         layout = SampleLayout.from_json({k: d[k] for k in ("kind", "sample_shape", "sample_dtype")})
+        classes = check_classes(d["classes"])
+        kind = check_label_kind(d.get(_LABEL_KIND, "single"), "manifest.label_kind")
         return cls(
             name=check_name(d["name"], "manifest.name"),
             pack=check_name(d["pack"], "manifest.pack"),
             count=check_int(d["count"], 1, MAX_SAMPLES, "manifest.count"),
-            classes=check_classes(d["classes"]),
+            classes=classes,
             layout=layout,
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             index_size=check_int(d["index_size"], 1, _MAX_INDEX_SIZE, "manifest.index_size"),
@@ -219,6 +237,7 @@ class Manifest:
             created=_text(d["created"], "manifest.created"),
             in_place=None if d["in_place"] is None else InPlace.from_json(d["in_place"]),
             skipped=check_int(d["skipped"], 0, MAX_SAMPLES, "manifest.skipped"),
+            label_kind=LabelForm(kind, len(classes)).checked("manifest.classes").kind,
         )
 
 

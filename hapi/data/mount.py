@@ -372,7 +372,9 @@ def open_dataset(
     url, name = split_address(address)
     store = open_store(url)
     dataset = find_dataset(store, name, version, chunk_cache(store, cache_bytes))
-    kept = None if folder is None else SampleCache(folder, dataset.reference, dataset.count)
+    kept = (
+        None if folder is None else SampleCache(folder, dataset.reference, dataset.count, dataset.label_form)
+    )
     return DatasetReader(dataset, read_ahead_bytes, kept, batch_size)
 
 

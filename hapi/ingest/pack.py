@@ -190,6 +190,7 @@ class _Packer:
             layout=self.layout,
             transform=self.transform,
             skipped=self.skipped.count,
+            label_kind=self.source.label_kind,
         )
 
     def _part(self, number: int, gathered: _Gathered) -> SampleIndex:
@@ -203,7 +204,7 @@ class _Packer:
         shard = Shard(key=shard_name(number), size=size, checksum=checksum, count=len(lengths))
         return SampleIndex(
             directory=directory,
-            label=self.source.labels[gathered.numbers].astype(np.int64),
+            label=self.source.labels[gathered.numbers],
             checksum=np.array(gathered.sums, dtype=np.uint64),
             shards=ShardTable.of([shard]),
             run=run_sums(gathered.data, offsets),

@@ -42,6 +42,7 @@ from hapi.store.base import ObjectStore, is_key
 from hapi.store.commit import commit
 from hapi.store.locking.locks import Lease, LeaseLostError, is_lock_object
 from hapi.wire.documents import parse_document, strict_fields
+from hapi.wire.labels import LabelKind
 from hapi.wire.references import TransformSpec, check_digest, check_name
 
 PART_BYTES = 8 << 30
@@ -177,6 +178,7 @@ class PackFolder:
         transform: TransformSpec | None,
         in_place: InPlace | None = None,
         skipped: int = 0,
+        label_kind: LabelKind = "single",
     ) -> Manifest:
         """Write the index of the whole dataset; return the manifest that belongs to it, unwritten.
 
@@ -188,6 +190,7 @@ class PackFolder:
             transform: the dataset's own; None for tensors that need none.
             in_place: location of foreign shards; None if the shards were packed.
             skipped: bad samples that were left out.
+            label_kind: of the labels in ``index``.
         """
         encoded = index.to_bytes()
         manifest = Manifest(
@@ -203,6 +206,7 @@ class PackFolder:
             total_bytes=index.shards.total_bytes,
             in_place=in_place,
             skipped=skipped,
+            label_kind=label_kind,
             source=packing.source,
             created=packing.created,
         )

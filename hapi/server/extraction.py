@@ -45,6 +45,7 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
+from hapi.wire.labels import LabelForm
 
 
 class Extraction:
@@ -135,7 +136,16 @@ class Extraction:
                 reservation
             )  # else the cache does not know of them: they count as the reservation's
         priority = self._priority(request, context.tenant)
-        return _Passes(request, context, worker.device, prefix, reservation.batch, wanted.key, priority)
+        return _Passes(
+            request,
+            context,
+            worker.device,
+            prefix,
+            reservation.batch,
+            wanted.key,
+            priority,
+            feeding.label_form,
+        )
 
     def _frames(self, passes: _Passes, feeding: Feeding, begun: Marks) -> Frames:
         """A frame for each COS batch, and the end."""
@@ -251,6 +261,7 @@ class _Passes:
     """COS batch."""
     key: Key
     priority: PassPriority
+    labels: LabelForm
     largest: int = 0
     """COS batch that fitted."""
 
@@ -261,7 +272,8 @@ class _Passes:
         ]
         """The samples of each."""
         self.headers = [
-            _features_header(self.request.ids[low:high], self.prefix) for low, high in self.sample_ranges
+            _features_header(self.request.ids[low:high], self.prefix, self.labels)
+            for low, high in self.sample_ranges
         ]
         """Headers of their frames."""
         self.timed_layers = self.request.split if self.request.time_layers else 0
@@ -282,9 +294,8 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _features_header(chunk: IntArray, prefix: FrozenPrefix) -> FrameHeader:
+def _features_header(chunk: IntArray, prefix: FrozenPrefix, form: LabelForm) -> FrameHeader:
     features = TensorSpec(
         messages.FEATURES, _dtype_name(prefix.output_dtype), (len(chunk), *prefix.output_shape)
     )
-    labels = TensorSpec(messages.LABELS, "int64", (len(chunk),))
-    return FrameHeader(chunk, (features, labels))
+    return FrameHeader(chunk, (features, form.spec(len(chunk))))

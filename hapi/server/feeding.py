@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
-from hapi.arrays import IntArray
+from hapi.arrays import LabelArray
 from hapi.clocks import StageClock
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
@@ -24,6 +24,7 @@ from hapi.data.transforms.pipeline import input_shape
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.server.decoding.pool import Decoders
 from hapi.server.device.host_memory import HostNeed
+from hapi.wire.labels import LabelForm
 from hapi.wire.messages import ExtractRequest
 
 SampleRange = tuple[int, int]
@@ -38,8 +39,8 @@ class Fed:
 
     inputs: torch.Tensor
     """float32 [n, C, H, W]."""
-    labels: IntArray
-    """int64 [n]."""
+    labels: LabelArray
+    """int64 [n], or float32 [n, k]."""
 
 
 class Feeding:
@@ -63,6 +64,11 @@ class Feeding:
         self._shape = input_shape(dataset.layout, request.transform)
         self.part_bytes = 0
         """Most stored bytes of a piece, if that is at least one sample."""
+
+    @property
+    def label_form(self) -> LabelForm:
+        """Form of the samples' labels."""
+        return self._dataset.label_form
 
     def need(self, batch: int, sample_bytes: int) -> HostNeed:
         """Return the host memory of COS batches of ``batch`` samples, with ``sample_bytes`` more for each

@@ -131,6 +131,7 @@ class Service:
             group=dataset.reader.default_shuffle.group,
             window=dataset.reader.default_shuffle.window,
             prefers_chunks=dataset.reader.prefers_chunks,
+            label_kind=dataset.label_form.kind,
         )
 
     # -- streams -----------------------------------------------------------------------------------------

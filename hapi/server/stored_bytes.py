@@ -40,6 +40,7 @@ from hapi.wire.frames import (
     end_frame,
     frame_bytes,
 )
+from hapi.wire.labels import LabelForm
 
 FRAME_BYTES = 8 << 20
 """Stored bytes per frame of split 0, and of a piece: so many that headers do not count, so few that work overlaps."""
@@ -177,7 +178,8 @@ class _StoredSamples:
         lengths = self._located.length
         self._sample_ranges = by_bytes(lengths, part_bytes, LONG * part_bytes)
         self.headers: Sequence[FrameHeader] = [
-            _stored_header(ids[low:high], int(lengths[low:high].sum())) for low, high in self._sample_ranges
+            _stored_header(ids[low:high], int(lengths[low:high].sum()), dataset.label_form)
+            for low, high in self._sample_ranges
         ]
         self.samples = len(ids)
 
@@ -226,13 +228,13 @@ class _StoredTensors:
         return 1
 
 
-def _stored_header(chunk: IntArray, total: int) -> FrameHeader:
+def _stored_header(chunk: IntArray, total: int, form: LabelForm) -> FrameHeader:
     return FrameHeader(
         chunk,
         (
             TensorSpec(messages.STORED, "uint8", (total,)),
             TensorSpec(messages.OFFSETS, "int64", (len(chunk) + 1,)),
-            TensorSpec(messages.LABELS, "int64", (len(chunk),)),
+            form.spec(len(chunk)),
         ),
     )
 

@@ -67,6 +67,11 @@ class Trainer:
         self.session = session
         own = session.settings if isinstance(session.settings, TrainingSettings) else TrainingSettings()
         self.settings = settings = checked(settings or own)
+        if session.label_kind != "single":
+            raise UsageError(
+                f"dataset {session.job_context.description.reference.name!r} has {session.label_kind} labels, and the "
+                "trainer's loss is for single labels; use hapi.Session with a loss of your own"
+            )
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         self.watcher = watcher or TrainingCallback()

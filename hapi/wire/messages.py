@@ -24,6 +24,7 @@ from hapi.errors import BadRequestError, TooLargeError
 from hapi.text import printable
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.frames import MAX_ID
+from hapi.wire.labels import LabelForm, LabelKind, check_label_kind
 from hapi.wire.references import DatasetReference, ModelReference, TransformSpec, check_digest, check_name
 from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
 
@@ -58,8 +59,10 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 """
 MAX_DEADLINE = 86400.0
 
-FEATURES, LABELS, STORED, OFFSETS = "features", "labels", "stored", "offsets"
-"""Names of the tensors in frames: [n, ...] features; [n] int64 labels; uint8 bytes and their int64 [n+1] offsets."""
+FEATURES, STORED, OFFSETS = "features", "stored", "offsets"
+"""Names of the tensors in frames: [n, ...] features; uint8 bytes and their int64 [n+1] offsets. For labels see
+:class:`hapi.wire.labels.LabelForm`.
+"""
 
 
 def parse_body(body: bytes) -> Any:
@@ -250,13 +253,21 @@ class DatasetDescription:
     prefers_chunks: bool = False
     """True when single samples come slowly from the server's store: the default order is then chunk windows.
     """
+    label_kind: LabelKind = "single"
+    """Kind of the labels; see :class:`hapi.wire.labels.LabelForm`."""
+
+    @property
+    def label_form(self) -> LabelForm:
+        """Form of the labels."""
+        return LabelForm(self.label_kind, len(self.classes))
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Parse strictly; :class:`BadRequestError` for anything else."""
         sizes = ("count", "total_bytes", "group", "window")
         names = dict.fromkeys(("reference", "classes", "layout", "transform", *sizes), True)
-        d = strict_fields(document, {**names, "prefers_chunks": False}, "dataset description")
+        optional = {"prefers_chunks": False, "label_kind": False}
+        d = strict_fields(document, {**names, **optional}, "dataset description")
         prefers_chunks = d.get("prefers_chunks", False)
         if not isinstance(prefers_chunks, bool):
             raise BadRequestError("dataset description: prefers_chunks is not true or false")
@@ -270,6 +281,7 @@ class DatasetDescription:
             )
         if not isinstance(layout, dict):
             raise BadRequestError("dataset description: layout is not an object")
+        kind = check_label_kind(d.get("label_kind", "single"), "dataset description: label_kind")
         return cls(
             reference=DatasetReference.from_json(d["reference"]),
             count=check_int(d["count"], 0, 1 << 48, "count"),
@@ -280,6 +292,7 @@ class DatasetDescription:
             group=check_int(d["group"], 1, MOST_GROUP, "group"),
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
             prefers_chunks=prefers_chunks,
+            label_kind=LabelForm(kind, len(classes)).checked("dataset description: classes").kind,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -294,4 +307,5 @@ class DatasetDescription:
             "group": self.group,
             "window": self.window,
             **({"prefers_chunks": True} if self.prefers_chunks else {}),
+            **({} if self.label_kind == "single" else {"label_kind": self.label_kind}),
         }

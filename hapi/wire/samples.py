@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hapi.arrays import IntArray
+from hapi.arrays import IntArray, LabelArray
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Samples:
     """All samples' bytes, one after the other; uint8 [total]."""
     offsets: IntArray
     """Sample i is ``data[offsets[i]:offsets[i + 1]]``; int64 [n + 1]."""
-    labels: IntArray
-    """int64 [n]."""
+    labels: LabelArray
+    """int64 [n], or float32 [n, k]."""
 
     def __len__(self) -> int:
         return len(self.ids)

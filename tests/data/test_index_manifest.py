@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,7 +75,10 @@ def test_the_digest_is_of_every_bit(lengths: list[int], data: st.DataObject) -> 
         ({"place": np.zeros((3, 3), np.uint64), "label": np.zeros(3, np.int64)}, "array 'place'"),
         ({"place": np.zeros(3, np.uint64), "label": np.zeros(3, np.int64)}, "array 'place'"),
         ({"place": np.zeros((3, 2), np.int64), "label": np.zeros(3, np.int64)}, "array 'place'"),
-        ({"place": np.zeros((3, 2), np.uint64), "label": np.int64(3).reshape(())}, "array 'place'"),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.int64(3).reshape(())}, "array 'label'"),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.zeros((3, 2), np.int64)}, "array 'label'"),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.zeros(3, np.float32)}, "array 'label'"),
+        ({"place": np.zeros((3, 2), np.uint64), "label": np.zeros((2, 4), np.float32)}, "array 'place'"),
         (
             {"place": np.zeros((3, 2), np.uint64), "label": np.zeros(3, np.int64), "run": np.zeros(1)},
             "array 'run'",
@@ -142,6 +146,13 @@ def test_damaged_tensor_files_raise_only_data_errors() -> None:
     assert refused > len(data)
 
 
+def test_an_index_with_several_values_a_label() -> None:
+    index = replace(make_index([5, 6]), label=np.array([[0, 1, 1], [0.5, 0, 1]], np.float32))
+    again, _ = SampleIndex.from_buffer(np.frombuffer(index.to_bytes(), dtype=np.uint8), "index")
+    assert again.label.dtype == np.float32 and again.label.tolist() == index.label.tolist()
+    assert SampleIndex.joined([again, again]).label.shape == (4, 3)
+
+
 def make_manifest(**changes: object) -> Manifest:
     fields: dict[str, object] = {
         "name": "d",
@@ -168,6 +179,8 @@ def test_manifest_round_trip() -> None:
         ),
         make_manifest(in_place=InPlace(format="webdataset", folder="a/b"), skipped=3),
         make_manifest(in_place=InPlace(format="webdataset", folder="")),
+        make_manifest(label_kind="multi"),
+        make_manifest(label_kind="regression"),
     ):
         assert Manifest.from_bytes(manifest.to_bytes(), "d", "here") == manifest
 
@@ -183,6 +196,8 @@ def test_version_is_of_the_content_only() -> None:
         {"index_xxh3": "2" * 16},
         {"shards": 3},
         {"total_bytes": 11},
+        {"label_kind": "multi"},
+        {"label_kind": "regression"},
     ):
         assert make_manifest(**change).version != base.version
 
@@ -190,6 +205,7 @@ def test_version_is_of_the_content_only() -> None:
 def _wrong_manifests() -> list[bytes]:
     good = json.loads(make_manifest().to_bytes())
     wrong: list[object] = [None, [], 1, {}, {**good, "extra": 1}]
+    wrong += [{**good, "label_kind": kind} for kind in ("multi", "other", None, 1)]  # no such version or kind
     for key in good:
         wrong.append({k: v for k, v in good.items() if k != key})
         if key not in ("source", "created", "pack"):

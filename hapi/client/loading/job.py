@@ -14,6 +14,7 @@ from hapi.arrays import IntArray
 from hapi.data.manifest import SampleLayout
 from hapi.wire import messages
 from hapi.wire.frames import TensorSpec
+from hapi.wire.labels import SINGLE, LabelForm
 from hapi.wire.references import DatasetReference, ModelReference, TransformSpec
 from hapi.wire.sequences import ChunkWindows
 
@@ -41,6 +42,8 @@ class ExtractionJob:
     """Id of the training run, by which a server tells its work from that of others."""
     windows: ChunkWindows | None = None
     """Chunk windows that the sample ids come from; None for other orders."""
+    labels: LabelForm = SINGLE
+    """Form of the samples' labels."""
     time_layers: bool = False
     """True when the server times each layer for one request of every batch."""
 
@@ -83,4 +86,4 @@ class ExtractionJob:
     def expected_tensors(self, count: int) -> tuple[TensorSpec, ...]:
         """Return the forms of the tensors that a frame of ``count`` samples must carry (splits from 1)."""
         features = TensorSpec(messages.FEATURES, str(self.dtype).removeprefix("torch."), (count, *self.shape))
-        return features, TensorSpec(messages.LABELS, "int64", (count,))
+        return features, self.labels.spec(count)

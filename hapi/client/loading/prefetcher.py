@@ -52,8 +52,8 @@ from hapi.wire.references import DatasetReference
 from hapi.wire.report import RequestReport
 from hapi.wire.samples import Samples
 
-_SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 24, 2048, 300
-"""Approximate bytes of an answer beside its samples' own: ids, labels and offsets; frames' headers and the
+_SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 16, 2048, 300
+"""Approximate bytes of an answer beside its samples' own and their labels: ids and offsets; frames' headers and the
 report; HTTP's headers. Errors are corrected when the answer has come.
 """
 SHORT_TRIES = 5
@@ -73,7 +73,7 @@ class Batch:
     features: torch.Tensor
     """[B, ...] host tensor."""
     labels: torch.Tensor
-    """[B] int64 host tensor."""
+    """[B] int64 or [B, k] float32 host tensor."""
     spans: Sequence[StageSpan]
     """Times of its requests' parts, in the order of their ends."""
     origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
@@ -255,7 +255,9 @@ class Prefetcher:
         if self._pacing is None:
             return
         job = part.batch.job
-        each = (job.sample_bytes() if job.split else job.mean_stored_bytes) + _SAMPLE_BYTES
+        each = (
+            (job.sample_bytes() if job.split else job.mean_stored_bytes) + _SAMPLE_BYTES + job.labels.nbytes
+        )
         with self._changed:
             self._in_line.append(part)
             try:
@@ -311,7 +313,7 @@ class Prefetcher:
             job=job,
             ids=ids,
             features=self._buffers.tensor((len(ids), *job.shape), job.dtype),
-            labels=torch.empty(len(ids), dtype=torch.int64),
+            labels=torch.from_numpy(job.labels.empty(len(ids))),
             arrived=np.zeros(len(ids), dtype=bool),
             arrived_ids=np.full(len(ids), -1, dtype=np.int64),
             nbytes=self._batch_bytes(job, len(ids)),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi.arrays import IntArray
+from hapi.arrays import IntArray, LabelArray
 from hapi.cache.samples import SampleCache
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
@@ -237,7 +237,7 @@ def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[
     expected = (
         TensorSpec(messages.STORED, "uint8", (total,)),
         TensorSpec(messages.OFFSETS, "int64", (count + 1,)),
-        TensorSpec(messages.LABELS, "int64", (count,)),
+        job.labels.spec(count),
     )
     if header.tensors != expected:
         raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
@@ -246,11 +246,11 @@ def stored_buffers(header: FrameHeader, job: ExtractionJob) -> list[npt.NDArray[
             f"the server sends {total} bytes for {count} samples, more than the whole dataset has or this side takes "
             "at once; lower --request-size if they are so large"
         )
-    return [np.empty(total, np.uint8), np.empty(count + 1, np.int64), np.empty(count, np.int64)]
+    return [np.empty(total, np.uint8), np.empty(count + 1, np.int64), job.labels.empty(count)]
 
 
 def checked_samples(
-    ids: IntArray, data: npt.NDArray[np.uint8], offsets: IntArray, labels: IntArray
+    ids: IntArray, data: npt.NDArray[np.uint8], offsets: IntArray, labels: LabelArray
 ) -> Samples:
     """Return stored samples from a frame's tensors.
 
@@ -258,7 +258,7 @@ def checked_samples(
         ids: int64 [n].
         data: bytes of all samples, uint8 [total].
         offsets: int64 [n + 1] in ``data``.
-        labels: int64 [n].
+        labels: int64 [n] or float32 [n, k].
 
     Raises:
         WireError: the offsets do not fit the bytes.

@@ -16,7 +16,9 @@ def open_caches(job_context: JobContext) -> dict[DatasetReference, SampleCache]:
             for description in (job_context.description, job_context.held_out):
                 reference = description.reference
                 if reference not in found:
-                    found[reference] = SampleCache(job_context.sample_cache, reference, description.count)
+                    found[reference] = SampleCache(
+                        job_context.sample_cache, reference, description.count, description.label_form
+                    )
         except BaseException:
             close_caches(found)
             raise

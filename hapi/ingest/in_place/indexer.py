@@ -151,7 +151,7 @@ def _whole(
     whole = SampleIndex.joined(indexes)
     if labels is None:
         numbers, classes = merged(
-            [index.label for index in indexes],
+            [index.label.astype(np.int64) for index in indexes],
             [part.kind for part in found],
             [part.names for part in found],
             options.classes,

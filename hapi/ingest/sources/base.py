@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
-from hapi.arrays import IntArray
+from hapi.arrays import IntArray, LabelArray
 from hapi.data.manifest import SampleLayout
 from hapi.errors import UsageError
+from hapi.wire.labels import LabelKind
 from hapi.wire.references import TransformSpec
 
 ENCODED = SampleLayout(kind="encoded")
@@ -24,8 +25,11 @@ class Source(ABC):
     """Samples to be packed. ``sample`` may be called from several threads when ``thread_safe``."""
 
     description: str
-    labels: IntArray
+    labels: LabelArray
+    """int64 [n], or float32 [n, k]."""
     classes: tuple[str, ...]
+    """Names of the classes, or of the outputs of a regression."""
+    label_kind: LabelKind = "single"
     layout: SampleLayout = ENCODED
     transform: TransformSpec | None = None
     """The transform that suits the source; None: the packer's default for images, none for tensors."""
@@ -55,7 +59,8 @@ class Source(ABC):
         source.
         """
         state = xxhash.xxh3_128()
-        state.update(repr((self.description, self.count, self.classes, self.layout)).encode())
+        kind = () if self.label_kind == "single" else (self.label_kind,)
+        state.update(repr((self.description, self.count, self.classes, self.layout, *kind)).encode())
         state.update(np.ascontiguousarray(self.labels).data)
         state.update(self.content_key())
         return state.hexdigest()

@@ -142,7 +142,7 @@ class TorchvisionSource(Source):
             texts = [str(n[0] if isinstance(n, tuple | list) else n) for n in names]
             if len(texts) > int(self.labels.max()):
                 return tuple(t if texts.count(t) == 1 else f"{t} ({i})" for i, t in enumerate(texts))
-        return numbered_classes(self.labels)
+        return numbered_classes(self.labels.astype(np.int64))
 
 
 def _plain(label: Any) -> Any:

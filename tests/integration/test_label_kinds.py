@@ -1,0 +1,101 @@
+"""Several labels for a sample, and numbers as labels: the same at every split, from cache and store, and compared."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.local_job import open_session, service_of, trainer_of
+
+from hapi.data.dataset import find_dataset
+from hapi.data.mount import open_dataset
+from hapi.errors import DataError, UsageError
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.open import open_source
+from hapi.server.service import Service
+from hapi.store.open import open_store
+from hapi.wire.labels import LabelKind
+
+COUNT = 40
+KINDS: tuple[LabelKind, ...] = ("multi", "regression")
+
+
+def labels_of(kind: LabelKind) -> np.ndarray:
+    draws = np.random.default_rng(3).normal(size=(COUNT, 3)).astype(np.float32)
+    return draws if kind == "regression" else (draws > 0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("kinds")
+    for kind in KINDS:
+        np.savez(folder / "x.npz", x=np.random.default_rng(0).normal(size=(COUNT, 3, 32, 32)).astype(np.float32),
+                 y=np.zeros(COUNT, np.int64))  # fmt: skip
+        source = open_source(str(folder / "x.npz"))
+        source.labels, source.label_kind, source.classes = labels_of(kind), kind, ("left", "right", "up")
+        pack(source, open_store(str(folder / "store")), kind, PackOptions(shard_bytes=100_000))
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def service(store: Path) -> Iterator[Service]:
+    with service_of(store) as service:
+        yield service
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_store_keeps_them(store: Path, kind: LabelKind) -> None:
+    dataset = find_dataset(open_store(str(store)), kind)
+    assert dataset.manifest.label_kind == kind and len(dataset.shards) > 1
+    assert dataset.labels(np.arange(COUNT)).tolist() == labels_of(kind).tolist()
+    with open_dataset(f"{store}/{kind}") as reader:
+        ids = reader.sequence(seed=1, epoch=0)
+        assert np.array_equal(np.concatenate([batch.labels for batch in reader]), labels_of(kind)[ids])
+
+
+def test_an_index_of_another_kind_than_the_manifest_says(store: Path, tmp_path: Path) -> None:
+    shutil.copytree(store, tmp_path, dirs_exist_ok=True)
+    manifest = find_dataset(open_store(str(tmp_path)), "multi").manifest
+    wrong = replace(manifest, label_kind="single").to_bytes()
+    (tmp_path / "datasets" / "multi" / "manifest.json").write_bytes(wrong)
+    with pytest.raises(DataError, match="its labels are not single labels, as the manifest says"):
+        find_dataset(open_store(str(tmp_path)), "multi")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", [0, 4, "freeze"])
+def test_every_split_brings_the_same_labels(service: Service, kind: LabelKind, split: int | str) -> None:
+    with open_session(service, dataset=kind, split=split, recheck=COUNT) as session:
+        assert session.label_kind == kind
+        assert session.trained(next(iter(session.epoch(0)))[0]).shape[1] == 3
+        ids = np.concatenate(session.batch_ids(0))
+        batches = [labels for _, labels in session.epoch(0)]
+        assert batches[0].dtype == torch.float32 and batches[0].shape == (10, 3)
+        assert np.array_equal(torch.cat(batches).numpy(), labels_of(kind)[ids])
+        assert session.recheck is not None and session.recheck.compared >= COUNT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sample_cache_keeps_them(service: Service, kind: LabelKind, tmp_path: Path) -> None:
+    for epoch in range(2):
+        with open_session(service, dataset=kind, split=0, sample_cache=str(tmp_path)) as session:
+            ids = np.concatenate(session.batch_ids(epoch))
+            found = torch.cat([labels for _, labels in session.epoch(epoch)])
+            assert np.array_equal(found.numpy(), labels_of(kind)[ids])
+            assert session.last.traffic.cached_samples == epoch * COUNT
+
+
+def test_the_trainers_loss_is_for_single_labels(service: Service) -> None:
+    with (
+        open_session(service, dataset="multi", split=0) as session,
+        pytest.raises(
+            UsageError, match=r"^dataset 'multi' has multi labels, and the trainer's loss is for single"
+        ),
+    ):
+        trainer_of(session)
