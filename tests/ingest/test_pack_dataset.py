@@ -120,7 +120,7 @@ def test_a_forged_index_is_one_error_with_file_shard_and_sample(store: ObjectSto
     for change, message in (
         (sticking_out, "sample 100 in shard shard-00001.bin has bytes 2000..2016, but the shard only 1024"),
         (hollow, "sample 100 in shard shard-00001.bin has no bytes"),
-        (strange_label, "sample 100 has label 4, but there are 4 classes"),
+        (strange_label, "sample 100 has label 4; expected the number of a class, 0 to 3"),
     ):
         manifest = rewritten(store, change)
         with pytest.raises(DataError) as raised:
