@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
+from hapi.api.model_files import FrozenSource, read_network
 from hapi.atomic import replacing
 from hapi.errors import HapiError, ModelError, UsageError
-from hapi.models.model_file import ModelCard, read_model, write_model
+from hapi.models.model_file import ModelCard, write_model
 from hapi.paths import check_output, make_folder
 
 __all__ = ("FORMATS", "export")
@@ -33,13 +34,22 @@ class _Format:
     write: Callable[[nn.Module, ModelCard, Path], None]
 
 
-def export(model: str | Path, output: str | Path, format: str | None = None) -> str:
-    """Write the network of a model file in another format; returns the format's name.
+def export(
+    model: str | Path,
+    output: str | Path,
+    format: str | None = None,
+    *,
+    source: FrozenSource | None = None,
+    best: bool = False,
+) -> str:
+    """Write the network of a model file or a checkpoint in another format; returns the format's name.
 
     Args:
         model: a file that a training or ``hapi export`` wrote.
         output: the file to write; a folder for ``hf``.
         format: one of :data:`FORMATS`; None tells it from the ending of ``output``.
+        source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
+        best: for a checkpoint: as it was after the best epoch.
 
     Raises:
         ModelError: the file cannot be read, or its network cannot be expressed in the format.
@@ -48,7 +58,7 @@ def export(model: str | Path, output: str | Path, format: str | None = None) -> 
     name = _format_of(str(output), format)
     if name != "hf":
         check_output("--output", str(output))
-    module, card = read_model(model, allow_import=True)
+    module, card = read_network(model, source, best=best)
     FORMATS[name].write(module, card, Path(output))
     return name
 

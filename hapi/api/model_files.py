@@ -11,14 +11,16 @@ from torch import nn
 
 from hapi.data.transforms.decode import decode_image
 from hapi.data.transforms.pipeline import transformed
-from hapi.errors import DataError
+from hapi.errors import DataError, UsageError
 from hapi.models.model_file import ModelCard, read_model
+from hapi.paths import user_path
+from hapi.train.outputs.from_checkpoint import FrozenSource, is_checkpoint, read_checkpoint
 from hapi.wire.references import TransformSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ("ImageTransform", "LoadedModel", "load_model")
+__all__ = ("FrozenSource", "ImageTransform", "LoadedModel", "load_model", "read_network")
 
 
 class ImageTransform:
@@ -73,7 +75,30 @@ class LoadedModel(NamedTuple):
     """All that the file says."""
 
 
-def load_model(path: str | Path) -> LoadedModel:
+def read_network(
+    path: str | Path, source: FrozenSource | None = None, *, best: bool = False
+) -> tuple[nn.Module, ModelCard]:
+    """Return the network of a model file or a checkpoint in eval mode, on the CPU, and its card.
+
+    Args:
+        path: the file. A network of a ``package.module:factory`` is built by importing that module.
+        source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
+        best: for a checkpoint: as it was after the best epoch.
+
+    Raises:
+        ModelError: the file cannot be read, does not fit the installed library, or its frozen layers are not in reach.
+        UsageError: ``best`` of a model file, or of a checkpoint that has no best epoch.
+    """
+    if is_checkpoint(path):
+        return read_checkpoint(path, source, best=best)
+    if best and user_path(path, "model file").is_file():
+        raise UsageError(
+            f"--best: {path} is no checkpoint; the best epoch's model is best.safetensors beside it"
+        )
+    return read_model(path, allow_import=True)
+
+
+def load_model(path: str | Path, *, source: FrozenSource | None = None, best: bool = False) -> LoadedModel:
     """Load a fine-tuned network from a file that a training or ``hapi export`` wrote::
 
         model = hapi.load_model("run/model.safetensors")
@@ -81,11 +106,15 @@ def load_model(path: str | Path) -> LoadedModel:
         print(model.classes[outputs.argmax()])
 
     Args:
-        path: the file. A network of a ``package.module:factory`` is built by importing that module.
+        path: the model file, or a checkpoint. A network of a ``package.module:factory`` is built by importing that
+            module.
+        source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
+        best: for a checkpoint: as it was after the best epoch.
 
     Raises:
-        ModelError: the file is damaged, is none of Hapi's, or does not fit the installed library.
+        ModelError: the file is damaged, is none of Hapi's, does not fit the installed library, or a checkpoint's frozen
+            layers are not in reach.
     """
-    module, card = read_model(path, allow_import=True)
+    module, card = read_network(path, source, best=best)
     transform = None if card.transform is None else ImageTransform(card.transform)
     return LoadedModel(module, transform, card.classes, card)

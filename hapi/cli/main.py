@@ -18,7 +18,7 @@ COMMANDS = {
     "verify": "read a whole dataset or pushed model and check every checksum",
     "push": "put a model's weights into a store",
     "predict": "name the classes of images, with a model file of a training",
-    "export": "write a model file as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
+    "export": "write a model file or checkpoint as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
     "evaluate": "compare a model file's outputs with the labels of a dataset",
     "status": "say what a server does now",
     "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",

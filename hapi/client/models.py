@@ -54,6 +54,8 @@ class ClientModel:
     """How the model is built, with its head for the dataset's classes."""
     read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
     """Read parameters and buffers once more from where the weights came from, by name, on the CPU."""
+    pushed: str | None = None
+    """Name of the pushed model that they come from; None for weights that every tier can make."""
 
 
 def open_client_model(
@@ -182,19 +184,9 @@ def _pushed(
         pushed.load_from(fetch, layered, split, len(layered))
 
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Fetch tensors by name, verified; those that were not pushed have the architecture's first values."""
-        stored = {name: layered.tensors.first_name(name) for name in names}
-        entries = [pushed.manifest.tensors[n] for n in dict.fromkeys(stored.values()) if n in held]
-        found = {entry.name: tensor for entry, tensor in pushed.received(fetch, entries)}
-        # No layer reads the others (an auxiliary head, BatchNorm's count of batches), so they were not pushed.
-        unread = [name for name in names if stored[name] not in held]
-        initial = (
-            _named(build(replace(spec, weights="random:0"), allow_import=allowed), unread) if unread else {}
-        )
-        return {name: found[stored[name]] if name not in initial else initial[name] for name in names}
+        return pushed.state(fetch, layered, names, allowed)
 
     spec = replace(pushed.spec, num_classes=classes, input_shape=shape, head_seed=seed)
-    held = pushed.manifest.tensors.keys() - layered.fresh
     return ClientModel(
         layered,
         lambda split: store_reference(pushed, layered, split),
@@ -202,6 +194,7 @@ def _pushed(
         f"pushed:{name}",
         spec,
         read,
+        name,
     )
 
 

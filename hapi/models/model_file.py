@@ -33,11 +33,11 @@ from hapi.models.zoo.head import retarget
 from hapi.models.zoo.weights import load_state
 from hapi.paths import user_path
 from hapi.wire.documents import parse_document
-from hapi.wire.references import DatasetReference, TransformSpec
+from hapi.wire.references import DatasetReference, TransformSpec, check_name
 
 _FORMAT = "pt"
 """The library's word for tensors of PyTorch; others' readers ask for it."""
-_FIELDS = ("spec", "classes", "transform", "freeze", "dataset", "epoch", "metrics", "digest", "hapi")
+_FIELDS = ("spec", "pushed", "classes", "transform", "freeze", "dataset", "epoch", "metrics", "hapi")
 MAX_HEADER_BYTES = 100 << 20
 """Longest header that the library itself accepts."""
 
@@ -48,6 +48,8 @@ class ModelCard:
 
     spec: ModelSpec
     """How it is built; ``weights`` is where training began."""
+    pushed: str | None = None
+    """Name of the pushed model with those weights; None for weights that the architecture's library has."""
     classes: tuple[str, ...]
     """Names of the outputs, in their order; empty when they have none."""
     transform: TransformSpec | None
@@ -65,6 +67,7 @@ class ModelCard:
         """JSON text by field, all but the digest of the tensors."""
         document = {
             "spec": self.spec.to_json(),
+            "pushed": self.pushed,
             "classes": list(self.classes),
             "transform": None if self.transform is None else self.transform.to_json(),
             "freeze": self.freeze,
@@ -92,6 +95,7 @@ class ModelCard:
                 raise BadRequestError(f"metadata {name}: expected a number from 0 on")
         return cls(
             spec=ModelSpec.from_json(found["spec"]),
+            pushed=None if found["pushed"] is None else check_name(found["pushed"], "metadata pushed"),
             classes=tuple(classes),
             transform=None if found["transform"] is None else TransformSpec.from_json(found["transform"]),
             freeze=found["freeze"],
@@ -143,13 +147,13 @@ def read_model(path: str | Path, *, allow_import: ImportRule = False) -> tuple[n
         ModelError: the file is damaged, is none that Hapi wrote, or does not fit the installed library.
     """
     card, state = _read(path, with_tensors=True)
-    module = _untrained(card.spec, allow_import)
+    module = untrained(card.spec, allow_import)
     load_state(module, state, f"model file {path}")
     return module.eval(), card
 
 
-def _untrained(spec: ModelSpec, allow_import: ImportRule) -> nn.Module:
-    """The module of ``spec`` with other weights, since those that it names need not be within reach."""
+def untrained(spec: ModelSpec, allow_import: ImportRule = False) -> nn.Module:
+    """Return the module of ``spec`` with random weights, since those that it names need not be within reach."""
     architecture = architecture_of(spec, allow_import)
     model = layers_of(architecture, spec, build_module(architecture, 0))
     return retarget(model, spec.num_classes, 0, lambda module: layers_of(architecture, spec, module)).module
@@ -169,6 +173,8 @@ def _read(path: str | Path, *, with_tensors: bool) -> tuple[ModelCard, dict[str,
         metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise ModelError(f"{path} is not a safetensors file; {_ADVICE}")
+        if "digest" not in metadata:
+            raise BadRequestError("its metadata have no 'digest'")
         card = ModelCard.from_metadata(metadata)
         state = load(file.read_bytes()) if with_tensors else {}
     except (SafetensorError, OSError) as error:

@@ -16,7 +16,7 @@ from hapi.models.graph.digest import content_digest
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.numbering import Layer
 from hapi.models.zoo.architectures import ImportRule
-from hapi.models.zoo.build import ModelSpec, architecture_of, layers_of, skeleton
+from hapi.models.zoo.build import ModelSpec, architecture_of, build, layers_of, skeleton
 from hapi.models.zoo.head import find_head, resize_head, retarget
 from hapi.repository.manifest import ModelManifest
 from hapi.repository.weights_file import DTYPES, TensorEntry
@@ -186,6 +186,30 @@ class PushedModel:
         for entry, tensor in self.received(fetch, entries):
             model.assign(entry.name, tensor.to(device), entry.digest)
         return sum(entry.nbytes for entry in entries)
+
+    def state(
+        self, fetch: Fetch, model: LayeredModel, names: Sequence[str], allow_import: ImportRule = False
+    ) -> dict[str, torch.Tensor]:
+        """Return tensors by name, fetched and verified, on the CPU.
+
+        No layer reads some of a module's tensors (an auxiliary head, BatchNorm's count of batches), so they were not
+        pushed; these have the architecture's first values.
+
+        Args:
+            fetch: reads the tensors.
+            model: from :meth:`layered`.
+            names: names in the module's state dict, none of them of a fresh head.
+            allow_import: whether the model's factory may be imported.
+        """
+        stored = {name: model.tensors.first_name(name) for name in names}
+        held = self.manifest.tensors.keys() - model.fresh
+        wanted = [self.manifest.tensors[n] for n in dict.fromkeys(stored.values()) if n in held]
+        found = {entry.name: tensor for entry, tensor in self.received(fetch, wanted)}
+        if len(found) < len(set(stored.values())):
+            spec = replace(self.spec, num_classes=model.output_shapes()[-1][0], input_shape=model.input_shape)
+            first = build(replace(spec, weights="random:0"), allow_import=allow_import).tensors
+            found = {n: first.get(n).detach() for n in stored.values() if n not in held} | found
+        return {name: found[stored[name]] for name in names}
 
     def received(
         self, fetch: Fetch, entries: Sequence[TensorEntry]

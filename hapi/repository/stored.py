@@ -54,11 +54,11 @@ class StoredModel(PushedModel):
         Returns:
             The bytes read.
         """
-        return self.load_from(self._fetch, model, start, stop, str(device))
+        return self.load_from(self.fetch, model, start, stop, str(device))
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors ``names``, verified, in any order; neighbours are read together."""
-        for entry, tensor in self.received(self._fetch, [self._entry(name) for name in names]):
+        for entry, tensor in self.received(self.fetch, [self._entry(name) for name in names]):
             yield entry.name, tensor
 
     def key(self, name: str) -> str:
@@ -121,7 +121,8 @@ class StoredModel(PushedModel):
             raise NotFoundError(f"model {self.name!r} has no tensor {name[:80]!r}")
         return entry
 
-    def _fetch(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, memoryview]]:
+    def fetch(self, entries: Sequence[TensorEntry]) -> Iterator[tuple[str, memoryview]]:
+        """Yield the name and the raw bytes of each of ``entries``, in any order."""
         groups = _groups(entries)
         if len(groups) < 2:
             for group in groups:

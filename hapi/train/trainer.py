@@ -27,7 +27,7 @@ from hapi.train.interrupts import Interrupts
 from hapi.train.objective.objective import Objective
 from hapi.train.objective.validation import validate
 from hapi.train.outputs.best import BestEpoch
-from hapi.train.outputs.model_out import card_of, whole_state
+from hapi.train.outputs.model_out import card_of, network_facts, whole_state
 from hapi.train.outputs.profile_file import ProfileFile
 from hapi.train.report import Totals
 from hapi.train.report_facts import job_facts, plan_facts
@@ -246,6 +246,7 @@ class Trainer:
             epochs=self.epochs,
             plan=None if self.session.planning is None else self.session.planning.state(),
             totals=self._totals(),
+            network=network_facts(self.session),
             keep=self._keep,
         )
         self._keep = self.settings.keep

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from hapi.api.inference import Evaluation, evaluate
+from hapi.cli.models.origin import configure_model
 from hapi.cli.models.predict import configure_running, open_model
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
@@ -17,7 +18,7 @@ from hapi.paths import check_outputs, write_whole
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
+    configure_model(parser)
     parser.add_argument(
         "--dataset", required=True, metavar="STORE/NAME", help="labelled samples of the model's classes"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images
 from hapi.api.model_files import LoadedModel, load_model
+from hapi.cli.models.origin import configure_model, configure_source, source_of
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
@@ -23,7 +24,7 @@ from hapi.paths import check_outputs, user_path, write_whole
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a model file, such as runs/flowers/model.safetensors")
+    configure_model(parser)
     parser.add_argument(
         "source", metavar="SOURCE", help="an image, a folder of images, or a dataset as STORE/NAME"
     )
@@ -45,13 +46,14 @@ def configure_running(parser: argparse.ArgumentParser) -> None:
         help="images that go through the network at once (default 32)",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    configure_source(parser)
 
 
 def open_model(args: argparse.Namespace) -> LoadedModel:
     """The model file that the arguments name, on their device."""
     search_here()
     device = resolve_device(args.device, "--device")
-    model = load_model(args.model)
+    model = load_model(args.model, source=source_of(args), best=args.best)
     model.module.to(device)
     return model
 

@@ -22,7 +22,7 @@ from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.report import Measured, Totals
 from hapi.train.settings import TrainingSettings
 
-FORMAT = 7
+FORMAT = 8
 log = logging.getLogger("hapi.client")
 
 
@@ -125,6 +125,7 @@ def save(
     epochs: list[dict[str, Any]],
     plan: dict[str, Any] | None,
     totals: Totals,
+    network: Mapping[str, Any] | None = None,
     keep: int = 1,
 ) -> None:
     """Write a checkpoint atomically: after a crash the previous one is still there.
@@ -137,6 +138,7 @@ def save(
         epochs: reports of the finished epochs.
         plan: state of the split's choice; None without one.
         totals: costs of the whole training so far.
+        network: facts from which the whole network can be built (:mod:`hapi.train.outputs.from_checkpoint`).
         keep: checkpoints to keep, this one included.
 
     Raises:
@@ -150,6 +152,7 @@ def save(
         "epochs": epochs,
         "plan": plan,
         "totals": asdict(totals),
+        "network": None if network is None else dict(network),
     }
     try:
         with replacing(path) as file:
@@ -219,6 +222,21 @@ def load_newest(
     return None
 
 
+def read_document(path: str, what: str) -> dict[str, Any]:
+    """Read the file that :func:`save` wrote at ``path``; only tensors and plain values, no code is run.
+
+    Raises:
+        UsageError: it is none, or of another version of Hapi; the message begins with ``what``.
+    """
+    try:
+        document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
+    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+        raise UsageError(f"{what} {path} is not a checkpoint of hapi-train ({_short(error)})") from None
+    return document
+
+
 def load(
     path: str,
     *,
@@ -238,14 +256,12 @@ def load(
         ConflictError: the checkpoint belongs to another job (model, data, seed, batch size, ...).
         UsageError: it cannot be read.
     """
+    document = read_document(path, "--resume:")
     try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']!r}, expected {FORMAT}")
         found, epochs = dict(document["identity"]), [dict(e) for e in document["epochs"]]
         progress = Progress.from_document(document["progress"])
         totals = Totals.from_document(document["totals"])
-    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+    except Exception as error:  # it may hold anything
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     own = identity(found)
     different = [k for k in own if found.get(k) != own[k]]

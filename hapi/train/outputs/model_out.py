@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from hapi.client.job_context import JobContext
+from hapi.client.session import Session
+from hapi.client.settings import default_store
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.weights import is_file
 
@@ -34,15 +36,44 @@ def card_of(job: JobContext, entry: Mapping[str, Any]) -> ModelCard:
     spec, description, transform = job.client_model.spec, job.description, job.transforms[0]
     if is_file(spec.weights):  # the folder it was in says nothing to others
         spec = replace(spec, weights=Path(spec.weights).name)
-    return ModelCard(
+    card = ModelCard(
         spec=spec,
+        pushed=job.client_model.pushed,
         classes=description.classes,
         transform=None if transform is None else replace(transform, augment=None, draw=None),
         freeze=job.freeze,
         dataset=description.reference,
+    )
+    return after_epoch(card, entry)
+
+
+def after_epoch(card: ModelCard, entry: Mapping[str, Any]) -> ModelCard:
+    """Return ``card`` with the measurements of the epoch whose element of the report is ``entry`` (empty: none)."""
+    return replace(
+        card,
         epoch=entry["epoch"] + 1 if entry else 0,
         metrics={name: float(entry[name]) for name in _METRICS if name in entry},
     )
 
 
 _METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+
+
+def network_facts(session: Session) -> dict[str, Any]:
+    """Return what a checkpoint says of its network: the card, and where the frozen layers' weights were."""
+    job, settings = session.job_context, session.settings
+    store = settings.store
+    if job.embedded is not None and store is None:
+        store = default_store()
+    if store is not None and "://" not in store:
+        store = _absolute(store)
+    return {
+        "card": card_of(job, {}).to_metadata(),
+        "file": _absolute(settings.weights) if is_file(settings.weights) else None,
+        "store": store,
+        "servers": list(settings.server),
+    }
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

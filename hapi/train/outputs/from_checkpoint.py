@@ -1,0 +1,176 @@
+"""The whole network of a checkpoint: its trained layers, and the frozen ones from wherever their weights are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hapi.client.connect import connect
+from hapi.client.models import STORE_PREFIX, open_client_model
+from hapi.client.settings import ModelSettings, SessionSettings
+from hapi.config.token import read_token
+from hapi.errors import HapiError, ModelError, UsageError
+from hapi.models.model_file import ModelCard, untrained
+from hapi.models.zoo.build import architecture_of, build, layers_of
+from hapi.models.zoo.weights import load_state
+from hapi.repository.repository import open_model
+from hapi.store.open import open_store
+from hapi.train.checkpoints.checkpoint import read_document
+from hapi.train.outputs.model_out import after_epoch
+
+_RETRY_SECONDS = 10.0
+"""Seconds of trying to reach a server."""
+_ARCHIVE = b"PK\x03\x04"
+"""First bytes of a file of torch.save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenSource:
+    """Where the frozen layers' weights are, if not where a checkpoint says."""
+
+    weights: str | None = None
+    """The file of weights with which training began."""
+    store: str | None = None
+    """Folder or URL of the store with the pushed model."""
+    server: Sequence[str] = ()
+    """URLs of servers that have the pushed model."""
+    token_file: str | None = None
+    ca_file: str | None = None
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether the file at ``path`` may be a checkpoint: one that torch.save wrote."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return file.read(len(_ARCHIVE)) == _ARCHIVE
+    except (OSError, RuntimeError):
+        return False  # who reads it says so
+
+
+def read_checkpoint(
+    path: str | Path, source: FrozenSource | None = None, *, best: bool = False
+) -> tuple[nn.Module, ModelCard]:
+    """Return the network of a checkpoint in eval mode, on the CPU, and its card.
+
+    Args:
+        path: a file of ``--checkpoint`` or in the folder of ``--output``.
+        source: where the frozen layers' weights are; None: where they were when it was written.
+        best: as it was after the best epoch, instead of at the checkpoint.
+
+    Raises:
+        ModelError: the frozen layers' weights cannot be reached, or are others than those of the training.
+        UsageError: the file is no checkpoint, or has no best epoch.
+    """
+    document = read_document(str(path), "checkpoint")
+    facts, found = document["network"], document.get("best")
+    try:
+        card = ModelCard.from_metadata(facts["card"])
+        epochs = document["epochs"]
+        trained, entry = dict(document["trained"]), epochs[-1] if epochs else {}
+        digest = str(document["identity"]["frozen layers"])
+        if best:
+            if found is None or found["entry"] is None:
+                raise UsageError(
+                    f"checkpoint {path} has no best epoch (one is kept with --output, after an epoch)"
+                )
+            trained, entry = dict(found["trained"]), found["entry"]
+        card = after_epoch(card, entry)
+        others = [(str(why), read) for why, read in _sources(facts, card, source or FrozenSource())]
+    except (KeyError, TypeError, ValueError, HapiError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise ModelError(f"checkpoint {path} does not say how its network is built ({error})") from None
+    module = _assembled(str(path), card, trained, digest, others)
+    return module.eval(), card
+
+
+Reader = Callable[[Sequence[str]], Mapping[str, torch.Tensor]]
+"""Reads tensors of the network as they were before training, by name."""
+
+
+def _assembled(
+    path: str,
+    card: ModelCard,
+    trained: Mapping[str, torch.Tensor],
+    digest: str,
+    sources: Sequence[tuple[str, Reader]],
+) -> nn.Module:
+    module = untrained(card.spec, allow_import=True)
+    names = list(module.state_dict())
+    absent, failed = [name for name in names if name not in trained], []
+    for why, read in sources if absent else [("", lambda names: {})]:
+        try:
+            frozen = read(absent)
+        except HapiError as error:
+            failed.append(f"{why}: {str(error).rstrip('.')}")
+            continue
+        load_state(
+            module, {**frozen, **{n: t for n, t in trained.items() if n in names}}, f"checkpoint {path}"
+        )
+        layers = layers_of(architecture_of(card.spec, allow_import=True), card.spec, module)
+        if layers.prefix_digest(card.freeze) == digest:
+            return module
+        failed.append(f"{why}: these are other weights than those of the training")
+    raise ModelError(
+        f"checkpoint {path}: the weights of its frozen layers (1 to {card.freeze}) are not in reach; "
+        f"give --weights FILE, --store STORE or --server URL ({'; '.join(failed)})"
+    )
+
+
+def _sources(facts: Mapping[str, Any], card: ModelCard, given: FrozenSource) -> Iterator[tuple[str, Reader]]:
+    """Where the weights may be and what reads them there, those that were given first."""
+    if given.weights is not None:
+        yield f"--weights {given.weights}", _built(card, given.weights)
+    for store in (given.store, *([] if given.server else [facts["store"]])):
+        if card.pushed is not None and store is not None:
+            yield f"store {store}", _stored(card, store)
+    servers = tuple(given.server) or (() if given.store else tuple(facts["servers"]))
+    if card.pushed is not None and servers:
+        yield f"server {', '.join(servers)}", _served(card, servers, given)
+    if facts["file"] is not None and given.weights is None:
+        yield f"weights file {facts['file']}", _built(card, facts["file"])
+    if card.pushed is None:
+        yield f"weights {card.spec.weights}", _built(card, card.spec.weights)
+
+
+def _built(card: ModelCard, weights: str) -> Reader:
+    def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        state = build(replace(card.spec, weights=weights), allow_import=True).module.state_dict()
+        return {name: state[name] for name in names}
+
+    return read
+
+
+def _stored(card: ModelCard, store: str) -> Reader:
+    def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        stored, spec = open_model(open_store(store), str(card.pushed)), card.spec
+        layered = stored.layered(
+            num_classes=spec.num_classes, input_shape=spec.input_shape, allow_import=True
+        )
+        return stored.state(stored.fetch, layered, names, allow_import=True)
+
+    return read
+
+
+def _served(card: ModelCard, servers: tuple[str, ...], given: FrozenSource) -> Reader:
+    def read(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        model = ModelSettings(model=f"{STORE_PREFIX}{card.pushed}", allow_model=(card.spec.architecture,))
+        connected = connect(
+            SessionSettings(server=servers, ca_file=given.ca_file, patience=_RETRY_SECONDS),
+            read_token(given.token_file),
+        )
+        try:
+            client_model = open_client_model(
+                model, connected.servers, None,
+                seed=card.spec.head_seed, classes=len(card.classes), shape=card.spec.input_shape,
+            )  # fmt: skip
+            return client_model.read(names)
+        finally:
+            connected.close()
+
+    return read

@@ -1,0 +1,125 @@
+"""The whole network of a checkpoint: its frozen layers come from the zoo, a file, a store or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.http_tools import served
+from support.local_job import Silent, open_session, pack_blobs, service_of, trainer_of
+
+from hapi.api.export import export
+from hapi.api.model_files import FrozenSource, load_model
+from hapi.api.models import push
+from hapi.errors import ModelError, UsageError
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.server.service import Service
+
+SHAPE = (3, 64, 64)
+MODEL = "squeezenet1_1"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("out") / "store"
+    pack_blobs(store, count=24, side=64)
+    push(MODEL, f"{store}/pushed", weights="random:9", input_size=64)
+    return store
+
+
+@pytest.fixture(scope="module")
+def service(store: Path) -> Iterator[Service]:
+    with service_of(store) as running:
+        yield running
+
+
+def trained(service: Service, output: Path, watcher: Silent | None = None, **changes: Any) -> Path:
+    """Train, with the run's folder as output; its checkpoint."""
+    changes = {"model": MODEL, "freeze": 10, "bs": 8, "epochs": 2, "output": str(output), **changes}
+    with open_session(service, **changes) as session:
+        trainer_of(session, watcher, **changes).run()
+    return output / "checkpoint.pt"
+
+
+def same(found: dict[str, torch.Tensor], expected: Path) -> bool:
+    own = load_file(expected)
+    return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
+
+
+def test_frozen_layers_of_the_zoo(service: Service, tmp_path: Path) -> None:
+    """The last and the best epoch's network, as the training itself wrote them."""
+    checkpoint = trained(service, tmp_path / "run", lr=0.02, validation=0.25)
+    for best, name in ((False, "model.safetensors"), (True, "best.safetensors")):
+        export(checkpoint, tmp_path / name, best=best)
+        assert same(load_file(tmp_path / name), tmp_path / "run" / name)
+        assert load_model(tmp_path / name).card == load_model(tmp_path / "run" / name).card
+        assert load_model(checkpoint, best=best).card == load_model(tmp_path / name).card
+
+
+class Stops(Silent):
+    """Ctrl-C in the middle of the first epoch."""
+
+    def on_step(self, steps: int) -> None:
+        if steps == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_training_has_a_network_too(service: Service, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trained(service, tmp_path / "run", Stops())
+    model = load_model(tmp_path / "run" / "checkpoint.pt")
+    assert model.card.epoch == 0 and model.classes == ("0", "1", "2", "3")
+    with pytest.raises(UsageError, match="no best epoch"):
+        load_model(tmp_path / "run" / "checkpoint.pt", best=True)
+
+
+def test_frozen_layers_of_a_pushed_model(service: Service, store: Path, tmp_path: Path) -> None:
+    """From the store, and from a server, where the client never had them."""
+    checkpoint = trained(service, tmp_path / "run", model="store:pushed", weights="auto", split="freeze")
+    expected = tmp_path / "run" / "model.safetensors"
+    assert same(
+        dict(load_model(checkpoint, source=FrozenSource(store=str(store))).module.state_dict()), expected
+    )
+    with served(store) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        model = load_model(checkpoint, source=FrozenSource(server=(url,)))
+    assert same(dict(model.module.state_dict()), expected) and model.card.pushed == "pushed"
+
+
+def test_frozen_layers_of_a_file(service: Service, store: Path, tmp_path: Path) -> None:
+    """That moved since; and another file, whose weights are not those of the training."""
+    start = build(ModelSpec(architecture=MODEL, weights="random:5", input_shape=SHAPE)).module.state_dict()
+    save_file(start, tmp_path / "start.safetensors")
+    options = {"weights": str(tmp_path / "start.safetensors"), "store": str(store)}
+    checkpoint = trained(service, tmp_path / "run", **options)
+    expected = tmp_path / "run" / "model.safetensors"
+    assert same(dict(load_model(checkpoint).module.state_dict()), expected)
+    (tmp_path / "start.safetensors").rename(tmp_path / "moved.safetensors")
+    moved = FrozenSource(weights=str(tmp_path / "moved.safetensors"), store=str(tmp_path / "none"))
+    assert same(dict(load_model(checkpoint, source=moved).module.state_dict()), expected)
+    other = build(ModelSpec(architecture=MODEL, weights="random:6", input_shape=SHAPE)).module.state_dict()
+    save_file(other, tmp_path / "other.safetensors")
+    wrong = FrozenSource(weights=str(tmp_path / "other.safetensors"), store=str(tmp_path / "none"))
+    document = torch.load(checkpoint, weights_only=True)
+    document["network"]["store"] = None
+    torch.save(document, tmp_path / "elsewhere.pt")
+    with pytest.raises(ModelError, match=r"not in reach.*other weights than those of the training") as caught:
+        load_model(tmp_path / "elsewhere.pt", source=wrong)
+    assert "\n" not in str(caught.value) and "--weights FILE" in str(caught.value)
+
+
+def test_files_that_are_no_checkpoints(service: Service, tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
+    with pytest.raises(UsageError, match=r"plain\.pth is not a checkpoint of hapi-train"):
+        load_model(tmp_path / "plain.pth")
+    checkpoint = trained(service, tmp_path / "run", epochs=1)
+    with pytest.raises(UsageError, match="--best"):
+        load_model(tmp_path / "run" / "model.safetensors", best=True)
+    document = torch.load(checkpoint, weights_only=True)
+    torch.save({**document, "network": None}, tmp_path / "old.pt")
+    with pytest.raises(ModelError, match="does not say how its network is built"):
+        load_model(tmp_path / "old.pt")
