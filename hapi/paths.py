@@ -49,29 +49,64 @@ def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
     return data
 
 
-def check_output(flag: str, path: str) -> None:
+def check_output(flag: str, path: str) -> list[Path]:
     """Check that a file can be written at ``path``, and make its folder.
+
+    Returns the folders that were made, the outermost first, for :func:`remove_empty`.
 
     Raises:
         UsageError: it cannot be written; the message names ``flag``.
     """
-    target = Path(path)
+    target, made = Path(path), list[Path]()
     try:
         with suppress(FileNotFoundError):
             target.lstat()  # unlike exists, it tells of names that cannot be
         # Files are written beside their place and moved there; that would put a file where a device was.
         if target.exists() and not target.is_file():
             raise UsageError(f"{flag} {path}: is not a plain file; give another name")
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=target.absolute().parent):
-            pass
+        parent = target.absolute().parent
+        made = [folder for folder in reversed((parent, *parent.parents)) if not folder.exists()]
+        parent.mkdir(parents=True, exist_ok=True)
+        _try_writing(parent)
     except (OSError, ValueError) as error:
+        remove_empty(made)
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{flag} {path}: cannot be written there: {reason}") from None
+    return made
 
 
-def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> None:
+def check_folder(path: str | Path, advice: str) -> None:
+    """Check that files can be written in a folder at ``path``, which is not made.
+
+    Raises:
+        UsageError: they cannot; the message ends with ``advice``.
+    """
+    target = Path(path).absolute()
+    try:
+        nearest = next(folder for folder in (target, *target.parents) if folder.exists())
+        _try_writing(nearest)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written there: {error.strerror or error}; {advice}") from None
+
+
+def _try_writing(folder: Path) -> None:
+    """Write a little in ``folder``, which a full disk refuses too; OSError when that fails."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(4096))
+        file.flush()
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of ``folders`` that are empty; each stands after the one that holds it."""
+    for folder in reversed(list(folders)):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> list[Path]:
     """Check each of ``outputs`` with :func:`check_output`, and that no file is used twice.
+
+    Returns the folders that were made; none stays when a check fails.
 
     Args:
         outputs: pairs of a name for messages and a path; None for no file.
@@ -83,13 +118,19 @@ def check_outputs(outputs: Iterable[Named], inputs: Iterable[Named] = ()) -> Non
     taken = {
         os.path.realpath(path): name for name, path in inputs if path is not None and os.path.lexists(path)
     }
-    for name, path in outputs:
-        if path is None:
-            continue
-        check_output(name, path)
-        other = taken.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise UsageError(f"{name} {path}: it is the same file as {other}; give another name")
+    made: list[Path] = []
+    try:
+        for name, path in outputs:
+            if path is None:
+                continue
+            made += check_output(name, path)
+            other = taken.setdefault(os.path.realpath(path), name)
+            if other != name:
+                raise UsageError(f"{name} {path}: it is the same file as {other}; give another name")
+    except UsageError:
+        remove_empty(made)
+        raise
+    return made
 
 
 def make_folder(path: str | Path, flag: str) -> None:

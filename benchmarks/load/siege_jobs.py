@@ -117,7 +117,7 @@ class Trainers:
         command = (sys.executable, "-m", "hapi.cli.train", "--server", self._url, "--threads", "1")
         return self._bed.start(
             "client",
-            [*command, "--no-progress", *job.flags, *files],
+            [*command, "--no-progress", "--no-output", *job.flags, *files],
             env=environment(job.token),
             stdout=output,
             stderr=output,

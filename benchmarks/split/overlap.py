@@ -222,7 +222,7 @@ def _train(
         "--device": "cpu",
         "--report": report,
     }
-    command = [sys.executable, "-m", "hapi.cli.train", "--no-progress"]
+    command = [sys.executable, "-m", "hapi.cli.train", "--no-progress", "--no-output"]
     command += [f"{flag}={value}" for flag, value in flags.items()]
     with log.open("wb") as output:
         process = bed.start("client", command, env=environment(token), stdout=output, stderr=output)

@@ -248,7 +248,7 @@ class _Bench:
             "--device": "cpu",
             "--report": report,
         }
-        command = [sys.executable, "-m", "hapi.cli.train", "--no-progress"]
+        command = [sys.executable, "-m", "hapi.cli.train", "--no-progress", "--no-output"]
         command += [f"{flag}={value}" for flag, value in flags.items()]
         self._bed.set_bandwidth(bandwidths[0])
         with log.open("wb") as output:

@@ -5,30 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, run_command
+from hapi.cli.shared.run_log import RunLog
+from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
 from hapi.cli.shared.training_progress import ProgressPrinter
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
-from hapi.paths import check_outputs
-from hapi.process import output as standard
 from hapi.trace import Tracer
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from hapi.client.session import Session
-    from hapi.train.settings import OutputSettings, TrainingSettings, TrainSettings
+    from hapi.train.settings import TrainingSettings, TrainSettings
     from hapi.train.trainer import Trainer
     from hapi.wire.messages import DatasetDescription
 
@@ -75,15 +72,15 @@ def _run(args: argparse.Namespace) -> int:
     if args.print_config:
         print_settings(loaded)
         return EXIT_OK
-    try:
-        return _train(loaded, experiment)
-    except HapiError as error:
-        error.args = (loaded.as_given(str(error)),)
-        raise
+    with RunLog("hapi-train") as log:
+        try:
+            return _train(loaded, experiment, log)
+        except HapiError as error:
+            error.args = (loaded.as_given(str(error)),)
+            raise
 
 
-def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
-    loaded = _with_report(loaded)
+def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -> int:
     settings = loaded.value
     if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
@@ -94,82 +91,34 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None) -> int:
     if settings.allow_model or is_factory(settings.model):
         search_here()
     check_together(loaded)
-    check_files(loaded, experiment)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
-    with Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session:
-        _announce(session, loaded)
+    with (
+        RunFiles(loaded, experiment, log) as files,
+        Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session,
+    ):
+        settings = files.begin(session.job_context.description.reference.name, settings.model)
+        _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
         trainer = Trainer(session, settings, printer)
+        files.open_log(settings)
         try:
             report = trainer.run()
         except BaseException:
-            _after_failure(trainer, tracer, loaded)
+            _after_failure(trainer, tracer, loaded, settings)
             raise
-    failed = _write_outputs(settings, tracer, report, min(_LAST_SECONDS, settings.patience))
-    _summarise(report, trainer.trained_epochs)
+    failed = write_outputs(settings, tracer, report, min(LAST_SECONDS, settings.patience))
+    _summarise(report, trainer.trained_epochs, settings)
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def _with_report(loaded: Loaded[TrainSettings]) -> Loaded[TrainSettings]:
-    """The report goes into the folder of the model where no file is given for it."""
-    settings = loaded.value
-    if settings.output is None or settings.report is not None:
-        return loaded
-    report = str(Path(settings.output, "report.json"))
-    return replace(loaded, value=replace(settings, report=report))
-
-
-_LAST_SECONDS = 15.0
-"""Longest time of trying outputs again when a training has ended well, in seconds."""
-
-
-def _write_outputs(
-    settings: OutputSettings, tracer: Tracer, report: dict[str, Any], seconds: float
-) -> list[str]:
-    """Write each output, whatever becomes of the others; returns what failed, also after ``seconds`` of trying again.
-
-    The report comes last and says it too.
-    """
-    failed: list[str] = []
-    deadline = time.monotonic() + seconds
-    if settings.trace is not None:
-        failed += _tried(lambda: tracer.write(str(settings.trace)), deadline)
-    if settings.html is not None:
-        from hapi.figures.html import write_html
-        from hapi.figures.reading import Run
-
-        failed += _tried(lambda: write_html(Run.from_json(report), str(settings.html)), deadline)
-    if settings.report is not None:
-        from hapi.train.report import write_report
-
-        lost = [] if standard.current is None else standard.current.lost()
-        said = {**report, "troubles": [*report["troubles"], *lost, *failed]}
-        failed += _tried(lambda: write_report(str(settings.report), said), deadline)
-    return failed
-
-
-def _tried(write: Callable[[], None], deadline: float) -> list[str]:
-    """Write, again and again until ``deadline``; the last error's line."""
-    pause = 1.0
-    while True:
-        try:
-            write()
-            return []
-        except HapiError as error:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return [str(error)]
-            time.sleep(min(pause, left))
-            pause *= 2
-
-
-def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings]) -> None:
+def _after_failure(
+    trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSettings], training: TrainSettings
+) -> None:
     """Report and trace of what there was; the failure is what matters, so theirs are only told."""
-    for line in _write_outputs(loaded.value, tracer, trainer.report(), 0.0):
+    for line in write_outputs(training, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
-    training = loaded.value
     if training.checkpoint_path and trainer.has_checkpoint:
         place = (
             f"--checkpoint {training.checkpoint}" if training.checkpoint else f"--output {training.output}"
@@ -180,9 +129,11 @@ def _after_failure(trainer: Trainer, tracer: Tracer, loaded: Loaded[TrainSetting
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
     settings = loaded.value
-    if settings.checkpoint_path is None:
-        if settings.resume:
-            raise UsageError("--resume needs --checkpoint FILE or --output DIR")
+    if settings.checkpoint_path is None and settings.resume:
+        raise UsageError(
+            "--resume needs --checkpoint FILE or --output DIR, the folder of the run to go on with"
+        )
+    if settings.checkpoint_path is None and not wants_folder(loaded):
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
@@ -195,51 +146,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             )
 
 
-def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> None:
-    """Check that output files can be written, now and not after hours of training, and make their folders.
-
-    Each must differ from the others and from the files that are read.
-    """
-    from hapi.train.checkpoints.checkpoint_files import numbered
-
-    settings = loaded.value
-    given = loaded.as_given
-    check_outputs(
-        (
-            *((given("--output"), path) for path in _model_files(settings)),
-            (given("--report"), settings.report),
-            (given("--html"), settings.html),
-            (given("--trace"), settings.trace),
-            (given("--checkpoint" if settings.checkpoint else "--output"), settings.checkpoint_path),
-            (given("--save-profile"), settings.save_profile),
-        ),
-        (
-            ("the experiment file", experiment),
-            (given("--weights"), settings.weights),
-            (given("--profile"), settings.profile),
-            (given("--token-file"), settings.token_file),
-            (given("--ca-file"), settings.ca_file),
-        ),
-    )
-    checkpoint = settings.checkpoint_path
-    if checkpoint is not None and not settings.resume:
-        flag = "--checkpoint" if settings.checkpoint else "--output"
-        files = [numbered(checkpoint, n) for n in range(settings.keep)]
-        for path in (*files, *map(Path, _model_files(settings))):
-            if path.exists():
-                raise UsageError(
-                    f"{flag} {path}: exists; give --resume to go on with it, or remove it to begin anew"
-                )
-
-
-def _model_files(training: TrainingSettings) -> list[str]:
-    from hapi.train.trainer import BEST_FILE, MODEL_FILE
-
-    folder = training.output
-    return [] if folder is None else [str(Path(folder, name)) for name in (MODEL_FILE, BEST_FILE)]
-
-
-def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
+def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSettings) -> None:
     job_context, settings = session.job_context, session.settings
     model, description = job_context.model, job_context.description
     names = [layer.name for layer in model.layers]
@@ -267,6 +174,8 @@ def _announce(session: Session, loaded: Loaded[TrainSettings]) -> None:
         f"via   {', '.join(job_context.urls)}{' (embedded)' if job_context.embedded else ''}, device {session.device}",
         flush=True,
     )
+    if training.output is not None:
+        print(f"run   {training.output}", flush=True)
     order = job_context.order
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
@@ -300,7 +209,7 @@ def _full_cost(description: DatasetDescription) -> str:
     )
 
 
-def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
+def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:
     epochs = report["epochs"]
     if not trained_epochs:
         print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
@@ -319,6 +228,8 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int) -> None:
         )
     if report["settings"]["save_profile"] and "profile" not in report.get("plan", {}):
         print("note  --save-profile: training ended before the profile was whole, so none was written")
+    if training.output is not None:
+        print(f"run   {training.output}\nnext  hapi predict {training.output}/best.safetensors IMAGE")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Rule:
     flags: tuple[str, ...] = ()
     env: str | None = None
     metavar: str | None = None
+    none_help: str | None = None
 
     def range_text(self) -> str:
         """The bounds as the end of "a number ..." (empty without bounds)."""

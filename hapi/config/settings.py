@@ -57,6 +57,7 @@ def setting(
     flags: tuple[str, ...] = (),
     env: str | None = None,
     metavar: str | None = None,
+    none_help: str | None = None,
 ) -> Any:
     """Return a dataclass field with the rules that a type cannot express.
 
@@ -70,8 +71,12 @@ def setting(
         flags: flags beside ``--the-name``.
         env: an environment variable that may hold the value.
         metavar: name of the value in ``--help``.
+        none_help: help of a flag ``--no-the-name``, which sets None; without one there is no such flag.
     """
-    rule = Rule(help=help, low=low, high=high, above=above, unit=unit, flags=flags, env=env, metavar=metavar)
+    rule = Rule(
+        help=help, low=low, high=high, above=above, unit=unit, flags=flags, env=env, metavar=metavar,
+        none_help=none_help,
+    )  # fmt: skip
     return field(default=default, metadata={"hapi": rule})
 
 
@@ -176,6 +181,14 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], title: str | None
         section.add_argument(
             *names, action=action, metavar=f.rule.metavar or _metavar(kinds, f.rule.unit), **common
         )
+        if f.rule.none_help is not None:
+            section.add_argument(
+                flag_of(f"no_{f.name}"),
+                action="store_const",
+                const="null",
+                dest=f.name,
+                help=f.rule.none_help,
+            )
 
 
 def overrides_of(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:

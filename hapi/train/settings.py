@@ -38,13 +38,15 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """The folder for the model, checkpoints, and where a training goes on from."""
+    """The run folder, checkpoints, and where a training goes on from."""
 
     output: str | None = setting(
-        "folder for the trained model (model.safetensors, and best.safetensors of the best epoch), and for checkpoint "
-        "and report where no file is given for them",
+        "run folder: the trained model (model.safetensors, best.safetensors of the best epoch), log, and checkpoint "
+        "and report where no file is given for them (hapi-train's default: a new folder in runs/)",
         default=None,
         flags=("--output-dir",),
+        metavar="DIR",
+        none_help="no run folder; nothing is written but the files that are named",
     )
     checkpoint: str | None = setting(
         "file that training is saved to after each epoch and on Ctrl-C", default=None
@@ -58,7 +60,9 @@ class CheckpointSettings:
         low=1,
         high=1000,
     )
-    resume: bool = setting("go on from --checkpoint when it exists", default=False)
+    resume: bool = setting(
+        "go on from the checkpoint of --checkpoint or --output when it exists", default=False
+    )
     save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
 
     @property

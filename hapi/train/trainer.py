@@ -29,6 +29,7 @@ from hapi.train.objective.validation import validate
 from hapi.train.outputs.best import BestEpoch
 from hapi.train.outputs.model_out import card_of, network_facts, whole_state
 from hapi.train.outputs.profile_file import ProfileFile
+from hapi.train.outputs.run_folder import BEST_FILE, MODEL_FILE
 from hapi.train.report import Totals
 from hapi.train.report_facts import job_facts, plan_facts
 from hapi.train.running_epoch import RunningEpoch
@@ -38,9 +39,6 @@ from hapi.train.steps.gradient_step import GradientStep
 from hapi.train.steps.optimizer import make_optimizer
 
 log = logging.getLogger("hapi.client")
-
-MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
-"""Names in the folder of a training: the network after the last epoch, and after the best one."""
 
 
 class Trainer:

@@ -27,7 +27,7 @@ def test_a_folder_with_the_model(
     arguments = ["--server", running.url, *FAST, "--output", str(folder), "--validation", "0.2"]
     assert command.main(arguments) == 0
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["best.safetensors", "checkpoint.pt", "model.safetensors", "report.json"]
+    assert names == ["best.safetensors", "checkpoint.pt", "log.txt", "model.safetensors", "report.json"]
     epoch = report_of(folder / "report.json")["epochs"][-1]
     card = load_model(folder / "model.safetensors").card
     assert card.metrics is not None and card.metrics["validation_accuracy"] == epoch["validation_accuracy"]

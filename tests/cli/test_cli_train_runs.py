@@ -78,7 +78,7 @@ def test_several_data_sets_are_named(
 def test_the_issues_first_command(store: Path) -> None:
     """Nothing but a model and a batch size, where exactly one dataset is in reach; in the poorest of locales."""
     done = run(
-        [sys.executable, "-m", "hapi.cli.train", "--model", "resnet50", "--bs", "1024", "--epochs", "1"],
+        [sys.executable, "-m", "hapi.cli.train", "--no-output", "--model", "resnet50", "--bs", "1024", "--epochs", "1"],
         0, 200, {"HAPI_STORE": str(store), "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"},
     )  # fmt: skip
     assert "(embedded)" in done.stdout and "resnet50, 22 layers" in done.stdout
@@ -95,7 +95,8 @@ def test_live_progress_on_a_terminal(running: ServerProcess, columns: int) -> No
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command_line = [
         sys.executable, "-m", "hapi.cli.train", "--server", running.url, "--weights", "random", "--bs", "10",
-        "--epochs", "1", "--threads", "1", "--split", "1",  # whose outputs are so large that no machine shows 0.0 MB/s
+        "--epochs", "1", "--no-output", "--threads", "1",
+        "--split", "1",  # whose outputs are so large that no machine shows 0.0 MB/s
     ]  # fmt: skip
     with subprocess.Popen(command_line, stdout=slave, stderr=slave, env=environment(TERM="xterm")) as process:
         os.close(slave)
@@ -125,8 +126,8 @@ def _read_all(descriptor: int) -> str:
 def test_output_to_a_pipe_that_closes(running: ServerProcess, tmp_path: Path) -> None:
     checkpoint = tmp_path / "training.pt"
     script = (
-        f"{sys.executable} -m hapi.cli.train --server {running.url} --weights random --bs 50 --threads 1 --epochs 3 "
-        f"--checkpoint {checkpoint} | head -n 1; exit ${{PIPESTATUS[0]}}"
+        f"{sys.executable} -m hapi.cli.train --no-output --server {running.url} --weights random --bs 50 --threads 1 "
+        f"--epochs 3 --checkpoint {checkpoint} | head -n 1; exit ${{PIPESTATUS[0]}}"
     )
     done = run(["bash", "-c", script], 0, 200, {})
     assert done.stderr == "hapi-train: stdout cannot be written (Broken pipe); the work goes on\n"

@@ -42,7 +42,7 @@ JOB = (
     "--split",
     "freeze",
 )
-TRAIN = ["hapi.cli.train", "--threads", "1"]
+TRAIN = ["hapi.cli.train", "--no-output", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -259,8 +259,8 @@ def test_killed_while_the_files_change_places(
         "sys.exit(main())"
     )
     arguments = (
-        "--server", running.url, *JOB, "--threads", "1", "--checkpoint", str(path), "--checkpoint-every", "1",
-        "--keep", "3", "--report", str(report), "--resume",
+        "--no-output", "--server", running.url, *JOB, "--threads", "1", "--checkpoint", str(path), "--checkpoint-every",
+        "1", "--keep", "3", "--report", str(report), "--resume",
     )  # fmt: skip
     killed = subprocess.run(
         [sys.executable, "-c", program, call, *arguments], env=environment(), capture_output=True, timeout=120

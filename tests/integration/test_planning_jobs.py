@@ -220,7 +220,17 @@ def _steps(bed: TestBed, store: Path, out: Path, report: Path) -> None:
     command += ["--host", ADDRESS["server"], "--port", "8099"]
     serving = bed.start("server", command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert serving.stdout is not None and serving.stdout.readline().startswith("listening")
-    command = [sys.executable, "-m", "hapi.cli.train", *STEPS, "--threads", "1", "--split", "auto"]
+    command = [
+        sys.executable,
+        "-m",
+        "hapi.cli.train",
+        "--no-output",
+        *STEPS,
+        "--threads",
+        "1",
+        "--split",
+        "auto",
+    ]
     command += ["--server", f"http://{ADDRESS['server']}:8099", "--report", str(report)]
     with out.open("w") as output:
         training = bed.start("client", command, env=env, stdout=output, stderr=output)

@@ -134,21 +134,26 @@ def packed_digits(folder: Path, count: int) -> Path:
 def train(
     *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``hapi-train ...`` and check its exit code."""
-    return _forked(["hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
+    """Run ``hapi-train ...``, without a run folder unless ``--output`` is given, and check its exit code."""
+    return _forked(["hapi.cli.train", "--no-output", "--threads", "1", *arguments], code, seconds, env)
 
 
 def new_train(
     *arguments: str, code: int | None = 0, seconds: float = 240, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """As :func:`train`, in a new interpreter: where what it holds in memory is the point."""
-    return run([sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments], code, seconds, env)
+    return run(
+        [sys.executable, "-m", "hapi.cli.train", "--no-output", "--threads", "1", *arguments],
+        code,
+        seconds,
+        env,
+    )
 
 
 def start_train(*arguments: str, **env: str) -> ForkedProcess:
-    """Start ``hapi-train ...`` and leave it running; its errors come with its output."""
+    """Start ``hapi-train ...`` as :func:`train` does and leave it running; its errors come with its output."""
     return ForkedProcess(
-        ["hapi.cli.train", "--threads", "1", *arguments],
+        ["hapi.cli.train", "--no-output", "--threads", "1", *arguments],
         env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -156,7 +161,7 @@ def start_train(*arguments: str, **env: str) -> ForkedProcess:
 def start_new_train(*arguments: str, **env: str) -> subprocess.Popen[str]:
     """As :func:`start_train`, in a new interpreter: where how it begins is the point."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hapi.cli.train", "--threads", "1", *arguments],
+        [sys.executable, "-m", "hapi.cli.train", "--no-output", "--threads", "1", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(**env),
     )  # fmt: skip
 

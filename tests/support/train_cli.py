@@ -6,7 +6,9 @@ import pytest
 
 from hapi.cli import train as command
 
-FAST = ("--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", "--no-progress")
+FAST = (
+    "--no-output", "--weights", "random", "--epochs", "1", "--bs", "50", "--threads", "1", "--no-progress",
+)  # fmt: skip
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -1,0 +1,111 @@
+"""The folder that each run of ``hapi-train`` leaves in ``runs/``, and the log in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from support.harness import ServerProcess, report_of, run
+from support.train_cli import FAST, refused
+
+from hapi.api.model_files import load_model
+from hapi.cli import train as command
+
+JOB = FAST[1:]
+"""Without its ``--no-output``."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+def runs(folder: Path) -> list[Path]:
+    return sorted((folder / "runs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_folder(
+    running: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--server", running.url, *JOB]) == 0
+    (made,) = runs(folder)
+    assert re.fullmatch(r"digits-resnet18-\d{8}-\d{6}", made.name)
+    names = sorted(path.name for path in made.iterdir())
+    assert names == ["best.safetensors", "checkpoint.pt", "log.txt", "model.safetensors", "report.json"]
+    out = capsys.readouterr().out
+    place = f"runs/{made.name}"
+    assert out.count(f"\nrun   {place}\n") == 2, "at the start and at the end"
+    assert out.endswith(f"\nnext  hapi predict {place}/best.safetensors IMAGE\n")
+    log = (made / "log.txt").read_text()
+    assert [re.sub(r"^\S+ \S+ ", "", line) for line in log.splitlines()] == out.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d model resnet18", log)
+    assert report_of(made / "report.json")["settings"]["output"] == place
+
+    again = ["--server", running.url, *JOB, "--output", place, "--resume", "--epochs", "2"]
+    assert command.main(again) == 0
+    assert (made / "log.txt").read_text().startswith(log), "the log goes on"
+    assert load_model(made / "model.safetensors").card.epoch == 2
+    assert len(runs(folder)) == 1
+
+
+@pytest.mark.slow
+def test_files_that_are_named_go_there_and_none_without_a_folder(
+    running: ServerProcess, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ["--checkpoint", "c.pt", "--report", "r.json"]
+    assert command.main(["--server", running.url, *JOB, *named]) == 0
+    (made,) = runs(folder)
+    assert sorted(p.name for p in made.iterdir()) == ["best.safetensors", "log.txt", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == ["c.pt", "r.json", "runs"]
+    for nothing in (["--no-output"], ["none.yaml"]):
+        Path("none.yaml").write_text("output: null\n")
+        assert command.main(["--server", running.url, *JOB, *nothing]) == 0
+    monkeypatch.setenv("HAPI_TRAIN_OUTPUT", "null")
+    assert command.main(["--server", running.url, *JOB]) == 0
+    assert runs(folder) == [made]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong", [["--model", "resnet1"], ["--split", "12"], ["--split", "freeze", "--save-profile", "p.json"]]
+)
+def test_what_fails_before_it_starts_leaves_nothing(
+    running: ServerProcess, folder: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    for output in ([], ["--output", "new/er", "--report", "other/r.json"]):
+        code, _ = refused(capsys, "--server", running.url, *JOB, *wrong, *output)
+        assert code == 2 and list(folder.iterdir()) == []
+
+
+def test_a_dead_server_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "--server", "http://127.0.0.1:9", "--patience", "0.1s", *JOB)
+    assert list(folder.iterdir()) == []
+    (folder / "file").touch()
+    refused(capsys, "--store", "store", *JOB, "--report", "new/r", "--trace", "file/trace")
+    assert [path.name for path in folder.iterdir()] == ["file"], "also when an output cannot be written"
+
+
+def test_no_place_for_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "runs").touch()
+    code, line = refused(capsys, "--store", "store", *JOB)
+    assert code == 2 and "runs: cannot be written there" in line and "--output DIR" in line
+
+
+@pytest.mark.slow
+def test_the_log_has_warnings_and_the_end(running: ServerProcess, folder: Path) -> None:
+    """What the process says is as without a log: warnings once on stderr; the error's line is the last."""
+    exploding = ["--lr", "1e6", "--weight-decay", "1e3", "--epochs", "9"]
+    command_line = [sys.executable, "-m", "hapi.cli.train", "--server", running.url, *JOB, *exploding]
+    done = run(command_line, 3, 100, dict(os.environ))
+    (made,) = runs(folder)
+    log = (made / "log.txt").read_text().splitlines()
+    assert log[-1].endswith(done.stderr.splitlines()[-1]) and "diverged" in log[-1]
+    assert done.stderr.count("\n") == 1
+    assert report_of(made / "report.json")["ended"]["how"] == "diverged"
