@@ -1,7 +1,7 @@
 """Sizes, bandwidths, durations and counts as people write them, read strictly and printed back.
 
 A size is a number of bytes, a bandwidth a number of *bits* per second (as links are sold), a duration a
-number of seconds. A bare number is in that base unit. Ambiguous text is refused.
+number of seconds. A bare number is in that base unit, but a bandwidth needs its unit. Ambiguous text is refused.
 """
 
 from __future__ import annotations
@@ -66,12 +66,15 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
 
 
 def parse_bandwidth(text: str | float, what: str = "bandwidth") -> float:
-    """Parse ``"1Gbps"``, ``"12 Gbit/s"``, ``"100Mb/s"``, ``"125MB/s"`` (bytes) or a number into bits per
-    second.
+    """Parse ``"1Gbps"``, ``"12 Gbit/s"``, ``"100Mb/s"``, ``"125MB/s"`` (bytes) or a number that is not text into
+    bits per second.
 
-    Raises :class:`UsageError`; zero and negative bandwidths are refused.
+    Raises :class:`UsageError`; zero and negative bandwidths are refused, and text without a unit.
     """
     number, unit = _split(text, what, "1Gbps, 12 Gbit/s or 125MB/s")
+    if unit is None and isinstance(text, str):
+        shown = text.strip()[:40]
+        raise UsageError(f"{what}: {_shown(text)} has no unit: {shown}Mbps or {shown}MB/s?")
     match = (
         re.fullmatch(r"([kKmMgGtT]?i?)(b|bit|bits|B|Bytes?|bytes?)?(?:/s|ps|/sec)", unit) if unit else None
     )

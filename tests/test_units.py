@@ -72,7 +72,7 @@ def test_hostile_bytes(text: str, part: str) -> None:
         ("125MB/s", 1e9),
         ("1MiB/s", 8 * 2**20),
         ("50 mbps", 5e7),
-        ("1000000", 1e6),
+        (1000000, 1e6),
         (2.5e6, 2.5e6),
         ("9600 bit/s", 9600.0),
     ],
@@ -82,11 +82,16 @@ def test_bandwidth(text: str | float, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "0Gbps", "1G", "1 GB", "fast", "-1Gbps", "inf", math.inf, math.nan, "1Ms", "1G/s"]
+    "text", ["0", "100", "0Gbps", "1G", "1 GB", "fast", "-1Gbps", "inf", math.inf, math.nan, "1Ms", "1G/s"]
 )
 def test_hostile_bandwidth(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--bandwidth: "):
         units.parse_bandwidth(text, "--bandwidth")
+
+
+def test_a_bandwidth_needs_its_unit() -> None:
+    with pytest.raises(UsageError, match=r"^bandwidth: '100' has no unit: 100Mbps or 100MB/s\?$"):
+        units.parse_bandwidth("100")
 
 
 @pytest.mark.parametrize(

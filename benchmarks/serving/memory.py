@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.testbed.conditions import conditions, write_json
 from hapi.errors import HapiError, UsageError
-from hapi.models.paper_families import ALIASES
 from hapi.models.zoo.build import ModelSpec, structure
 from hapi.models.zoo.freeze import choose_freeze
+from hapi.models.zoo.names import ALIASES
 from hapi.profiler.cost import CLIENT_BYTES, memory
 from hapi.profiler.machine import constants
 from hapi.profiler.measure import Conditions, measure

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hapi.factories import is_factory
 from hapi.models.zoo.build import ModelSpec, build
+from hapi.models.zoo.names import with_seed
 from hapi.repository import repository
 from hapi.repository.repository import ModelSummary
 from hapi.repository.stored import StoredModel
@@ -37,8 +38,8 @@ def push(
     Args:
         model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``.
         address: STORE/NAME, such as ``store/resnet50`` or ``s3://bucket/resnet50``.
-        weights: ``random:SEED``, a name of the library's weights, or a local .safetensors or .pth file. None:
-            the library's own (``DEFAULT``), and ``random:0`` for a factory.
+        weights: ``random`` (seed 0), ``random:SEED``, a name of the library's weights, or a local .safetensors or
+            .pth file. None: the library's own (``DEFAULT``), and ``random`` for a factory.
         num_classes: classes of the head; None leaves it as it is.
         input_size: side of the square RGB input, in pixels.
         blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
@@ -53,7 +54,7 @@ def push(
     spec = ModelSpec(
         architecture=model,
         num_classes=num_classes,
-        weights=usual if weights is None else weights,
+        weights=usual if weights is None else with_seed(weights, 0),
         input_shape=(3, input_size, input_size),
         blocks=tuple(blocks),
     )

@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="FOLDER",
-        help="key prefix of the shards or images inside STORE, also with a pattern ('wds/train-*'); '.' for all of it",
+        help="key prefix or local path of the shards or images in STORE, also a pattern ('wds/train-*'); '.' for all",
     )
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/flowers or s3://bucket/flowers"

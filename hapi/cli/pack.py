@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hapi.api.datasets import open_source_for, pack
 from hapi.cli.shared.common import say, tell
-from hapi.cli.shared.numbers import Number, count, real
+from hapi.cli.shared.numbers import count, real, size
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
@@ -22,7 +21,6 @@ from hapi.wire.references import TransformSpec
 
 MAX_CLASSES_BYTES = 64 << 20
 """Largest file of class names."""
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     configure_bad(parser)
     parser.add_argument("--preprocess", choices=("none", "uint8", "float32"), default="none",
                         help="store tensors: cropped (uint8) or ready for the model (float32)")  # fmt: skip
-    parser.add_argument("--shard-size", type=_SHARD_SIZE, default=DEFAULT_SHARD_BYTES, metavar="BYTES",
-                        help="bytes of one stored object, with k, M or G (default 64M)")  # fmt: skip
+    parser.add_argument("--shard-size", type=size(MIN_SHARD_BYTES, MAX_SHARD_BYTES), default=DEFAULT_SHARD_BYTES,
+                        metavar="SIZE", help="bytes of one stored object, such as 64MiB (the default)")  # fmt: skip
     parser.add_argument(
         "--workers",
         type=count(1, 256),
@@ -186,16 +184,3 @@ def class_names(text: str | None) -> tuple[str, ...] | None:
     else:
         names = text.split(",")
     return tuple(name.strip() for name in names if name.strip())
-
-
-def _shard_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text, re.ASCII)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]) * _UNITS[match[2].lower()]
-
-
-_SHARD_SIZE = Number(
-    _shard_bytes, MIN_SHARD_BYTES, MAX_SHARD_BYTES,
-    f"{MIN_SHARD_BYTES >> 10}k to {MAX_SHARD_BYTES >> 30}G, such as 64M",
-)  # fmt: skip

@@ -20,7 +20,7 @@ from hapi.factories import check_allowed
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.models.zoo.weights import is_file
+from hapi.models.zoo.names import is_file, with_seed
 from hapi.repository.pushed import PushedModel
 from hapi.repository.repository import open_model, push, store_reference, zoo_reference
 from hapi.repository.weights_file import TensorEntry
@@ -89,7 +89,7 @@ def open_client_model(
     spec = ModelSpec(
         architecture=settings.model,
         num_classes=classes,
-        weights={"auto": "DEFAULT", "random": f"random:{seed}"}.get(settings.weights, settings.weights),
+        weights="DEFAULT" if settings.weights == "auto" else with_seed(settings.weights, seed),
         input_shape=shape,
         blocks=settings.blocks,
         head_seed=seed,

@@ -28,7 +28,7 @@ class ModelSettings:
         default="resnet18",
     )
     weights: str = setting(
-        "auto (pre-trained where in reach, else random), random (seeded), a torchvision weights name "
+        "auto (pre-trained where in reach, else random), random[:SEED] (of --seed), a torchvision weights name "
         "(DEFAULT, IMAGENET1K_V1), or a .safetensors/.pth file",
         default="auto",
     )

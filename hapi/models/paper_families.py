@@ -35,8 +35,6 @@ PAPER_FREEZE = {
 }
 """Default freeze index per model, the paper's table 2; "Transformer" is torchvision's vit_b_16."""
 
-ALIASES = {"transformer": "vit_b_16"}
-
 
 def family_blocks(architecture: str, module: nn.Module) -> list[Block] | None:
     """The paper's list for a torchvision ``architecture``; None outside the seven families."""

@@ -16,7 +16,8 @@ from hapi.models.keyed_locks import KeyedLocks
 from hapi.models.tensors import tensor_bytes
 from hapi.models.zoo.architectures import build_module
 from hapi.models.zoo.build import ModelSpec, architecture_of, skeleton
-from hapi.models.zoo.weights import is_file, library_state, load_state, random_seed
+from hapi.models.zoo.names import is_file, random_seed
+from hapi.models.zoo.weights import library_state, load_state
 from hapi.wire.references import ModelReference
 
 _KEPT = 16

@@ -27,7 +27,7 @@ from hapi.errors import (
 )
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, skeleton
-from hapi.models.zoo.weights import is_file
+from hapi.models.zoo.names import is_file
 from hapi.repository.built import BuiltModels, BuiltPrefix, check_size, spec_of
 from hapi.repository.manifest import LayerEntry, ModelManifest, manifest_key, model_prefix
 from hapi.repository.pushed import PushedModel

@@ -50,8 +50,11 @@ def _folder(url: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """``STORE/NAME`` as the store's URL and the checked name; :class:`UsageError` when it is neither."""
-    store, slash, name = address.rpartition("/")
+    """``STORE/NAME`` as the store's URL and the checked name; :class:`UsageError` when it is neither.
+
+    A slash at its end, as a shell completes a folder's name, means nothing.
+    """
+    store, slash, name = address.rstrip("/").rpartition("/")
     scheme, separator, path = store.partition("://")
     if not slash or (store.endswith(":/") or (separator and not path and scheme not in ("file", "memory"))):
         raise UsageError(

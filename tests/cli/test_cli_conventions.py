@@ -14,6 +14,9 @@ from support.train_cli import FAST, refused
 from hapi.cli import server as server_command
 from hapi.cli import train as command
 from hapi.cli.main import main
+from hapi.client.session import Session
+from hapi.client.settings import SessionSettings
+from hapi.errors import UnauthorizedError
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -98,12 +101,27 @@ def test_what_a_server_does(
 def test_a_server_that_does_not_answer(
     busy: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HAPI_TOKEN", "a-wrong-token")
-    for url, says in (
-        (busy.url, "token"),
-        ("http://127.0.0.1:1", "127.0.0.1:1"),
-        ("store:8099", "store:8099"),
+    for token, url, says in (
+        ("a-wrong-token", busy.url, "the token is wrong"),
+        ("", busy.url, "no token was sent, and this server wants one"),
+        ("", "http://127.0.0.1:1", "127.0.0.1:1"),
+        ("", "store:8099", "store:8099"),
     ):
+        monkeypatch.setenv("HAPI_TOKEN", token)
         assert main(["status", url]) in (1, 2)
         err = capsys.readouterr().err
         assert err.startswith("hapi status: error: ") and says in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_session_sends_the_token_that_commands_send(
+    busy: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SessionSettings(server=(busy.url,), model="squeezenet1_1", weights="random:0", split="freeze")
+    for token, says in (("a-wrong-token", "the token is wrong"), ("", "no token was sent")):
+        monkeypatch.setenv("HAPI_TOKEN", token)
+        with pytest.raises(UnauthorizedError, match=says):
+            Session.open(settings)
+    monkeypatch.setenv("HAPI_TOKEN", "a-token-of-status")
+    with Session.open(settings) as session:
+        assert session.job_context.weights == "random:0"

@@ -99,3 +99,40 @@ def test_wrong_use_is_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[-1] and lines[-1].startswith("hapi index: error: ")
     assert main(["index", "wds", f"{store}/d", "--format", "zip"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "address"),
+    [
+        ("store/wds/", "store/d"),
+        ("./store/wds", "./store/d/"),
+        ("./wds/", "store/d//"),
+        ("store//wds/*.tar", "./store/./d"),
+        ("STORE/wds/", "STORE/d/"),
+    ],
+)
+def test_paths_as_a_shell_completes_them(
+    store: Path,
+    folder: str,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(store.parent)
+    folder, address = (text.replace("STORE", str(store)) for text in (folder, address))
+    assert main(["index", folder, address, "--image-size", "8", "--format", "webdataset", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["ls", address, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 10 and found["in_place"]["folder"] == "wds"
+
+
+def test_a_path_outside_the_store(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(store.parent)
+    (store.parent / "elsewhere").mkdir()
+    for folder in ("elsewhere/", str(store.parent / "elsewhere"), "../elsewhere"):
+        assert main(["index", folder, "store/d", "--quiet"]) in (1, 2)
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and "elsewhere" in err

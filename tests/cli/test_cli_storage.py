@@ -121,7 +121,7 @@ def test_full_disk_leaves_nothing_whole_and_can_go_on(
     arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on file size stands for the full disk (EFBIG for ENOSPC): the shards fit, the index does not."""
-    arguments = ["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "16k", "--quiet"]
+    arguments = ["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "16KiB", "--quiet"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -143,7 +143,9 @@ def test_full_disk_leaves_nothing_whole_and_can_go_on(
 
 def test_pack_ls_verify(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = f"{tmp_path}/store"
-    assert main(["pack", str(arrays), f"{store}/d", "--shard-size", "64k", "--classes", "a,b,c,d,e,f,g"]) == 0
+    assert (
+        main(["pack", str(arrays), f"{store}/d", "--shard-size", "64KiB", "--classes", "a,b,c,d,e,f,g"]) == 0
+    )
     assert "4000 samples, 7 classes" in capsys.readouterr().out
     assert (
         main(["pack", "torchvision:FakeData:size=6", f"{store}/fake", "--image-size", "32", "--limit", "4"])
@@ -177,7 +179,7 @@ def test_pack_ls_verify(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_verify_tells_of_a_flipped_byte(
     arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "64k", "--quiet"])
+    main(["pack", str(arrays), f"{tmp_path}/store/d", "--shard-size", "64KiB", "--quiet"])
     shard = next(tmp_path.glob("store/datasets/d/*/shard-00001.bin"))
     data = bytearray(shard.read_bytes())
     data[70] ^= 4

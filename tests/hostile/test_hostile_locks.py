@@ -53,7 +53,7 @@ class Packer:
     def __init__(self, swift: Swift, name: str, *arguments: str) -> None:
         command = [
             *CONTAINER, sys.executable, "-m", "hapi.cli.main", "pack", "sklearn:digits", f"{URL}/{name}",
-            "--image-size", "32", "--shard-size", "1k", "--quiet", *arguments,
+            "--image-size", "32", "--shard-size", "1KiB", "--quiet", *arguments,
         ]  # fmt: skip
         patience = {
             f"HAPI_STORE_{name}_TIMEOUT": "300" for name in ("READ", "REQUEST")

@@ -27,7 +27,7 @@ REQUIRED = "HAPI_REQUIRE_SWIFT"
 """Set where a missing Swift is a failure, not a reason to skip tests."""
 
 SAMPLES, EPOCHS, SPLIT = 60, 4, "maxpool"
-PACKED = ("--image-size", "32", "--limit", str(SAMPLES), "--shard-size", "1k", "--quiet")
+PACKED = ("--image-size", "32", "--limit", str(SAMPLES), "--shard-size", "1KiB", "--quiet")
 """Many small shards, so that one epoch asks the store for many objects."""
 JOB = (
     "--model", "resnet18", "--weights", "random", "--image-size", "32", "--bs", "20", "--request-size", "5",

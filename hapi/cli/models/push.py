@@ -24,8 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="WEIGHTS",
-        help="random:SEED, a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local .safetensors or "
-        ".pth file (default: DEFAULT, and random:0 for package.module:factory)",
+        help="random[:SEED], a name of the library's weights (DEFAULT, IMAGENET1K_V1), or a local .safetensors or "
+        ".pth file (default: DEFAULT, and random for package.module:factory)",
     )
     parser.add_argument(
         "--num-classes",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from hapi.errors import BadRequestError, NotFoundError, UsageError
 from hapi.ingest.formats.registry import FORMATS, Format, choose
 from hapi.ingest.parts import training_and_other
+from hapi.paths import user_path
 from hapi.store.base import ObjectInfo, ObjectStore, check_key, check_prefix
 from hapi.text import printable
 
@@ -38,7 +41,7 @@ def find_folder(store: ObjectStore, folder: str, wanted: str | None = None) -> F
     Args:
         store: where they lie.
         folder: the key prefix; "." for the whole store. Its last parts may be a pattern of names
-            (``wds/train-*``).
+            (``wds/train-*``). In a local store also the folder's path, as a shell completes it.
         wanted: name of the format; None: the one that is found.
 
     Raises:
@@ -104,9 +107,22 @@ def _check_parts(where: str, module: Format, paths: Sequence[str]) -> None:
         )
 
 
+def _key_prefix(store: ObjectStore, folder: str) -> str:
+    """``folder`` without ``./`` and needless slashes; the path of a folder of a local store as its key prefix."""
+    top = store.local_path("datasets")
+    parts = [part for part in folder.split("/") if part not in ("", ".")]
+    key = "/".join(parts)
+    if top is None or (not folder.startswith("/") and (not key or Path(top.parent, key).exists())):
+        return key
+    inside = Path(os.path.relpath(user_path(folder, "FOLDER").resolve(), top.parent.resolve()))
+    if ".." in inside.parts or not user_path(folder, "FOLDER").exists():
+        return folder.rstrip("/") if folder.startswith("/") else key
+    return "" if inside == Path() else inside.as_posix()
+
+
 def _checked_prefix(store: ObjectStore, folder: str) -> str:
     try:
-        prefix = "" if folder in (".", "./", "") else check_prefix(folder)
+        prefix = check_prefix(_key_prefix(store, folder))
     except BadRequestError as error:
         raise UsageError(str(error)) from None
     if prefix.partition("/")[0] in _OWN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -19,13 +18,12 @@ from torch.overrides import TorchFunctionMode
 from hapi.errors import ModelChoiceError, ModelError
 from hapi.lazy_torchvision import vision
 from hapi.models.graph.tracing import TRACE_LOCK, describe_failure
-from hapi.models.paper_families import ALIASES
+from hapi.models.zoo.names import ALIASES, TIMM, suggestion
 from hapi.wire.references import ARCHITECTURE_PATTERN
 
 ImportRule = bool | Collection[str]
 """May ``package.module:factory`` be imported: yes or no, or only these (the exact names, or modules)."""
 
-_TIMM = "timm:"
 _CLASSES_WITHOUT_DEFAULT = 1000
 """Given to a factory that insists on ``num_classes``: always the same, so that its front is."""
 
@@ -68,7 +66,7 @@ def find_architecture(
     name = ALIASES.get(name, name)
     if ARCHITECTURE_PATTERN.fullmatch(name) is None:
         raise ModelChoiceError(f"{name[:80]!r} is not an architecture's name")
-    if name.startswith(_TIMM):
+    if name.startswith(TIMM):
         return _from_timm(name, input_shape)
     if ":" in name:
         return _from_factory(name, allow_import)
@@ -156,7 +154,7 @@ def _from_torchvision(name: str, input_shape: Sequence[int], pretrained: bool) -
     models = vision("torchvision.models")
     known = torchvision_names()
     if name not in known:
-        raise ModelChoiceError(f"unknown architecture {name!r}; {_suggestion(name, [*known, *ALIASES])}")
+        raise ModelChoiceError(f"unknown architecture {name!r}; {suggestion(name, [*known, *ALIASES])}")
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # Auxiliary heads would make training return three tensors.
@@ -176,10 +174,10 @@ def _square(name: str, input_shape: Sequence[int]) -> int:
 
 def _from_timm(name: str, input_shape: Sequence[int]) -> Architecture:
     timm = import_timm(name)
-    short = name.removeprefix(_TIMM)
+    short = name.removeprefix(TIMM)
     if not timm.is_model(short):
         raise ModelChoiceError(
-            f"timm has no model {short!r}; {_suggestion(short.split('.')[0], timm.list_models())}"
+            f"timm has no model {short!r}; {suggestion(short.split('.')[0], timm.list_models())}"
         )
     options: dict[str, Any] = {}
     try:
@@ -207,13 +205,6 @@ def import_timm(name: str) -> Any:
         return importlib.import_module("timm")
     except ImportError:
         raise ModelError(f"model {name!r} needs timm, which is not installed: pip install timm") from None
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if matches:
-        return f"did you mean {' or '.join(matches)}?"
-    return "use a torchvision name such as resnet50, timm:NAME, or package.module:factory"
 
 
 def _from_factory(name: str, allow_import: ImportRule) -> Architecture:

@@ -11,7 +11,6 @@ from torch import nn
 
 from hapi.errors import BadRequestError, ModelChoiceError, ModelError
 from hapi.models.graph.layers import LayeredModel, layered
-from hapi.models.paper_families import ALIASES
 from hapi.models.zoo.architectures import (
     Architecture,
     ImportRule,
@@ -20,7 +19,8 @@ from hapi.models.zoo.architectures import (
     find_architecture,
 )
 from hapi.models.zoo.head import find_head, retarget
-from hapi.models.zoo.weights import file_state, fit_head, is_file, library_state, load_state, random_seed
+from hapi.models.zoo.names import ALIASES, is_file, random_seed
+from hapi.models.zoo.weights import file_state, fit_head, library_state, load_state
 from hapi.wire.documents import check_int, strict_fields
 
 MAX_CLASSES = 10_000_000

@@ -14,10 +14,9 @@ from torch import nn
 from hapi.errors import ModelChoiceError, ModelError, WeightsAbsentError
 from hapi.models.zoo.architectures import Architecture, seeded
 from hapi.models.zoo.head import outputs, resize_head
+from hapi.models.zoo.hub import without_retries
 from hapi.paths import user_path
 
-_RANDOM = re.compile(r"random:(\d{1,18})")
-_FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 DOWNLOAD_SECONDS = 30.0
 """Longest silence of a server of weights."""
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -50,21 +49,6 @@ class _ShortTimeoutSockets:
 
 
 _impatient_sockets = _ShortTimeoutSockets()
-
-
-def random_seed(weights: str) -> int | None:
-    """The seed of ``random:SEED``; None for other weights. :class:`ModelChoiceError` for a wrong seed."""
-    match = _RANDOM.fullmatch(weights)
-    if match is None and weights.split(":")[0] == "random":
-        raise ModelChoiceError(
-            f"weights {weights[:40]!r}: write random:SEED with SEED a whole number, such as random:0"
-        )
-    return int(match[1]) if match else None
-
-
-def is_file(weights: str) -> bool:
-    """True when ``weights`` names a local checkpoint."""
-    return weights.endswith(_FILE_SUFFIXES) or "/" in weights or "\\" in weights
 
 
 def library_state(architecture: Architecture, weights: str, module: nn.Module) -> Mapping[str, torch.Tensor]:
@@ -147,7 +131,7 @@ def _timm_state(architecture: Architecture, weights: str) -> Mapping[str, torch.
     if architecture.make_pretrained is None:
         raise WeightsAbsentError(f"timm has no pre-trained weights of {name}; give a file or random:SEED")
     try:
-        with _impatient_sockets, seeded(0), torch.device("cpu"):
+        with _impatient_sockets, without_retries(), seeded(0), torch.device("cpu"):
             loaded: dict[str, torch.Tensor] = architecture.make_pretrained().state_dict()
         return loaded
     except Exception as error:

@@ -60,7 +60,9 @@ class Tenants:
         tenant = self._by_digest.get(_digest(given)) if scheme.lower() == b"bearer" else None
         if tenant is None:
             raise UnauthorizedError(
-                "this server wants a bearer token; set HAPI_TOKEN or --token-file to the right one"
+                "the token is wrong: this server knows no such one; set HAPI_TOKEN or --token-file to the right one"
+                if given
+                else "no token was sent, and this server wants one; set HAPI_TOKEN or --token-file"
             )
         return tenant
 

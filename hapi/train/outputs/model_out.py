@@ -13,7 +13,7 @@ from hapi.client.job_context import JobContext
 from hapi.client.session import Session
 from hapi.client.settings import default_store
 from hapi.models.model_file import ModelCard
-from hapi.models.zoo.weights import is_file
+from hapi.models.zoo.names import is_file
 
 
 def whole_state(job: JobContext, trained: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
