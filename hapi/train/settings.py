@@ -14,6 +14,7 @@ from hapi.client.settings import (
     SessionSettings,
 )
 from hapi.config.settings import setting
+from hapi.train.objective.names import BestName, LossName, MetricName
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
 OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
@@ -34,6 +35,54 @@ class OptimizerSettings:
     def optimizer_bytes(self) -> float:
         """Bytes that the optimiser keeps per byte of trained parameters, beside the gradients."""
         return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """The loss, its targets, and what is measured on the validation samples."""
+
+    loss: LossName = setting(
+        "auto: cross-entropy for one class per sample, bce for several, mse for numbers (or l1, huber)",
+        default="auto",
+    )
+    huber_delta: float = setting("error from which huber is linear", default=1.0, above=0, high=1e9)
+    label_smoothing: float = setting(
+        "share of the target that is spread over all classes (the validation loss is without)",
+        default=0.0,
+        low=0,
+        high=0.999,
+    )
+    class_weights: str = setting(
+        "none, balanced (samples / (classes x samples of the class), as scikit-learn has it, counted over the "
+        "dataset; with several labels per sample: negative per positive ones), or a JSON file of a number by class",
+        default="none",
+    )
+    feature_mixup: float | None = setting(
+        "alpha of mixup in feature space: inputs of the trained layers and targets of each batch are mixed in pairs, "
+        "by a share from Beta(alpha, alpha)",
+        default=None,
+        above=0,
+        high=1000,
+    )
+    mixup: float | None = setting(
+        "refused: the server runs the frozen layers on single images; use --feature-mixup",
+        default=None,
+        low=0,
+        high=1000,
+    )
+    cutmix: float | None = setting(
+        "refused for the same reason; use --feature-mixup", default=None, low=0, high=1000
+    )
+    metric: tuple[MetricName, ...] = setting(
+        "metric of the validation samples; may be repeated. f1, precision, recall, auroc and average_precision are "
+        "means over the classes (default: accuracy, and top5 from 6 classes on; accuracy, f1 and auroc for several "
+        "labels per sample; mae and rmse for numbers)",
+        default=(),
+    )
+    best: BestName = setting(
+        "metric that the best epoch is chosen by (auto: accuracy, otherwise the loss), of the validation samples",
+        default="auto",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

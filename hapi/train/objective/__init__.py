@@ -1,1 +1,1 @@
-"""What a training minimises, and what it counts."""
+"""The objective of a training: losses, targets, and metrics of the validation samples."""

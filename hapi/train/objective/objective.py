@@ -1,4 +1,4 @@
-"""The loss that a training minimises, and the sums of a pass."""
+"""The objective of a training: the loss of its steps, and the sums of a pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+
+from hapi.train.objective.criterion import Criterion
+from hapi.train.objective.mixing import Targets
 
 
 class Objective:
@@ -15,42 +17,54 @@ class Objective:
     The sums stay on the device, so that no step waits for it because of them.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, criterion: Criterion, device: torch.device) -> None:
+        self.criterion = criterion
+        """Loss, targets and metrics."""
         self.samples = 0
         """Samples that were noted."""
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def prepare(
+        self, features: torch.Tensor, labels: torch.Tensor, epoch: int, batch: int
+    ) -> tuple[torch.Tensor, Targets]:
+        """Return features and targets of a training batch; see :meth:`Criterion.prepare`.
+
+        Args:
+            features: [B, ...] at the freeze.
+            labels: int64 [B], or float32 [B, k].
+            epoch: number from 0.
+            batch: number in the epoch, from 0.
+        """
+        return self.criterion.prepare(features, labels, epoch, batch)
+
+    def loss(self, outputs: torch.Tensor, targets: Targets) -> torch.Tensor:
         """Return the loss (a scalar with its gradient), the mean over the batch.
 
         Args:
-            outputs: of the network, [B, classes].
-            targets: the classes, int64 [B].
+            outputs: of the network, [B, k].
+            targets: from :meth:`prepare`.
         """
-        return nn.functional.cross_entropy(outputs, targets)
+        return self.criterion.value(outputs, targets)
 
-    def note(self, outputs: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor | None = None) -> None:
+    def note(self, outputs: torch.Tensor, targets: Targets, loss: torch.Tensor) -> None:
         """Add a batch to the sums.
 
         Args:
-            outputs: of the network, [B, classes].
-            targets: the classes, int64 [B].
-            loss: from :meth:`loss`, if it was computed; None to compute the batch's sum here.
+            outputs: of the network, [B, k].
+            targets: from :meth:`prepare`.
+            loss: from :meth:`loss`.
         """
-        if loss is None:
-            total = nn.functional.cross_entropy(outputs.detach(), targets, reduction="sum").double()
-        else:
-            total = loss.detach().double() * len(targets)
-        self._loss_sum += total
-        self._correct += (outputs.detach().argmax(1) == targets).sum()
-        self.samples += len(targets)
+        self._loss_sum += loss.detach().double() * len(outputs)
+        self._correct += self.criterion.right(outputs, targets)
+        self.samples += len(outputs)
 
-    def figures(self) -> dict[str, float]:
-        """Return the means over the noted samples by name, for the report."""
+    def figures(self) -> dict[str, float | None]:
+        """Return the means over the noted samples by name, for the report; a regression has no accuracy."""
+        correct = int(self._correct.item())
         return {
             "loss": self._loss_sum.item() / self.samples,
-            "accuracy": self._correct.item() / self.samples,
+            "accuracy": self.criterion.accuracy(correct, self.samples),
         }
 
     def clear(self) -> None:
