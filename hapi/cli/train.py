@@ -128,6 +128,8 @@ def _after_failure(
 
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
+    from hapi.train.objective.checks import check_objective
+
     settings = loaded.value
     if settings.checkpoint_path is None and settings.resume:
         raise UsageError(
@@ -137,6 +139,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
         for name in ("checkpoint_every", "keep"):
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
+    check_objective(settings, validated=settings.validation is not None)
     if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in settings.profile_epoch:

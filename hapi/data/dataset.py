@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,16 @@ class Dataset:
     def shard_key(self, number: int) -> str:
         """Return the key of a shard's object."""
         return self._keys(number)
+
+    @cached_property
+    def label_counts(self) -> tuple[int, ...]:
+        """Samples of each class; with several labels for a sample, those that have it; none of a regression."""
+        labels, form = self.index.label, self.label_form
+        if form.kind == "regression":
+            return ()
+        if form.kind == "single":
+            return tuple(np.bincount(labels.astype(np.int64), minlength=form.classes).tolist())
+        return tuple((labels >= 0.5).sum(axis=0).tolist())
 
     def labels(self, ids: npt.ArrayLike) -> LabelArray:
         """Labels of these samples, int64 [n] or float32 [n, k]; :class:`NotFoundError` when an id is out of range."""

@@ -132,6 +132,7 @@ class Service:
             window=dataset.reader.default_shuffle.window,
             prefers_chunks=dataset.reader.prefers_chunks,
             label_kind=dataset.label_form.kind,
+            label_counts=dataset.label_counts,
         )
 
     # -- streams -----------------------------------------------------------------------------------------

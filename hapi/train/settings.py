@@ -123,8 +123,8 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(CheckpointSettings, OptimizerSettings):
-    """Optimiser, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
+class TrainingSettings(CheckpointSettings, ObjectiveSettings, OptimizerSettings):
+    """Optimiser, objective, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +154,7 @@ GROUPS = {
     "split": PlanningSettings,
     "network": NetworkSettings,
     "optimiser": OptimizerSettings,
+    "objective": ObjectiveSettings,
     "model files and checkpoints": CheckpointSettings,
     "output": OutputSettings,
 }

@@ -24,8 +24,11 @@ from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress, identity_of
 from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.interrupts import Interrupts
+from hapi.train.objective.checks import check_objective
+from hapi.train.objective.criterion import make_criterion
+from hapi.train.objective.growth import LossGrowth
 from hapi.train.objective.objective import Objective
-from hapi.train.objective.validation import validate
+from hapi.train.objective.validation import DETAILS, validate
 from hapi.train.outputs.best import BestEpoch
 from hapi.train.outputs.model_out import card_of, network_facts, whole_state
 from hapi.train.outputs.profile_file import ProfileFile
@@ -65,13 +68,9 @@ class Trainer:
         self.session = session
         own = session.settings if isinstance(session.settings, TrainingSettings) else TrainingSettings()
         self.settings = settings = checked(settings or own)
-        if session.label_kind != "single":
-            raise UsageError(
-                f"dataset {session.job_context.description.reference.name!r} has {session.label_kind} labels, and the "
-                "trainer's loss is for single labels; use hapi.Session with a loss of your own"
-            )
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
+        check_objective(settings, validated=session.settings.validation is not None)
         self.watcher = watcher or TrainingCallback()
         self.trained = session.trained
         self.optimizer = make_optimizer(settings, self.trained)
@@ -82,12 +81,14 @@ class Trainer:
         """Epochs that this process ended."""
         self.ended: dict[str, Any] = {"how": "running"}
         """Kind of the training's end, for the report."""
-        self.best = BestEpoch() if settings.output else None
+        self.best = BestEpoch(settings.best) if settings.output else None
         """Layers of the best epoch; None without a folder for the model files."""
         save = self._save if settings.checkpoint_path else None
         self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
-        self._finite = Finite(self.trained, self.optimizer, settings.lr)
-        self._objective = Objective(session.device)
+        self._criterion = criterion = make_criterion(settings, session)
+        growth = LossGrowth(criterion.kind, len(criterion.classes))
+        self._finite = Finite(self.trained, self.optimizer, settings.lr, growth)
+        self._objective = Objective(criterion, session.device)
         self._step = GradientStep(
             self.trained,
             self.optimizer,
@@ -191,14 +192,14 @@ class Trainer:
         self.trained.train()
         stream = self.session.epoch(epoch, first)
         try:
-            for features, targets in stream:
+            for features, labels in stream:
                 self._running.stepping(epoch, first)
                 self._finite.check_loss()  # of the step before, which the session has waited for
                 with interrupts.deferred():
                     self._torn = True
-                    self._take_step(features, targets)
+                    self._take_step(features, labels)
                     self._torn = False
-                    del features, targets
+                    del features, labels
                 self.watcher.step_done(self._running.report)
                 self._profile_file.keep()
                 self.keeper.step(self._position)
@@ -206,16 +207,16 @@ class Trainer:
         finally:
             stream.close()  # type: ignore[attr-defined]
         # When it is interrupted, the checkpoint stands between it and the last step.
-        validation = validate(self.session, self.trained, Objective(self.session.device))
+        validation = validate(self.session, self.trained, self._criterion)
         with interrupts.deferred():
             self._finish_epoch(epoch, validation)
             self._profile_file.keep()
 
-    def _take_step(self, features: torch.Tensor, targets: torch.Tensor) -> None:
+    def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         epoch, batch = self._position
         # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
         with TRACE_LOCK, self.session.tracer.span("train step", "client", epoch=epoch, batch=batch):
-            loss = self._step.take(features, targets, epoch, batch)
+            loss = self._step.take(features, labels, epoch, batch)
         self._finite.note(epoch, batch, loss)
         self.progress = Progress(epoch=epoch, batch=batch + 1)
 
@@ -223,6 +224,8 @@ class Trainer:
         entry = self._running.finish(epoch, self._objective.samples, self._objective.figures())
         entry.update(validation)
         self._objective.clear()
+        for earlier in self.epochs:
+            earlier.pop(DETAILS, None)
         self.epochs.append(entry)
         self.trained_epochs += 1
         self.progress = Progress(epoch=epoch + 1)
@@ -264,7 +267,8 @@ class Trainer:
         """This job's identity, in the order of the one that was ``kept`` if the user names none."""
         if kept is not None and self.session.settings.shuffle == "auto":
             checkpoint.keep_order(self.session.job_context, kept)
-        return identity_of(self.session.settings, self.settings, self.session.job_context)
+        job = identity_of(self.session.settings, self.settings, self.session.job_context)
+        return {**job, **self._criterion.identity()}
 
     def _resume(self, path: str) -> None:
         found = checkpoint.load_newest(

@@ -255,6 +255,8 @@ class DatasetDescription:
     """
     label_kind: LabelKind = "single"
     """Kind of the labels; see :class:`hapi.wire.labels.LabelForm`."""
+    label_counts: tuple[int, ...] = ()
+    """Samples of each class; none for numbers as labels, and from a server that does not tell."""
 
     @property
     def label_form(self) -> LabelForm:
@@ -266,7 +268,7 @@ class DatasetDescription:
         """Parse strictly; :class:`BadRequestError` for anything else."""
         sizes = ("count", "total_bytes", "group", "window")
         names = dict.fromkeys(("reference", "classes", "layout", "transform", *sizes), True)
-        optional = {"prefers_chunks": False, "label_kind": False}
+        optional = {"prefers_chunks": False, "label_kind": False, "label_counts": False}
         d = strict_fields(document, {**names, **optional}, "dataset description")
         prefers_chunks = d.get("prefers_chunks", False)
         if not isinstance(prefers_chunks, bool):
@@ -281,6 +283,11 @@ class DatasetDescription:
             )
         if not isinstance(layout, dict):
             raise BadRequestError("dataset description: layout is not an object")
+        counts = d.get("label_counts", [])
+        if not isinstance(counts, list) or len(counts) not in (0, len(classes)):
+            raise BadRequestError(
+                "dataset description: label_counts is not a list of a number for each class"
+            )
         kind = check_label_kind(d.get("label_kind", "single"), "dataset description: label_kind")
         return cls(
             reference=DatasetReference.from_json(d["reference"]),
@@ -293,6 +300,7 @@ class DatasetDescription:
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
             prefers_chunks=prefers_chunks,
             label_kind=LabelForm(kind, len(classes)).checked("dataset description: classes").kind,
+            label_counts=tuple(check_int(n, 0, 1 << 48, "label_counts") for n in counts),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -308,4 +316,5 @@ class DatasetDescription:
             "window": self.window,
             **({"prefers_chunks": True} if self.prefers_chunks else {}),
             **({} if self.label_kind == "single" else {"label_kind": self.label_kind}),
+            **({"label_counts": list(self.label_counts)} if self.label_counts else {}),
         }

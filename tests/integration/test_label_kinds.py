@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.local_job import open_session, service_of, trainer_of
+from support.local_job import Interrupting, open_session, service_of, trainer_of
+from torch import nn
 
 from hapi.data.dataset import find_dataset
 from hapi.data.mount import open_dataset
-from hapi.errors import DataError, UsageError
+from hapi.errors import DataError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.sources.open import open_source
 from hapi.server.service import Service
 from hapi.store.open import open_store
+from hapi.train.steps.gradient_step import step_seed
 from hapi.wire.labels import LabelKind
 
 COUNT = 40
@@ -29,6 +33,11 @@ KINDS: tuple[LabelKind, ...] = ("multi", "regression")
 def labels_of(kind: LabelKind) -> np.ndarray:
     draws = np.random.default_rng(3).normal(size=(COUNT, 3)).astype(np.float32)
     return draws if kind == "regression" else (draws > 0).astype(np.float32)
+
+
+def balance(labels: np.ndarray) -> torch.Tensor:
+    count = labels.sum(0)
+    return torch.tensor((len(labels) - count) / count, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +100,67 @@ def test_the_sample_cache_keeps_them(service: Service, kind: LabelKind, tmp_path
             assert session.last.traffic.cached_samples == epoch * COUNT
 
 
-def test_the_trainers_loss_is_for_single_labels(service: Service) -> None:
-    with (
-        open_session(service, dataset="multi", split=0) as session,
-        pytest.raises(
-            UsageError, match=r"^dataset 'multi' has multi labels, and the trainer's loss is for single"
+@pytest.mark.parametrize(
+    ("kind", "plain", "changes"),
+    [
+        ("multi", nn.BCEWithLogitsLoss(), {}),
+        (
+            "multi",
+            nn.BCEWithLogitsLoss(pos_weight=balance(labels_of("multi"))),
+            {"class_weights": "balanced"},
         ),
-    ):
-        trainer_of(session)
+        ("regression", nn.MSELoss(), {}),
+        ("regression", nn.HuberLoss(delta=0.5), {"loss": "huber", "huber_delta": 0.5}),
+        ("regression", nn.L1Loss(), {"loss": "l1"}),
+    ],
+)
+def test_the_trainer_is_the_plain_loop(
+    service: Service, kind: LabelKind, plain: nn.Module, changes: dict[str, Any]
+) -> None:
+    job = {"dataset": kind, "validation": 0.25, **changes}
+    with open_session(service, **job) as session:
+        module, losses = session.trained, []
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+        for epoch in range(2):
+            total = 0.0
+            for batch, (features, labels) in enumerate(session.epoch(epoch)):
+                torch.manual_seed(step_seed(0, epoch, batch))
+                loss = plain(module(features), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += loss.item() * len(labels)
+            losses.append(total / 30)
+    with open_session(service, **job) as session:
+        report = trainer_of(session, **job).run()
+    assert [entry["loss"] for entry in report["epochs"]] == losses
+    entry = report["epochs"][-1]
+    assert (entry["accuracy"] is None) == (kind == "regression")
+    names = {"multi": {"accuracy", "f1", "auroc"}, "regression": {"mae", "rmse"}}[kind]
+    assert names <= {name.removeprefix("validation_") for name in entry}
+    details = entry["validation_details"]
+    assert details["confusion"] is None and len(details["worst"]) == 10
+    assert len(details["classes"]) == (3 if kind == "multi" else 0)
+
+
+@pytest.mark.parametrize(("kind", "at"), [("multi", 2), ("regression", 4)])
+def test_a_resumed_training_is_the_same(service: Service, kind: LabelKind, at: int, tmp_path: Path) -> None:
+    job: dict[str, Any] = {"dataset": kind, "validation": 0.25, "feature_mixup": 0.3, "split": 4}
+    with open_session(service, **job) as session:
+        whole = trainer_of(session, **job).run()
+    for watcher in (Interrupting(at), None):
+        kept = {**job, "checkpoint": str(tmp_path / "c.pt"), "resume": True}
+        with open_session(service, **kept) as session, suppress(KeyboardInterrupt):
+            report = trainer_of(session, watcher, **kept).run()
+    for entry, expected in zip(report["epochs"], whole["epochs"], strict=True):
+        for name in ("loss", "accuracy", "validation_loss", "samples"):
+            assert entry[name] == expected[name]
+    assert report["epochs"][-1]["validation_details"] == whole["epochs"][-1]["validation_details"]
+
+
+def test_the_server_tells_the_samples_of_each_class(service: Service) -> None:
+    with open_session(service, dataset="multi") as session:
+        counts = session.job_context.description.label_counts
+    assert counts == tuple(labels_of("multi").sum(0).astype(int).tolist())
+    with open_session(service, dataset="regression") as session:
+        assert session.job_context.description.label_counts == ()

@@ -15,10 +15,10 @@ from torch import nn
 
 from hapi.errors import UsageError
 from hapi.train.objective.class_weights import balanced, read_class_weights
+from hapi.train.objective.criterion import Criterion, criterion_of
 from hapi.train.objective.losses import Loss
 from hapi.train.objective.mixing import Targets, mix
 from hapi.train.objective.names import loss_of
-from hapi.train.objective.criterion import Criterion, make_criterion
 from hapi.train.settings import ObjectiveSettings
 
 ROWS, CLASSES = 12, 4
@@ -31,7 +31,7 @@ WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0])
 
 
 def criterion(kind: Any = "single", **changes: Any) -> Criterion:
-    return make_criterion(
+    return criterion_of(
         ObjectiveSettings(**changes),
         kind,
         ("a", "b", "c", "d"),
@@ -117,7 +117,7 @@ def test_balanced_weights_of_absent_classes() -> None:
 
 def test_without_counts_balanced_weights_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--class-weights balanced: the server does not tell"):
-        make_criterion(
+        criterion_of(
             ObjectiveSettings(class_weights="balanced"), "single", "ab", counts=None, samples=4, seed=0,
             device=torch.device("cpu"),
         )  # fmt: skip

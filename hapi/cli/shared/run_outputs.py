@@ -15,6 +15,7 @@ from hapi.errors import HapiError, UsageError
 from hapi.paths import check_folder, check_outputs, remove_empty
 from hapi.process import output as standard
 from hapi.trace import Tracer
+from hapi.train.objective.class_weights import weights_file
 from hapi.train.outputs.run_folder import (
     ANOTHER,
     BEST_FILE,
@@ -105,6 +106,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
         (
             ("the experiment file", experiment),
             (given("--weights"), settings.weights),
+            (given("--class-weights"), weights_file(settings.class_weights)),
             (given("--profile"), settings.profile),
             (given("--token-file"), settings.token_file),
             (given("--ca-file"), settings.ca_file),

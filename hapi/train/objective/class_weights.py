@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hapi.errors import UsageError
-from hapi.train.objective.names import LabelKind
+from hapi.wire.labels import LabelKind
 
 MAX_FILE_BYTES = 64 << 20
 MAX_WEIGHT = 1e6
 _FORM = 'expected JSON such as {"cat": 1.0, "dog": 2.5}, one number from 0 to 1e6 for each class'
+
+
+def weights_file(chosen: str) -> str | None:
+    """Return the file that ``--class-weights`` names; None for none and balanced."""
+    return None if chosen in ("none", "balanced") else chosen
 
 
 def read_class_weights(path: str) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,8 +13,12 @@ from hapi.errors import UsageError
 from hapi.train.objective.class_weights import balanced, in_order, read_class_weights
 from hapi.train.objective.losses import Loss
 from hapi.train.objective.mixing import Targets, mix
-from hapi.train.objective.names import LabelKind, MetricName, loss_of, metrics_of
+from hapi.train.objective.names import MetricName, loss_of, metrics_of
 from hapi.train.settings import ObjectiveSettings
+from hapi.wire.labels import LabelKind
+
+if TYPE_CHECKING:
+    from hapi.client.session import Session
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,14 +84,32 @@ class Criterion:
         weights = self.loss.weights
         return {
             "loss": self.loss.name,
-            "label_smoothing": self.loss.smoothing,
-            "class_weights": None if weights is None else [round(w, 9) for w in weights.tolist()],
-            "huber_delta": self.loss.delta if self.loss.name == "huber" else None,
-            "feature_mixup": self.mixup,
+            "label smoothing": self.loss.smoothing,
+            "class weights": None if weights is None else _digest(weights),
+            "huber delta": self.loss.delta if self.loss.name == "huber" else None,
+            "feature mixup": self.mixup,
         }
 
 
-def make_criterion(
+def make_criterion(settings: ObjectiveSettings, session: Session) -> Criterion:
+    """Return the criterion that the settings name, for the session's labels.
+
+    Raises:
+        UsageError: loss, smoothing, weights or metrics do not fit the labels.
+    """
+    description = session.job_context.description
+    return criterion_of(
+        settings,
+        session.label_kind,
+        description.classes,
+        counts=description.label_counts or None,
+        samples=description.count,
+        seed=session.settings.seed,
+        device=session.device,
+    )
+
+
+def criterion_of(
     settings: ObjectiveSettings,
     kind: LabelKind,
     classes: Sequence[str],
@@ -140,3 +163,7 @@ def _weights(
             "a file of weights"
         )
     return balanced(counts, samples, kind)
+
+
+def _digest(weights: torch.Tensor) -> str:
+    return hashlib.sha256(weights.cpu().numpy().tobytes()).hexdigest()[:16]

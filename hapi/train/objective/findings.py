@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hapi.train.objective.names import LabelKind
+from hapi.wire.labels import LabelKind
 
 MOST_CLASSES = 100
 """Most classes of a confusion matrix."""

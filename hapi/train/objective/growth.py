@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
-from hapi.train.objective.names import LabelKind
+from hapi.wire.labels import LabelKind
 
 log = logging.getLogger("hapi.client")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hapi.errors import UsageError
+from hapi.wire.labels import LabelKind
 
-LabelKind = Literal["single", "multi", "regression"]
 LossName = Literal["auto", "cross-entropy", "bce", "mse", "l1", "huber"]
 MetricName = Literal[
     "accuracy", "top5", "f1", "precision", "recall", "auroc", "average_precision", "mae", "rmse", "r2"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hapi.errors import UsageError
-from hapi.train.objective.names import TOP, LabelKind, MetricName
+from hapi.train.objective.names import TOP, MetricName
+from hapi.wire.labels import LabelKind
 
 EXACT_VALUES = 1 << 24
 """Most outputs (samples x classes) that are kept for exact curves: 64 MB. With more, curves have

@@ -10,8 +10,9 @@ from torch import nn
 
 from hapi.train.objective.findings import Findings
 from hapi.train.objective.losses import Loss
-from hapi.train.objective.names import LabelKind, MetricName
+from hapi.train.objective.names import MetricName
 from hapi.train.objective.scores import Scores
+from hapi.wire.labels import LabelKind
 
 if TYPE_CHECKING:
     from hapi.client.session import Session

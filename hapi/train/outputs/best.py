@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from hapi.train.objective.names import METRICS, BestName
+from hapi.train.objective.validation import DETAILS
+
+
+def rank(entry: Mapping[str, Any], metric: BestName = "auto") -> tuple[float, float]:
+    """Return a rank of an epoch, higher for a better one; between equal values the lower loss counts.
+
+    ``auto`` is the validation accuracy, where there is one. A value that is missing or no number is the worst. Without
+    validation samples it is the training loss.
+
+    Args:
+        entry: the epoch's element of the report.
+        metric: name of a metric, or ``loss``.
+    """
+    if "validation_loss" not in entry:
+        return 0.0, _sound(entry["loss"], higher=False)
+    loss = _sound(entry["validation_loss"], higher=False)
+    name: BestName = metric
+    if name == "auto":
+        name = "loss" if entry.get("validation_accuracy") is None else "accuracy"
+    if name == "loss":
+        return 0.0, loss
+    return _sound(entry.get(f"validation_{name}"), higher=METRICS[name].higher), loss
+
+
+def _sound(value: float | None, *, higher: bool) -> float:
+    if value is None or math.isnan(value):
+        return -math.inf
+    return value if higher else -value
+
 
 class BestEpoch:
-    """Keeps a copy of the trained layers after the epoch with the highest validation accuracy.
+    """Keeps a copy of the trained layers after the best epoch, by :func:`rank`; of equals after the earliest.
 
-    Between equal accuracies the lower validation loss counts, then the earlier epoch. Without validation samples it is
-    the epoch with the lowest training loss. The copy is on the CPU.
+    The copy is on the CPU.
+
+    Args:
+        metric: name of the metric that decides.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metric: BestName = "auto") -> None:
+        self._metric: BestName = metric
         self.entry: Mapping[str, Any] | None = None
         """The epoch's element of the report; None before the first epoch ended."""
         self.trained: dict[str, torch.Tensor] = {}
@@ -24,8 +58,8 @@ class BestEpoch:
 
     def offer(self, entry: Mapping[str, Any], trained: nn.Module) -> None:
         """An epoch ended with the figures of ``entry``: keep its state if it is the best so far."""
-        if self.entry is None or _rank(entry) > _rank(self.entry):
-            self.entry = dict(entry)
+        if self.entry is None or rank(entry, self._metric) > rank(self.entry, self._metric):
+            self.entry = {name: value for name, value in entry.items() if name != DETAILS}
             self.trained = {n: t.detach().to("cpu", copy=True) for n, t in trained.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,9 +72,3 @@ class BestEpoch:
         if not all(isinstance(tensor, torch.Tensor) for tensor in trained.values()):
             raise ValueError("its best epoch has no tensors")
         self.entry, self.trained = None if entry is None else dict(entry), trained
-
-
-def _rank(entry: Mapping[str, Any]) -> tuple[float, float]:
-    if "validation_accuracy" in entry:
-        return entry["validation_accuracy"], -entry["validation_loss"]
-    return 0.0, -entry["loss"]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hapi.errors import DivergedError
+from hapi.train.objective.growth import LossGrowth
 
 ADVICE = "lower --lr, or look for samples and weights that are not finite"
 
@@ -20,8 +21,16 @@ class Finite:
     end), so that no step waits for the device because of it.
     """
 
-    def __init__(self, trained: nn.Module, optimizer: torch.optim.Optimizer, lr: float) -> None:
+    def __init__(
+        self,
+        trained: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr: float,
+        growth: LossGrowth | None = None,
+    ) -> None:
         self._trained, self._optimizer, self._lr = trained, optimizer, lr
+        self._growth = growth
+        """Looks at each loss that is finite."""
         self._noted: tuple[int, int, torch.Tensor] | None = None
         """Epoch, batch and loss of a step that was not looked at yet."""
         self._sound = False
@@ -41,6 +50,8 @@ class Finite:
         (epoch, batch, loss), self._noted = self._noted, None
         if not math.isfinite(value := loss.item()):
             raise DivergedError(self._said(f"the loss is {value}", epoch, batch), epoch=epoch, batch=batch)
+        if self._growth is not None:
+            self._growth.look(value, epoch, batch)
 
     def check_state(self, epoch: int, batch: int) -> None:
         """Raise :class:`DivergedError` when the state before step ``batch`` of ``epoch`` is not finite."""

@@ -46,14 +46,14 @@ class GradientStep:
         self._trained, self._optimizer, self._objective = trained, optimizer, objective
         self._seed, self._bs, self._device = seed, bs, device
 
-    def take(self, features: torch.Tensor, targets: torch.Tensor, epoch: int, batch: int) -> torch.Tensor:
-        """Take one step and return its loss. Its randomness (dropout) depends on seed, epoch and batch alone.
+    def take(self, features: torch.Tensor, labels: torch.Tensor, epoch: int, batch: int) -> torch.Tensor:
+        """Take one step and return its loss. Its randomness (dropout, mixup) depends on seed, epoch and batch alone.
 
         The caller keeps other threads of the process from torch's generator meanwhile.
 
         Args:
             features: [B, ...] at the freeze, on the device.
-            targets: of the samples, on the device.
+            labels: of the samples, on the device.
             epoch: number from 0.
             batch: number in the epoch, from 0.
 
@@ -62,8 +62,9 @@ class GradientStep:
             UnprocessableError: BatchNorm has one value for each channel.
         """
         torch.manual_seed(step_seed(self._seed, epoch, batch))
-        with self._explained(batch, len(targets)):
-            outputs = self._trained(features)
+        with self._explained(batch, len(labels)):
+            inputs, targets = self._objective.prepare(features, labels, epoch, batch)
+            outputs = self._trained(inputs)
             loss = self._objective.loss(outputs, targets)
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
