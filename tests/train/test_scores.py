@@ -216,7 +216,7 @@ def test_a_loss_that_grows_is_told_once(caplog: pytest.LogCaptureFixture) -> Non
     growth = LossGrowth("single", 10)
     with caplog.at_level(logging.WARNING, "hapi.client"):
         for batch, loss in enumerate([2.3, 6.9, 6.91, 9.0]):
-            growth.look(loss, 0, batch)
+            growth.check(loss, 0, batch)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("the loss has grown to 6.91 at epoch 0, batch 2, more than 3 x ln(10) = 6.908")
 
@@ -225,5 +225,5 @@ def test_a_loss_that_only_begins_high_is_not_told(caplog: pytest.LogCaptureFixtu
     for kind, losses in (("single", [50.0, 40.0]), ("regression", [1.0, 1e9]), ("multi", [0.7, 2.0])):
         growth = LossGrowth(kind, 10)  # type: ignore[arg-type]
         for batch, loss in enumerate(losses):
-            growth.look(loss, 0, batch)
+            growth.check(loss, 0, batch)
     assert not caplog.records

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,22 @@ def test_fuzzed_documents_never_crash(value: object) -> None:
     ):
         with pytest.raises(HapiError):
             parse(value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [([1, 2, 3], "number for each class"), ("12", "number for each class"), ([1, -1], "label_counts")],
+)
+def test_samples_of_each_class(counts: Any, message: str) -> None:
+    document = {
+        "reference": EXTRACT["dataset"], "count": 3, "classes": ["a", "b"], "total_bytes": 1, "layout": {},
+        "transform": None, "group": 1, "window": 1,
+    }  # fmt: skip
+    assert DatasetDescription.from_json(document).label_counts == ()
+    sound = DatasetDescription.from_json({**document, "label_counts": [1, 2]})
+    assert sound.label_counts == (1, 2) and sound.to_json()["label_counts"] == [1, 2]
+    with pytest.raises(BadRequestError, match=message):
+        DatasetDescription.from_json({**document, "label_counts": counts})
 
 
 def test_ids_are_bounded() -> None:

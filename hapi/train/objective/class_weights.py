@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hapi.errors import UsageError
+from hapi.wire.documents import parse_document
 from hapi.wire.labels import LabelKind
 
 MAX_FILE_BYTES = 64 << 20
@@ -28,12 +28,12 @@ def read_class_weights(path: str) -> dict[str, float]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        document = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
+        document = parse_document(content) if len(content) <= MAX_FILE_BYTES else None
     except OSError as error:
         raise UsageError(
             f"--class-weights {path}: cannot be read: {error.strerror or error}; give none, balanced or a JSON file"
         ) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         document = None
     if not isinstance(document, dict) or not document:
         raise UsageError(f"--class-weights {path}: {_FORM}")
@@ -70,6 +70,6 @@ def balanced(counts: Sequence[int], samples: int, kind: LabelKind) -> tuple[floa
         kind: ``single`` or ``multi``.
     """
     if kind == "single":
-        there = sum(1 for count in counts if count)
-        return tuple(samples / (there * count) if count else 0.0 for count in counts)
+        present = sum(1 for count in counts if count)
+        return tuple(samples / (present * count) if count else 0.0 for count in counts)
     return tuple((samples - count) / count if 0 < count < samples else 1.0 for count in counts)

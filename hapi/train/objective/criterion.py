@@ -35,7 +35,7 @@ class Criterion:
     """Metrics of the validation samples."""
     seed: int
 
-    def prepare(
+    def batch_of(
         self, features: torch.Tensor, labels: torch.Tensor, epoch: int, batch: int
     ) -> tuple[torch.Tensor, Targets]:
         """Return features and targets of a training batch, mixed where the settings say so.

@@ -49,12 +49,12 @@ class Findings:
         for row in ranked.topk(min(WORST_SAMPLES, len(ranked))).indices.tolist():
             if len(self._worst) == WORST_SAMPLES and ranked[row].item() <= self._worst[-1]["loss"]:
                 break
-            told = self._told(outputs[row], targets[row])
-            self._worst.append({"id": int(ids[row]), **told, "loss": ranked[row].item()})
+            facts = self._facts(outputs[row], targets[row])
+            self._worst.append({"id": int(ids[row]), **facts, "loss": ranked[row].item()})
             self._worst.sort(key=lambda sample: (-sample["loss"], sample["id"]))
             del self._worst[WORST_SAMPLES:]
 
-    def _told(self, outputs: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+    def _facts(self, outputs: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
         """Label, prediction, and the probability that the network gives to its prediction, where there is one."""
         if self._kind == "single":
             chosen = int(outputs.argmax())

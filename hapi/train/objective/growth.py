@@ -29,7 +29,7 @@ class LossGrowth:
         self._words = f"{TIMES} x ln({max(classes, 2) if kind == 'single' else 2})"
         self._first: float | None = None
 
-    def look(self, loss: float, epoch: int, batch: int) -> None:
+    def check(self, loss: float, epoch: int, batch: int) -> None:
         """Look at the ``loss`` of a step of ``epoch``."""
         if self._first is None:
             self._first = loss

@@ -25,10 +25,10 @@ class Objective:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
 
-    def prepare(
+    def batch_of(
         self, features: torch.Tensor, labels: torch.Tensor, epoch: int, batch: int
     ) -> tuple[torch.Tensor, Targets]:
-        """Return features and targets of a training batch; see :meth:`Criterion.prepare`.
+        """Return features and targets of a training batch; see :meth:`Criterion.batch_of`.
 
         Args:
             features: [B, ...] at the freeze.
@@ -36,14 +36,14 @@ class Objective:
             epoch: number from 0.
             batch: number in the epoch, from 0.
         """
-        return self.criterion.prepare(features, labels, epoch, batch)
+        return self.criterion.batch_of(features, labels, epoch, batch)
 
     def loss(self, outputs: torch.Tensor, targets: Targets) -> torch.Tensor:
         """Return the loss (a scalar with its gradient), the mean over the batch.
 
         Args:
             outputs: of the network, [B, k].
-            targets: from :meth:`prepare`.
+            targets: from :meth:`batch_of`.
         """
         return self.criterion.value(outputs, targets)
 
@@ -52,7 +52,7 @@ class Objective:
 
         Args:
             outputs: of the network, [B, k].
-            targets: from :meth:`prepare`.
+            targets: from :meth:`batch_of`.
             loss: from :meth:`loss`.
         """
         self._loss_sum += loss.detach().double() * len(outputs)

@@ -98,10 +98,10 @@ class Scores:
         if name not in _OF_CURVES:
             return value.item()
         # A curve needs samples of the class; the one of rates also others.
-        there = self.class_samples > 0
+        present = self.class_samples > 0
         if name == "auroc":
-            there &= self.class_samples < self.samples
-        return value[there].double().mean().item() if there.any() else float("nan")
+            present &= self.class_samples < self.samples
+        return value[present].double().mean().item() if present.any() else float("nan")
 
 
 def _metric(name: MetricName, kind: LabelKind, classes: int, thresholds: int | None) -> Any:

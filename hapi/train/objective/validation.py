@@ -55,9 +55,9 @@ class Validation:
         """
         self._loss_sum += self._loss.total(outputs, targets).item()
         losses = self._loss.each(outputs, targets).cpu()
-        here, truth = outputs.float().cpu(), targets.cpu()
-        self.scores.update(here, truth)
-        self.findings.update(ids, here, truth, losses)
+        scored, truth = outputs.float().cpu(), targets.cpu()
+        self.scores.update(scored, truth)
+        self.findings.update(ids, scored, truth, losses)
 
     @property
     def loss(self) -> float:

@@ -51,7 +51,7 @@ class Finite:
         if not math.isfinite(value := loss.item()):
             raise DivergedError(self._said(f"the loss is {value}", epoch, batch), epoch=epoch, batch=batch)
         if self._growth is not None:
-            self._growth.look(value, epoch, batch)
+            self._growth.check(value, epoch, batch)
 
     def check_state(self, epoch: int, batch: int) -> None:
         """Raise :class:`DivergedError` when the state before step ``batch`` of ``epoch`` is not finite."""

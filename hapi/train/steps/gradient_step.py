@@ -63,7 +63,7 @@ class GradientStep:
         """
         torch.manual_seed(step_seed(self._seed, epoch, batch))
         with self._explained(batch, len(labels)):
-            inputs, targets = self._objective.prepare(features, labels, epoch, batch)
+            inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
             outputs = self._trained(inputs)
             loss = self._objective.loss(outputs, targets)
             self._optimizer.zero_grad(set_to_none=True)
