@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replace_fields
 
+from hapi.errors import UsageError
 from hapi.factories import is_factory
+from hapi.models.model_file import read_card
 from hapi.models.zoo.build import ModelSpec, build
-from hapi.models.zoo.names import with_seed
+from hapi.models.zoo.names import FILE_SUFFIXES, with_seed
+from hapi.models.zoo.weights import file_state
 from hapi.repository import repository
 from hapi.repository.repository import ModelSummary
 from hapi.repository.stored import StoredModel
@@ -21,7 +25,7 @@ def push(
     *,
     weights: str | None = None,
     num_classes: int | None = None,
-    input_size: int = 224,
+    input_size: int | None = None,
     blocks: Sequence[str] = (),
     replace: bool = False,
     force_lock: bool = False,
@@ -36,12 +40,13 @@ def push(
     Train with it: ``SessionSettings(model="store:squeeze", ...)``.
 
     Args:
-        model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``.
+        model: a torchvision name, ``transformer`` (vit_b_16), ``timm:NAME`` or ``package.module:factory``; or a model
+            file of Hapi, whose network, input size and blocks are taken.
         address: STORE/NAME, such as ``store/resnet50`` or ``s3://bucket/resnet50``.
         weights: ``random`` (seed 0), ``random:SEED``, a name of the library's weights, or a local .safetensors or
             .pth file. None: the library's own (``DEFAULT``), and ``random`` for a factory.
         num_classes: classes of the head; None leaves it as it is.
-        input_size: side of the square RGB input, in pixels.
+        input_size: side of the square RGB input, in pixels; None: 224, or the model file's.
         blocks: module paths or layer names at which layers end; needed for a model that cannot be traced.
         replace: replace the model of this name.
         force_lock: take the lock of another writer that is known to be dead.
@@ -50,18 +55,36 @@ def push(
         ConflictError: the name is taken, or is being pushed.
         ModelError: the model cannot be built, traced or loaded as asked.
     """
-    usual = "random:0" if is_factory(model) else "DEFAULT"
-    spec = ModelSpec(
-        architecture=model,
-        num_classes=num_classes,
-        weights=usual if weights is None else with_seed(weights, 0),
-        input_shape=(3, input_size, input_size),
-        blocks=tuple(blocks),
+    if model.endswith(FILE_SUFFIXES):
+        spec = _spec_of_file(model, weights)
+    else:
+        usual = "random:0" if is_factory(model) else "DEFAULT"
+        spec = ModelSpec(architecture=model, weights=usual if weights is None else with_seed(weights, 0))
+    shape = spec.input_shape if input_size is None else (3, input_size, input_size)
+    spec = replace_fields(
+        spec,
+        num_classes=spec.num_classes if num_classes is None else num_classes,
+        input_shape=shape,
+        blocks=tuple(blocks) or spec.blocks,
     )
     url, name = split_address(address)
     store = open_store(url)
     built = build(spec, allow_import=True)
     return repository.push(store, name, built, spec, replace_existing=replace, force_lock=force_lock)
+
+
+def _spec_of_file(model: str, weights: str | None) -> ModelSpec:
+    """The build of a model file's network, with the file as its weights."""
+    if weights is not None:
+        raise UsageError(
+            f"--weights {weights}: {model} has weights already; give an architecture, or leave it out"
+        )
+    if not model.endswith(".safetensors"):
+        file_state(model)  # a checkpoint says what to do
+        raise UsageError(
+            f"{model} does not say its architecture: hapi push ARCHITECTURE STORE/NAME --weights {model}"
+        )
+    return replace_fields(read_card(model).spec, weights=model)
 
 
 def open_model(address: str, digest: str | None = None) -> StoredModel:

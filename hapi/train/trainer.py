@@ -21,8 +21,9 @@ from hapi.models.model_file import write_model
 from hapi.paths import make_folder
 from hapi.train.callbacks import TrainingCallback
 from hapi.train.checkpoints import checkpoint
-from hapi.train.checkpoints.checkpoint import Progress, identity_of
+from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.checkpoints.keeping import Keeper
+from hapi.train.checkpoints.resuming import Changes, identity_of
 from hapi.train.interrupts import Interrupts
 from hapi.train.objective.checks import check_objective
 from hapi.train.objective.criterion import make_criterion
@@ -98,6 +99,7 @@ class Trainer:
             device=session.device,
         )
         self._running = RunningEpoch(session)
+        self._changes = Changes()
         self._earlier = Totals()
         """Costs of the processes before this one."""
         self._keep = settings.keep
@@ -258,6 +260,7 @@ class Trainer:
             "trained": self.trained,
             "optimizer": self.optimizer,
             "objective": self._objective,
+            "changes": self._changes,
         }
         if self.best is not None:
             parts["best"] = self.best
@@ -271,6 +274,7 @@ class Trainer:
         return {**job, **self._criterion.identity()}
 
     def _resume(self, path: str) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         found = checkpoint.load_newest(
             path,
             parts=self._parts(),
@@ -282,6 +286,9 @@ class Trainer:
             self._running.before = found.progress.measured
             self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
             self.keeper.saved = self._position
+            self._changes.add(found.changes)
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate  # the settings' own, which may have changed
             if not found.is_newest:  # the next one takes the damaged one's place, and no whole one's
                 self._keep = 1
 
@@ -304,6 +311,7 @@ class Trainer:
             "epochs": self.epochs,
             "ended": self.ended,
             "troubles": list(self.keeper.troubles),
+            "changes": self._changes.to_json(),
             **plan_facts(self.session, self.epochs),
             **({} if self._running.timeline is None else {"timeline": self._running.timeline}),
         }

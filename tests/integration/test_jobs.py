@@ -182,6 +182,25 @@ def test_sigkill_and_resume(store: Path, undisturbed: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.slow
+def test_sigkill_and_resume_with_another_learning_rate(store: Path, tmp_path: Path) -> None:
+    report, checkpoint = tmp_path / "report.json", tmp_path / "training.pt"
+    arguments = (
+        *COMMON, "--report", str(report), "--checkpoint", str(checkpoint), "--checkpoint-every", "1", "--resume",
+    )  # fmt: skip
+    with server(store) as running:
+        job = start_train(*arguments, "--epochs", "50", "--server", running.url)
+        wait_for(checkpoint.exists, 90, "a checkpoint")
+        job.kill()
+        job.communicate()
+        told = train(*arguments, "--epochs", "2", "--lr", "0.003", "--server", running.url)
+    found = report_of(report)
+    changed = {entry["setting"]: entry for entry in found["changes"]}
+    assert changed.keys() == {"lr", "epochs"} and changed["lr"]["after"] == 0.003
+    assert "--lr is 0.003 and no longer" in told.stderr
+    assert changed["epochs"]["before"] == 50 and len(found["epochs"]) >= 2
+
+
+@pytest.mark.slow
 def test_resume_refuses_another_job(running: ServerProcess, tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "training.pt")
     job = (*COMMON, "--server", running.url, "--checkpoint", checkpoint)

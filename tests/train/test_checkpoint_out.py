@@ -112,6 +112,31 @@ def test_frozen_layers_of_a_file(service: Service, store: Path, tmp_path: Path) 
     assert "\n" not in str(caught.value) and "--weights FILE" in str(caught.value)
 
 
+def test_a_model_file_is_pushed(service: Service, store: Path, tmp_path: Path) -> None:
+    """By its path alone or as the weights of an architecture; a checkpoint says what to do first."""
+    checkpoint = trained(service, tmp_path / "run", epochs=1)
+    file = str(tmp_path / "run" / "model.safetensors")
+    pushed = push(file, f"{store}/tuned")
+    assert pushed.manifest.classes == 4 and pushed.spec.architecture == MODEL
+    assert pushed.spec.input_shape == SHAPE and pushed.spec.weights == "model.safetensors"
+    head = "classifier.1.weight"
+    assert torch.equal(dict(pushed.read([head]))[head], load_file(file)[head])
+    again = push(MODEL, f"{store}/again", weights=file, input_size=64)
+    assert again.digest == pushed.digest
+    for model, weights in ((MODEL, str(checkpoint)), (str(checkpoint), None)):
+        with pytest.raises(
+            ModelError, match=r"checkpoint of hapi-train.*'hapi export .*checkpoint.pt --output"
+        ):
+            push(model, f"{store}/none", weights=weights)
+    with pytest.raises(ModelError, match="'hapi export "):
+        trained(service, tmp_path / "next", weights=str(checkpoint), store=str(store))
+    with pytest.raises(UsageError, match="has weights already"):
+        push(file, f"{store}/none", weights="random:0")
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
+    with pytest.raises(UsageError, match="hapi push ARCHITECTURE STORE/NAME --weights"):
+        push(str(tmp_path / "plain.pth"), f"{store}/none")
+
+
 def test_files_that_are_no_checkpoints(service: Service, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "plain.pth")
     with pytest.raises(UsageError, match=r"plain\.pth is not a checkpoint of hapi-train"):

@@ -379,7 +379,7 @@ def test_a_resumed_run_keeps_its_order(remembered: Handler, begun: Path, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"bs": 12}, "its bs is 10, this one's 12"), ({"lr": 0.02}, "its lr is 0.01, this one's 0.02"),
+        ({"bs": 12}, "its bs is 10, this one's 12"), ({"weight_decay": 0.1}, "its weight_decay is 0.0, this one's 0.1"),
         ({"seed": 5}, "seed is 0"), ({"freeze": 11}, "freeze is 12"), ({"optimizer": "adam"}, "optimizer is 'sgd'"),
         ({"validation": 0.5}, "training samples is 46"), ({"momentum": 0.1}, "momentum is 0.9"),
         ({"shuffle": "chunks:4:2"}, "its shuffle is 'full', this one's 'chunks:4:2'"),

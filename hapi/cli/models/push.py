@@ -1,4 +1,4 @@
-"""``hapi push MODEL STORE/NAME``."""
+"""``hapi push MODEL STORE/NAME``: a model's weights, or a fine-tuned network, into a store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hapi.cli.shared.numbers import count
 from hapi.cli.shared.writing import lasting_store
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec
+from hapi.models.zoo.names import is_file
 from hapi.store.open import split_address
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
@@ -17,7 +18,11 @@ _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or packag
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=_SHARED_HELP)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help=f"{_SHARED_HELP}, or a model file of a training (.safetensors) with its own input size and blocks",
+    )
     parser.add_argument(
         "address", metavar="STORE/NAME", help="for example store/resnet50 or s3://bucket/resnet50"
     )
@@ -44,7 +49,6 @@ def configure_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-size",
         type=count(1, MAX_SIDE),
-        default=224,
         metavar="N",
         help="side of the square RGB input (default 224)",
     )
@@ -77,15 +81,15 @@ def blocks_of(args: argparse.Namespace) -> tuple[str, ...]:
 
 def input_shape_of(args: argparse.Namespace) -> tuple[int, int, int]:
     """Return the shape (C, H, W) of one sample."""
-    return 3, args.input_size, args.input_size
+    side = args.input_size or 224
+    return 3, side, side
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the model, write it into the store, and print a summary."""
     store_url, name = split_address(args.address)
     store = lasting_store(store_url)
-    own = is_factory(args.model)
-    if own:
+    if is_factory(args.model) or is_file(args.model):
         search_here()
     pushed = push(
         args.model,
@@ -102,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     classes = f", {manifest.classes} classes" if manifest.classes else ""
     layers = f"{len(manifest.layers)} layers"
     say(f"pushed {manifest.spec.architecture} as {name!r} into {store.url}: {layers}, {size}{classes}")
-    allowed = f" --allow-model {args.model}" if own else ""
+    architecture = manifest.spec.architecture
+    allowed = f" --allow-model {architecture}" if is_factory(architecture) else ""
     say(f"digest {pushed.digest}; train with: hapi-train --model store:{name}{allowed}")
     return 0

@@ -17,7 +17,7 @@ from hapi.paths import user_path
 ALIASES = {"transformer": "vit_b_16"}
 TIMM = "timm:"
 _RANDOM = re.compile(r"random:(\d{1,18})")
-_FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
+FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("
 _WEIGHTS = r"^class (\w+_Weights)\(WeightsEnum\):\n((?:(?:    .*)?\n)+)"
 _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
@@ -25,7 +25,7 @@ _NAMED = r"^def %s\(\s*\*, weights: Optional\[(\w+)\]"
 
 def is_file(weights: str) -> bool:
     """True when ``weights`` names a local checkpoint."""
-    return weights.endswith(_FILE_SUFFIXES) or "/" in weights or "\\" in weights
+    return weights.endswith(FILE_SUFFIXES) or "/" in weights or "\\" in weights
 
 
 def random_seed(weights: str) -> int | None:

@@ -173,6 +173,11 @@ def file_state(path: str) -> dict[str, torch.Tensor]:
             ) from error
         reason = (str(error).splitlines() or [repr(error)])[0][:200]
         raise ModelError(f"weights file {path} cannot be read as tensors: {reason}") from error
+    if isinstance(loaded, dict) and {"trained", "identity", "progress"} <= loaded.keys():
+        raise ModelError(
+            f"weights file {path} is a checkpoint of hapi-train and holds only the trained layers; write the whole "
+            f"network with 'hapi export {path} --output model.safetensors' and give that"
+        )
     for key in ("state_dict", "model"):
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]

@@ -14,13 +14,12 @@ import torch
 
 from hapi.atomic import replacing
 from hapi.client.job_context import JobContext
-from hapi.client.settings import SessionSettings
 from hapi.data.epoch_order import Shuffle
 from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint_files import existing, make_way
+from hapi.train.checkpoints.resuming import Change, changes_of
 from hapi.train.report import Measured, Totals
-from hapi.train.settings import TrainingSettings
 
 FORMAT = 8
 log = logging.getLogger("hapi.client")
@@ -57,30 +56,6 @@ class Part(Protocol):
 
 OPTIONAL = ("best",)
 """Parts that a checkpoint may be without, because they do not change what is trained."""
-
-
-def identity_of(
-    session: SessionSettings, training: TrainingSettings, job_context: JobContext
-) -> dict[str, Any]:
-    """Return all that must be equal for a resumed run to be the same training; the split may differ."""
-    transform = job_context.transforms[0]
-    return {
-        "seed": session.seed,
-        "model": session.model,
-        "weights": job_context.weights,
-        "dataset": job_context.description.reference.version,
-        "training samples": len(job_context.training_ids),
-        "freeze": job_context.freeze,
-        "bs": session.bs,
-        "drop_last": session.drop_last,
-        **job_context.order.identity(),
-        "optimizer": training.optimizer,
-        "lr": training.lr,
-        "momentum": training.momentum,
-        "weight_decay": training.weight_decay,
-        "transform": None if transform is None else transform.to_json(),
-        "frozen layers": job_context.prefix_digest,
-    }
 
 
 def keep_order(job_context: JobContext, kept: Mapping[str, Any]) -> None:
@@ -134,7 +109,7 @@ def save(
         path: the newest checkpoint's file; older ones are beside it (:mod:`hapi.train.checkpoints.checkpoint_files`).
         parts: what has a state, by name; the trained layers are ``trained``.
         progress: the position to resume at.
-        identity: from :func:`identity_of`; compared when the file is loaded.
+        identity: from :func:`hapi.train.checkpoints.resuming.identity_of`; compared when the file is loaded.
         epochs: reports of the finished epochs.
         plan: state of the split's choice; None without one.
         totals: costs of the whole training so far.
@@ -175,6 +150,8 @@ class Found(NamedTuple):
     epochs: list[dict[str, Any]]
     """Reports of the finished epochs."""
     totals: Totals
+    changes: list[Change]
+    """Settings that count from here on, and are others than in the checkpoint."""
     is_newest: bool
     """False when a newer file could not be read."""
 
@@ -194,7 +171,7 @@ def load_newest(
     Args:
         path: the newest checkpoint's file.
         parts: see :func:`load`.
-        identity: from :func:`identity_of`.
+        identity: from :func:`hapi.train.checkpoints.resuming.identity_of`.
         restore_plan: see :func:`load`.
     """
     try:
@@ -249,7 +226,7 @@ def load(
     Args:
         path: a checkpoint's file.
         parts: what has a state, by name; a part named in :data:`OPTIONAL` keeps its own where the file has none.
-        identity: gives :func:`identity_of` this job for that of the checkpoint, whose order it may take over.
+        identity: gives this job's identity for that of the checkpoint, whose order it may take over.
         restore_plan: given the ``plan`` of :func:`save` and the position; a ValueError refuses it.
 
     Raises:
@@ -264,12 +241,13 @@ def load(
     except Exception as error:  # it may hold anything
         raise UsageError(f"--resume: {path} is not a checkpoint of hapi-train ({_short(error)})") from None
     own = identity(found)
+    before, following = found.pop("following", {}), own.pop("following", {})
     different = [k for k in own if found.get(k) != own[k]]
     if different:
         key = different[0]
         raise ConflictError(
             f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {own[key]!r}; "
-            "give the same settings, or another --checkpoint"
+            f"give the same settings (only {', '.join(sorted(following))} may change), or another --checkpoint"
         )
     try:
         for name, part in parts.items():
@@ -285,7 +263,8 @@ def load(
         raise UsageError(
             f"--resume: {path} has a plan that does not fit this job ({_short(error)})"
         ) from None
-    return Found(Path(path), progress, epochs, totals, is_newest=True)
+    changes = changes_of(before, following, progress.epoch, progress.batch)
+    return Found(Path(path), progress, epochs, totals, changes, is_newest=True)
 
 
 def _short(error: Exception) -> str:
