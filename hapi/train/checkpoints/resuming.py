@@ -58,13 +58,13 @@ def identity_of(session: SessionSettings, training: TrainingSettings, job: JobCo
         for field in settings_fields(group)
     }
     return {
+        **{name: values[name] for name in sorted(values.keys() - FOLLOWING - FREE - BY_MEANING)},
         "model": session.model,
         "weights": job.weights,
         "dataset": job.description.reference.version,
         "training samples": len(job.training_ids),
         "freeze": job.freeze,
         **job.order.identity(),
-        **{name: values[name] for name in sorted(values.keys() - FOLLOWING - FREE - BY_MEANING)},
         "transform": None if transform is None else transform.to_json(),
         "frozen layers": job.prefix_digest,
         "following": {name: values[name] for name in sorted(FOLLOWING)},
