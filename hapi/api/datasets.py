@@ -12,6 +12,7 @@ from hapi.data.replaced import KEEP_OLD_SECONDS
 from hapi.errors import UsageError
 from hapi.ingest.in_place.discover import Folder, find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
+from hapi.ingest.labels.options import LabelOptions, WantedKind, column_names
 from hapi.ingest.pack import Progress, Start
 from hapi.ingest.pack import pack as pack_source
 from hapi.ingest.pack_options import PackOptions
@@ -28,7 +29,7 @@ def open_source_for(
     source: str | os.PathLike[str],
     address: str,
     *,
-    labels: str | os.PathLike[str] | None = None,
+    labels: LabelOptions | None = None,
     classes: Sequence[str] | None = None,
     download: bool = False,
 ) -> Source:
@@ -37,7 +38,7 @@ def open_source_for(
     Args:
         source: see :func:`pack`.
         address: STORE/NAME.
-        labels: a file with the labels of an array without them.
+        labels: a file of labels, and how it is read.
         classes: the names of all classes in the order of their labels.
         download: let torchvision fetch missing files.
 
@@ -49,7 +50,7 @@ def open_source_for(
     if text.startswith("~"):
         text = os.path.expanduser(text)  # noqa: PTH111  a source need not be a path
     options = SourceOptions(
-        labels=None if labels is None else Path(labels),
+        **({} if labels is None else vars(labels)),
         classes=None if classes is None else tuple(classes),
         download=download,
         store=None if objects is None else objects.parent,
@@ -64,6 +65,10 @@ def pack(
     *,
     image_size: int | None = None,
     labels: str | os.PathLike[str] | None = None,
+    label: str | Sequence[str] | None = None,
+    label_file_column: str | None = None,
+    label_kind: WantedKind = "auto",
+    skip_unmatched: bool = False,
     classes: Sequence[str] | None = None,
     download: bool = False,
     replace: bool = False,
@@ -88,7 +93,12 @@ def pack(
         address: STORE/NAME, such as ``store/flowers`` or ``s3://bucket/flowers``.
         options: what is packed and how.
         image_size: side in pixels of the square input of a model, instead of ``options.transform``.
-        labels: a file with the labels of an array without them.
+        labels: a table of files and their labels beside a folder (CSV, TSV, JSON-lines, Parquet), or the labels of
+            an array without them (``.npy``, text).
+        label: the table's columns that are the label, as a text with commas or a sequence; None: the only other one.
+        label_file_column: the table's column of files; None: by its name, otherwise the first.
+        label_kind: ``single``, ``multi``, ``regression``, or ``auto`` by the values.
+        skip_unmatched: leave out files without a row, and rows without a file.
         classes: the names of all classes in the order of their labels.
         download: let torchvision fetch missing files.
         replace: replace the dataset of this name; readers see the old one until the new one is whole.
@@ -104,9 +114,16 @@ def pack(
         DataError: a bad sample, unless ``options.skip_bad``.
         UsageError: the source, the address or an option cannot be used.
     """
+    table = LabelOptions(
+        labels=None if labels is None else Path(labels),
+        label_columns=column_names(label),
+        label_file_column=label_file_column,
+        label_kind=label_kind,
+        skip_unmatched=skip_unmatched,
+    )
     if not isinstance(source, Source):
-        source = open_source_for(source, address, labels=labels, classes=classes, download=download)
-    elif labels is not None or classes is not None or download:
+        source = open_source_for(source, address, labels=table, classes=classes, download=download)
+    elif table != LabelOptions() or classes is not None or download:
         raise UsageError("labels, classes and download are for a source by name; this one is open already")
     options = options or PackOptions()
     if image_size is not None:

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 
 from hapi.api.datasets import index
-from hapi.cli.pack import class_names, configure_bad, configure_transform, transform_of
+from hapi.cli.pack import (
+    class_names,
+    configure_bad,
+    configure_labels,
+    configure_transform,
+    label_options,
+    label_words,
+    transform_of,
+)
 from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
@@ -35,9 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--format", choices=("auto", *FORMATS), default="auto",
                        help="default: by the objects' names")  # fmt: skip
     group.add_argument("--image", metavar="FIELD", help="the field or file extension of a sample's image")
-    group.add_argument("--label", metavar="FIELD", help="the field or file extension of a sample's label")
+    group.add_argument("--label", metavar="FIELD",
+                       help="the field or file extension of a sample's label; of a table, its "
+                       "COLUMN[,COLUMN]")  # fmt: skip
     group.add_argument("--labels", type=Path, metavar="FILE",
-                       help="labels of all samples in their order, not the shards' own (.npy or text)")  # fmt: skip
+                       help="a table of files and labels (CSV, TSV, JSON-lines, Parquet), or labels of all samples in "
+                       "their order (.npy or text)")  # fmt: skip
+    configure_labels(group)
     group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
     configure_bad(group)
     configure_transform(parser)
@@ -52,9 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index, and print a summary."""
+    labels = label_options(args, None if args.labels is None else args.label)
     options = IndexOptions(
-        fields=Fields(image=args.image, label=args.label),
-        labels=args.labels,
+        **vars(labels),
+        fields=Fields(image=args.image, label=args.label if args.labels is None else None),
         classes=class_names(args.classes),
         transform=transform_of(args, None),
         decode=args.decode,
@@ -96,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(address: str, manifest: Manifest) -> None:
     say(
-        f"indexed {manifest.source} as {address}: {manifest.count} samples, {len(manifest.classes)} classes, "
+        f"indexed {manifest.source} as {address}: {manifest.count} samples, {label_words(manifest)}, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
-        f"{f'{manifest.skipped} bad left out, ' if manifest.skipped else ''}version {manifest.version}"
+        f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
 
 

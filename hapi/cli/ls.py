@@ -106,7 +106,7 @@ def _print_datasets(datasets: Sequence[dict[str, Any]]) -> None:
             if d["labels"] != "single":
                 state += f", {_KIND_WORDS[d['labels']]}"
             if d["skipped"]:
-                state += f", {d['skipped']} bad left out"
+                state += f", {d['skipped']} left out"
             rows.append(
                 [d["name"], d["version"][:12], str(d["samples"]), str(len(d["classes"])), size, d["kind"],
                  _short_transform(d["transform"]), state]

@@ -12,7 +12,10 @@ from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count, real, size
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
+from hapi.data.manifest import Manifest
 from hapi.errors import BadRequestError, UsageError
+from hapi.ingest.labels.options import WANTED_KINDS, LabelOptions, column_names
+from hapi.ingest.labels.table import FILE_COLUMNS
 from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
 from hapi.ingest.skipped import Skipped
 from hapi.paths import read_bounded
@@ -59,11 +62,39 @@ def configure_bad(parser: Any) -> None:
                         help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
 
 
+def configure_labels(group: Any) -> None:
+    """Declare the flags for a table of labels, for packing and indexing alike."""
+    group.add_argument("--label-file-column", metavar="COLUMN",
+                       help=f"the table's column of files (default: {', '.join(FILE_COLUMNS)}, or the "
+                       "first)")  # fmt: skip
+    group.add_argument("--label-kind", choices=WANTED_KINDS, default="auto",
+                       help="one class, several (columns of 0 and 1, or 'a;b' in one), or numbers (default: by the "
+                       "values)")  # fmt: skip
+    group.add_argument("--skip-unmatched", action="store_true",
+                       help="leave out files without a row, and rows without a file; else the first ends "
+                       "the command")  # fmt: skip
+
+
+def label_options(args: argparse.Namespace, columns: str | None) -> LabelOptions:
+    """Return what the flags say of labels; ``columns`` as ``--label`` gives them."""
+    return LabelOptions(
+        labels=args.labels,
+        label_columns=column_names(columns),
+        label_file_column=args.label_file_column,
+        label_kind=args.label_kind,
+        skip_unmatched=args.skip_unmatched,
+    )
+
+
 def _configure_source(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("contents")
-    group.add_argument(
-        "--labels", type=Path, metavar="FILE", help="labels of an array without them (.npy or text)"
-    )
+    group.add_argument("--labels", type=Path, metavar="FILE",
+                       help="a table of files and labels beside a folder (CSV, TSV, JSON-lines, Parquet), or labels of "
+                       "an array without them (.npy or text)")  # fmt: skip
+    group.add_argument("--label", metavar="COLUMN[,COLUMN]",
+                       help="the table's columns that are the label, by name or number (default: the only "
+                       "other one)")  # fmt: skip
+    configure_labels(group)
     group.add_argument(
         "--classes",
         metavar="A,B,...",
@@ -109,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source_for(
         args.source,
         args.address,
-        labels=args.labels,
+        labels=label_options(args, args.label),
         classes=class_names(args.classes),
         download=args.download,
     )
@@ -147,11 +178,21 @@ def run(args: argparse.Namespace) -> int:
         tell_replaced("hapi pack", store, name)
     say(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
-        f"{len(manifest.classes)} classes, "
+        f"{label_words(manifest)}, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "
-        f"{f'{manifest.skipped} bad left out, ' if manifest.skipped else ''}version {manifest.version}"
+        f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
     return 0
+
+
+def label_words(manifest: Manifest) -> str:
+    """Return the number of classes or outputs in words."""
+    count = len(manifest.classes)
+    if manifest.label_kind == "single":
+        return f"{count} classes"
+    if manifest.label_kind == "multi":
+        return f"several of {count} labels each"
+    return f"{count} number{'s' if count > 1 else ''} as label"
 
 
 def transform_of(args: argparse.Namespace, own: TransformSpec | None) -> TransformSpec | None:

@@ -128,6 +128,7 @@ class _Packer:
         self._input_transform = transform
         self._problem = tensor_check(self.layout)
         self.skipped = Skipped()
+        self.skipped.add(source.unmatched)
         # Here, and not in the middle of a training: does this transform fit these samples, and can both be noted down?
         input_shape(self.layout, self.transform)
         try:

@@ -213,7 +213,7 @@ def test_labels_beyond_the_classes_are_refused(session: Session, monkeypatch: py
                 yield batch
 
     monkeypatch.setattr(session_module, "Prefetcher", Wrong)
-    with pytest.raises(DataError, match="labels outside 0 to 3"):
+    with pytest.raises(DataError, match="labels that are not the number of a class, 0 to 3"):
         list(session.epoch(0))
 
 

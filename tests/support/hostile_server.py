@@ -407,7 +407,7 @@ STREAM: dict[str, Kind] = {
     "no frames at all": Kind(stream(lambda honest: b"<html>" * 1000), "out of step", EXTRACT),
     "error frame with escapes": Kind(stream(error_with_escapes), r"\\x1b\[2J", EXTRACT),
     "features that are no numbers": Kind(lies(no_numbers), "infinite or no numbers.*--check-features", EXTRACT),
-    "labels of no class": Kind(lies(no_class), "labels outside 0 to 3", EXTRACT),
+    "labels of no class": Kind(lies(no_class), "labels that are not the number of a class, 0 to 3", EXTRACT),
     "false features": Kind(lies(lying.features), "--recheck: .* false at split", EXTRACT, ("--recheck", "40")),
     "false labels": Kind(lies(lying.labels), "--recheck: .* false at split", EXTRACT, ("--recheck", "40")),
     "gigabytes of stored samples": Kind(gigabytes, "more than the whole dataset has", SAMPLES, ("--split", "0")),

@@ -12,12 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from hapi.arrays import IntArray
 from hapi.data.index import SampleIndex
 from hapi.data.manifest import InPlace, Manifest, SampleLayout, dataset_prefix
 from hapi.data.replaced import KEEP_OLD_SECONDS
@@ -27,10 +25,14 @@ from hapi.ingest.formats.shard import Fields
 from hapi.ingest.in_place.discover import Folder
 from hapi.ingest.in_place.labels import checked_classes, merged
 from hapi.ingest.in_place.scan import Run, RunScanner, Scanned, runs_of
+from hapi.ingest.labels.matching import LabelledFiles
+from hapi.ingest.labels.options import LabelOptions
+from hapi.ingest.labels.values import Labels
 from hapi.ingest.skipped import Skipped
-from hapi.ingest.sources.arrays import read_labels
+from hapi.ingest.sources.arrays import in_order, read_labels
 from hapi.ingest.transaction import PackFolder, Packing, write_dataset
 from hapi.store.base import ObjectStore
+from hapi.wire.labels import LabelKind
 from hapi.wire.references import TransformSpec
 
 LOCAL_WORKERS, REMOTE_WORKERS = 2, 8
@@ -42,7 +44,7 @@ _LAYOUT = SampleLayout(kind="encoded")
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexOptions:
+class IndexOptions(LabelOptions):
     """Options of an indexing.
 
     >>> import hapi, pathlib, PIL.Image
@@ -55,9 +57,6 @@ class IndexOptions:
     """
 
     fields: Fields = field(default_factory=Fields)
-    labels: Path | None = None
-    """File of the samples' labels (.npy, or text with one integer a line), used instead of the shards' own.
-    """
     classes: tuple[str, ...] | None = None
     """Names of the classes; default: the labels that are names, sorted, or the labels' numbers."""
     transform: TransformSpec | None = None
@@ -109,8 +108,11 @@ def index_folder(
     """
     dataset_prefix(name)
     input_shape(_LAYOUT, options.transform or TransformSpec())
-    labels = None if options.labels is None else read_labels(options.labels)
-    indexer = _Indexer(store, folder, options, on_progress)
+    options.checked()
+    if options.labels is None and options.label_kind != "auto":
+        raise UsageError("--label-kind is for a file of labels; give it with --labels FILE")
+    labels = _given_labels(folder, options)
+    indexer = _Indexer(store, folder, options, labels, on_progress)
     skipped = Skipped()
 
     def make(target: PackFolder, packing: Packing) -> Manifest:
@@ -118,7 +120,7 @@ def index_folder(
         parts = indexer.run(target, on_start)
         for part in parts:
             skipped.add(part.skipped)
-        index, classes = _whole(folder, parts, labels, options)
+        index, classes, kind = _whole(folder, parts, labels, options)
         return target.write_index(
             packing,
             index,
@@ -127,20 +129,44 @@ def index_folder(
             transform=options.transform or TransformSpec(),
             in_place=InPlace(format=folder.module.NAME, folder=folder.prefix),
             skipped=skipped.count,
+            label_kind=kind,
         )
 
     manifest = write_dataset(
         store, name, f"{folder.title} ({folder.module.NAME})", indexer.fingerprint(), make,
-        whole=indexer.whole(labels), replace=replace, restart=restart, force_lock=force_lock,
+        whole=indexer.whole(), replace=replace, restart=restart, force_lock=force_lock,
         keep_old=keep_old,
     )  # fmt: skip
     return Indexed(manifest, skipped)
 
 
+def _given_labels(folder: Folder, options: IndexOptions) -> Labels | LabelledFiles | None:
+    """The labels in a file: of all samples in their order, or by the samples' names; None for the shards' own."""
+    if options.labels is None:
+        return None
+    if options.table is None:
+        return in_order(read_labels(options), options, options.classes, f"--labels {options.labels}")
+    table = LabelledFiles.read(options, options.classes)
+    if folder.module.NAME == "objects":  # each sample's name is known before anything is read
+        below = len(folder.prefix) + 1 if folder.prefix else 0
+        found = [(info.key[below:], table.row_of(info.key[below:])) for info in folder.shards]
+        rows = np.array([row for _, row in found if row is not None], dtype=np.int64)
+        without = [name for name, row in found if row is None]
+        if not len(rows):
+            raise table.no_match(without[0], folder.title)
+        if not options.skip_unmatched:
+            table.check_files(len(without), without[0] if without else "", folder.title)
+            table.check_rows(rows, folder.title)
+    return table
+
+
 def _whole(
-    folder: Folder, parts: Sequence[Scanned], labels: IntArray | None, options: IndexOptions
-) -> tuple[SampleIndex, tuple[str, ...]]:
-    """The index of all parts with its final labels, and the classes."""
+    folder: Folder,
+    parts: Sequence[Scanned],
+    labels: Labels | LabelledFiles | None,
+    options: IndexOptions,
+) -> tuple[SampleIndex, tuple[str, ...], LabelKind]:
+    """The index of all parts with its final labels, the classes, and the labels' kind."""
     found = [part for part in parts if part.index is not None]
     if not found:
         raise DataError(
@@ -149,6 +175,11 @@ def _whole(
         )
     indexes = [part.index for part in found if part.index is not None]
     whole = SampleIndex.joined(indexes)
+    if isinstance(labels, LabelledFiles):
+        rows = whole.label.astype(np.int64)
+        if not options.skip_unmatched and not any(part.skipped.count for part in parts):
+            labels.check_rows(rows, folder.title)
+        return replace(whole, label=labels.of(rows)), labels.labels.classes, labels.labels.kind
     if labels is None:
         numbers, classes = merged(
             [index.label.astype(np.int64) for index in indexes],
@@ -156,15 +187,16 @@ def _whole(
             [part.names for part in found],
             options.classes,
         )
-    else:
-        if len(labels) != len(whole):
-            raise UsageError(
-                f"labels {options.labels}: there are {len(labels)}, but {len(whole)} samples; "
-                "give one for each sample, in the order of the shards"
-            )
-        numbers, classes = labels, checked_classes(labels, options.classes)
-    whole.label[:] = numbers
-    return whole, classes
+        return replace(whole, label=numbers), classes, "single"
+    if len(labels.values) != len(whole):
+        raise UsageError(
+            f"--labels {options.labels}: there are {len(labels.values)}, but {len(whole)} samples; "
+            "give one for each sample, in the order of the shards"
+        )
+    if labels.kind != "single":
+        return replace(whole, label=labels.values), labels.classes, labels.kind
+    numbers = labels.values.astype(np.int64)
+    return replace(whole, label=numbers), checked_classes(numbers, options.classes), "single"
 
 
 class _StoppedError(Exception):
@@ -179,9 +211,10 @@ class _Indexer:
         store: ObjectStore,
         folder: Folder,
         options: IndexOptions,
+        labels: Labels | LabelledFiles | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._store, self._folder, self._options = store, folder, options
+        self._store, self._folder, self._options, self._labels = store, folder, options, labels
         self._fields = replace(options.fields, unlabelled=options.labels is not None)
         self._on_progress = on_progress
         self._guard = threading.Lock()
@@ -190,18 +223,23 @@ class _Indexer:
     def fingerprint(self) -> str:
         """Digest of everything that decides a run's part of the index, beside its shards."""
         known = [self._folder.prefix, self._folder.module.NAME, asdict(self._fields), self._options.decode]
+        if isinstance(self._labels, LabelledFiles):
+            known += [self._labels.fingerprint(), self._options.skip_unmatched]
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
 
-    def whole(self, labels: IntArray | None) -> str:
-        """Digest of everything that decides the dataset, with ``labels`` of ``--labels``."""
-        options = self._options
+    def whole(self) -> str:
+        """Digest of everything that decides the dataset."""
+        options, labels = self._options, self._labels
         transform = (options.transform or TransformSpec()).to_json()
         known = [self.fingerprint(), options.classes, transform, options.skip_bad, labels is None]
         state = xxhash.xxh3_128(json.dumps(known, sort_keys=True).encode())
         for run in runs_of(self._folder.shards):
             state.update(run.key.encode())
         if labels is not None:
-            state.update(np.ascontiguousarray(labels).data)
+            known_labels = labels.labels if isinstance(labels, LabelledFiles) else labels
+            state.update(np.ascontiguousarray(known_labels.values).data)
+            if known_labels.kind != "single" or isinstance(labels, LabelledFiles):
+                state.update(json.dumps([known_labels.kind, known_labels.classes]).encode())
         return state.hexdigest()
 
     def run(self, target: PackFolder, on_start: Callable[[int, int], None]) -> list[Scanned]:
@@ -237,6 +275,8 @@ class _Indexer:
             self._fields,
             decode=self._options.decode,
             skip_bad=self._options.skip_bad,
+            table=self._labels if isinstance(self._labels, LabelledFiles) else None,
+            skip_unmatched=self._options.skip_unmatched,
             alive=self._alive,
         )
         scanned = scanner.scan(run)

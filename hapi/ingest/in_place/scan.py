@@ -14,10 +14,11 @@ from hapi.data.index import SampleIndex
 from hapi.data.sample_directory import MAX_SAMPLE_BYTES, SampleDirectory
 from hapi.data.shards import Shard, ShardTable
 from hapi.data.transforms.decode import check_image, decode_image
-from hapi.errors import DataError
+from hapi.errors import DataError, UsageError
 from hapi.ingest.formats.registry import Format
 from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.ingest.in_place.labels import Kind, LabelBook, LabelError
+from hapi.ingest.labels.matching import LabelledFiles
 from hapi.ingest.skipped import Skipped
 from hapi.ingest.transaction import PackFolder
 from hapi.store.base import ObjectInfo, ObjectStore
@@ -99,11 +100,15 @@ class RunScanner:
         decode: bool,
         skip_bad: bool,
         alive: Callable[[int, int], None],
+        table: LabelledFiles | None = None,
+        skip_unmatched: bool = False,
     ) -> None:
+        """Scan with ``module``; labels are rows of ``table``, or those of the samples if it is None."""
         self._store, self._module, self._fields = store, module, fields
         self._below = len(folder) + 1 if folder else 0
         self._check_image = decode_image if decode else check_image
         self._skip_bad, self._alive = skip_bad, alive
+        self._table, self._skip_unmatched = table, skip_unmatched
         self._labels = LabelBook(fields.unlabelled)
         self._skipped = Skipped()
         self._positions: list[tuple[int, int, int]] = []
@@ -158,12 +163,29 @@ class RunScanner:
         except DataError as error:
             return f"{error}; its first bytes are {bytes(data[:12])!r}"
         try:
-            number = self._labels.add(found.label)
+            number = self._labels.add(found.label) if self._table is None else self._row(shard, found.name)
         except LabelError as error:
             return str(error)
+        if number is None:
+            return None
         self._positions.append((len(self._shards), found.offset, found.length))
         self._numbers.append(number)
         self._sums.append(xxhash.xxh3_64_intdigest(data))
+        return None
+
+    def _row(self, shard: ShardBytes, name: str) -> int | None:
+        """The row of a sample in the table; None for one that is left out, since it has none."""
+        table = self._table
+        row = None if table is None else table.row_of(name)
+        if table is None or row is not None:
+            return row
+        line = f"shard {shard.name}, sample {printable(name)}: has no row in {table.table.path}"
+        if not self._skip_unmatched:
+            raise UsageError(
+                f"{line}, whose first file is {printable(table.table.files[0])}; add it, or pass --skip-unmatched to "
+                "leave such samples out"
+            )
+        self._skipped.add(Skipped(1, [line]))
         return None
 
     def _bad(self, line: str) -> None:

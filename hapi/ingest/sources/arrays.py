@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hapi.arrays import IntArray
 from hapi.data.manifest import DTYPES, SampleLayout
 from hapi.errors import DataError, UsageError
+from hapi.ingest.labels.options import LabelOptions
+from hapi.ingest.labels.values import Labels, array_labels
 from hapi.ingest.sources.base import Source, integer_labels, numbered_classes
 from hapi.paths import read_bounded
 from hapi.store.stored_array import StoredArray, npy_array, safetensors_arrays
@@ -47,15 +48,26 @@ class ArraySource(Source):
     uint8 images of 1 or 3 channels get ImageNet's normalisation as their transform.
     """
 
-    def __init__(self, path: Path, labels: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, options: LabelOptions | None = None, classes: tuple[str, ...] | None = None
+    ) -> None:
+        """Open ``path``, with its own labels or those of ``options``, and these names of ``classes``."""
+        options = options or LabelOptions()
         self.description = f"file {path.name}"
         self._path = path
         samples, found = _read(path)
-        if labels is not None:
-            found = read_labels(labels)
+        what = f"labels of {path}"
+        if options.table is not None:
+            raise UsageError(
+                f"--labels {options.table}: a table of files is for a folder of images; labels of an array are .npy, "
+                "or text with one a line"
+            )
+        if options.labels is not None:
+            what, found = f"--labels {options.labels}", read_labels(options)
         if found is None:
             raise UsageError(f"{path} has no labels ({', '.join(LABEL_NAMES)}); give them with --labels FILE")
-        self.labels = integer_labels(found, f"labels of {path}")
+        labels = in_order(found, options, classes, what)
+        self.labels, self.label_kind = labels.values, labels.kind
         if samples.ndim < 2 or len(samples) != len(self.labels):
             raise UsageError(
                 f"{path}: expected samples along the first axis and a label for each, got an array of shape "
@@ -72,7 +84,7 @@ class ArraySource(Source):
                 f"{path}: samples of shape {list(shape)} cannot be packed; they need 1 to 4 axes"
             )
         self.layout = SampleLayout(kind="tensor", sample_shape=shape, sample_dtype=samples.dtype.name)
-        self.classes = numbered_classes(self.labels)
+        self.classes = labels.classes
         if samples.dtype == np.uint8 and len(shape) == 3 and shape[0] in (1, 3):
             side = min(shape[1:])
             self.transform = TransformSpec(resize=side, crop=side)
@@ -128,14 +140,37 @@ def _pick(path: Path, tensors: Mapping[str, Any]) -> tuple[Any, Any]:
     return tensors[samples], None if labels is None else tensors[labels]
 
 
-def read_labels(path: Path) -> IntArray:
-    """Return the labels in a file, int64 [n]; :class:`UsageError` when it has none or is too large."""
-    what = f"labels {path}"
+def read_labels(options: LabelOptions) -> np.ndarray:
+    """Return the numbers in the file of labels of ``options``; :class:`UsageError` when it has none or is too large."""
+    path = options.labels
+    if path is None:
+        raise UsageError("there is no file of labels; give one with --labels FILE")
+    what, word = f"--labels {path}", "number" if options.label_kind == "regression" else "integer"
     try:
         if path.suffix == ".npy":
             found = npy_array(path)
-            return integer_labels(found.whole() if isinstance(found, StoredArray) else found, what)
-        text = read_bounded(path, MAX_LABEL_TEXT_BYTES, what)
-        return np.array([int(line) for line in text.decode().split()], dtype=np.int64)
+            return found.whole() if isinstance(found, StoredArray) else found
+        lines = read_bounded(path, MAX_LABEL_TEXT_BYTES, what).decode().split()
+        if word == "number":
+            return np.array([float(line) for line in lines])
+        return np.array([int(line) for line in lines], dtype=np.int64)
     except (*_UNREADABLE, OverflowError) as error:
-        raise UsageError(f"{what}: {error}; give a .npy file, or text with one integer a line") from error
+        raise UsageError(f"{what}: {error}; give a .npy file, or text with one {word} a line") from error
+
+
+def in_order(values: np.ndarray, options: LabelOptions, classes: tuple[str, ...] | None, what: str) -> Labels:
+    """Return ``values`` as the labels of all samples in their order; single ones unless ``options`` say otherwise.
+
+    Args:
+        values: numbers of shape [n] or [n, k].
+        options: kind of the labels.
+        classes: names of the outputs; None: their numbers. Single labels are not compared with them.
+        what: name for messages.
+
+    Raises:
+        UsageError: they are no such labels.
+    """
+    if options.label_kind in ("multi", "regression"):
+        return array_labels(values, options.label_kind, classes, what)
+    numbers = integer_labels(values, what)
+    return Labels(numbers, "single", numbered_classes(numbers))

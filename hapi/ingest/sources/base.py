@@ -15,6 +15,7 @@ import xxhash
 from hapi.arrays import IntArray, LabelArray
 from hapi.data.manifest import SampleLayout
 from hapi.errors import UsageError
+from hapi.ingest.skipped import Skipped
 from hapi.wire.labels import LabelKind
 from hapi.wire.references import TransformSpec
 
@@ -34,6 +35,8 @@ class Source(ABC):
     transform: TransformSpec | None = None
     """The transform that suits the source; None: the packer's default for images, none for tensors."""
     thread_safe: bool = True
+    unmatched: Skipped = Skipped()
+    """Samples that were left out because a table has no labels for them."""
     note: str = ""
     """A note for the user, for example about files that were left out."""
 
@@ -83,6 +86,7 @@ def integer_labels(values: Sequence[object] | np.ndarray, what: str) -> IntArray
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise UsageError(
-            f"{what}: expected one integer label per sample, got {array.dtype} of shape {array.shape}"
+            f"{what}: expected one integer label per sample, got {array.dtype} of shape {array.shape}; "
+            "for numbers or several labels a sample give --label-kind regression or multi"
         )
     return array.astype(np.int64)

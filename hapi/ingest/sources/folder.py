@@ -84,7 +84,8 @@ class FolderSource(Source):
 
     def _class_files(self, name: str) -> Iterator[int]:
         """Append every image of a class to the block of names; yields where each name ends."""
-        for folder in sorted(_folders(self.root / name, self._apart)):
+        apart = self._apart if name else self._apart - {_identity(self.root)}
+        for folder in sorted(_folders(self.root / name, apart)):
             with os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda e: e.name)
             for entry in found:
@@ -98,10 +99,17 @@ class FolderSource(Source):
                 ):
                     self._left_out += 1
                     continue
-                path = os.fsencode(os.path.relpath(entry.path, self.root))
+                relative = os.path.relpath(entry.path, self.root)
+                if not self._accepts(relative):
+                    continue
+                path = os.fsencode(relative)
                 self._files.update(path + b"\0%d %d\0" % (state.st_size, state.st_mtime_ns))
                 self._names += path
                 yield len(self._names)
+
+    def _accepts(self, path: str) -> bool:
+        """Whether an image at this path from the folder is a sample."""
+        return True
 
     def path(self, number: int) -> Path:
         """Return the file of a sample."""

@@ -13,17 +13,17 @@ import numpy as np
 
 from hapi.data.manifest import check_classes
 from hapi.errors import BadRequestError, UsageError
+from hapi.ingest.labels.options import TABLE_SUFFIXES, LabelOptions
 from hapi.ingest.sources.arrays import ArraySource
 from hapi.ingest.sources.base import Source
 from hapi.ingest.sources.folder import FolderSource
+from hapi.ingest.sources.labelled_folder import LabelledFolder
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions:
+class SourceOptions(LabelOptions):
     """Options of a source beside its name."""
 
-    labels: Path | None = None
-    """File of labels for an array without them: ``.npy``, or text with one integer a line."""
     classes: tuple[str, ...] | None = None
     """All classes, by name in the order of their labels. If the source has no names, or wholly other ones,
     these are its classes' names. Default: the source's own names, or the labels' numbers.
@@ -40,6 +40,10 @@ def open_source(text: str, options: SourceOptions | None = None) -> Source:
     content.
     """
     options = options or SourceOptions()
+    options.checked()
+    library = text.startswith(("torchvision:", "sklearn:"))
+    if library and (options.labels is not None or options.label_kind != "auto"):
+        raise UsageError("--labels and --label-kind are for folders and array files; this source has labels")
     if not text.strip():
         raise UsageError("the source is empty; give a folder ('.' for this one), a file or a name")
     if text.startswith("torchvision:"):
@@ -51,22 +55,31 @@ def open_source(text: str, options: SourceOptions | None = None) -> Source:
 
         source = sklearn_source(text)
     elif _exists(Path(text).is_dir):
-        source = FolderSource(Path(text), options.store)
+        source = _folder(Path(text), options)
     elif _exists(Path(text).is_file):
-        source = ArraySource(Path(text), labels=options.labels)
+        source = ArraySource(Path(text), options, options.classes)
     else:
         raise UsageError(
             f"source {text[:200]!r}: no such folder or file; give a folder of images, a .npy, .npz or "
             ".safetensors file, torchvision:NAME, sklearn:digits or sklearn:photos"
         )
-    if options.labels is not None and not _exists(Path(text).is_file):
-        raise UsageError("--labels is for array files; the other sources have labels")
     if source.count == 0:
         raise UsageError(f"source {text[:200]!r} has no samples")
-    if options.classes is not None:
+    if options.classes is not None and options.table is None and source.label_kind == "single":
         _name_classes(source, options.classes)
     _check_labels(source)
     return source
+
+
+def _folder(path: Path, options: SourceOptions) -> Source:
+    if options.table is not None:
+        return LabelledFolder(path, options, options.classes, options.store)
+    if options.labels is not None:
+        raise UsageError(
+            f"--labels {options.labels}: for a folder it is a table of files and labels ({', '.join(TABLE_SUFFIXES)}); "
+            "if it is one, name the column with --label"
+        )
+    return FolderSource(path, options.store)
 
 
 def _exists(check: Callable[[], bool]) -> bool:
@@ -101,6 +114,8 @@ def _check_labels(source: Source) -> None:
         check_classes(source.classes)
     except BadRequestError as error:
         raise UsageError(f"source {source.description}: {error}; give --classes") from None
+    if source.label_kind != "single":
+        return
     low, high = int(source.labels.min()), int(source.labels.max())
     if low < 0 or high >= len(source.classes):
         raise UsageError(
