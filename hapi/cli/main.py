@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -9,32 +11,47 @@ from types import ModuleType
 
 from hapi import __version__
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import OneLineParser, run_command
+from hapi.cli.shared.common import EXIT_CODES, OneLineParser, run_command
 
-COMMANDS = {
-    "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
-    "index": "make a dataset of shards or images that lie in a store already, without a copy",
-    "ls": "list the datasets and models of a store",
-    "verify": "read a whole dataset or pushed model and check every checksum",
-    "push": "put a model's weights into a store",
-    "predict": "name the classes of images, with a model file of a training",
-    "export": "write a model file or checkpoint as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
-    "evaluate": "compare a model file's outputs with the labels of a dataset",
-    "status": "say what a server does now",
-    "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
-    "plan": "estimate every split of a training run, and show the choice of each strategy",
-    "report": "make an HTML page of a kept JSON report of a run",
-    "layers": "print a model's layers, their names, output sizes and the default freeze",
-}
-"""Help lines by name of a sub-command. Each has a module of its name, with ``configure`` and ``run``, here or in
-``models/``."""
 PROGRAMS = {
     "train": "fine-tune a network: another name of hapi-train",
     "server": "run frozen layers beside a store: another name of hapi-server",
 }
 """Help lines of the programs that are commands of their own, too."""
-OF_MODELS = frozenset(("push", "layers", "predict", "evaluate", "export"))
-WORKING = frozenset(("pack", "index", "push", "bench"))
+GROUPS = {
+    "training": {
+        "plan": "estimate every split of a training run, and show the choice of each strategy",
+        "layers": "print a model's layers, their names, output sizes and the default freeze",
+        "report": "make an HTML page of a kept JSON report of a run",
+    },
+    "trained models": {
+        "predict": "name the classes of images, with a model file of a training",
+        "evaluate": "compare a model file's outputs with the labels of a dataset",
+        "export": "write a model file or checkpoint as safetensors, PyTorch's, ONNX, torch.export's or Hugging Face's",
+    },
+    "stores": {
+        "pack": "turn a folder of images, a torchvision dataset or arrays into a dataset in a store",
+        "index": "make a dataset of shards or images that lie in a store already, without a copy",
+        "push": "put a model's weights into a store",
+        "ls": "list the datasets and models of a store",
+        "verify": "read a whole dataset or pushed model and check every checksum",
+        "rm": "take a dataset or a pushed model out of a store",
+        "gc": "free what belongs to no dataset or model of a store: old versions, rests of killed commands",
+    },
+    "operation": {
+        "status": "say what a server does now",
+        "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
+    },
+}
+"""Help lines by name of a sub-command, below the headings of ``hapi --help``. Each has a module of its name, with
+``configure`` and ``run``, here or in one of ``FOLDERS``."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+FOLDERS = {
+    **dict.fromkeys(("push", "layers", "predict", "evaluate", "export"), "models."),
+    **dict.fromkeys(("rm", "gc"), "stores."),
+}
+"""Folder of the modules that are not here."""
+WORKING = frozenset(("pack", "index", "push", "rm", "gc"))
 """Commands whose work counts even without their output."""
 
 
@@ -53,25 +70,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser_with(chosen: str | None) -> OneLineParser:
     """The command line of ``hapi`` with the flags of the sub-command ``chosen``; the others are only named."""
-    parser = OneLineParser(prog="hapi", description="Near-data transfer learning over an object store.")
+    parser = OneLineParser(
+        prog="hapi",
+        description="Near-data transfer learning over an object store.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_grouped(),
+    )
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in (*PROGRAMS.items(), *COMMANDS.items()):
-        sub = commands.add_parser(name, help=summary, description=summary)
+        sub = commands.add_parser(name, description=summary, epilog=EXIT_CODES)
         if name == chosen and name in COMMANDS:
             with Leaving(f"hapi {name}"):
                 module_of(name).configure(sub)
     return parser
 
 
+def _grouped() -> str:
+    """The commands by their headings, for ``hapi --help``."""
+    first, *others = GROUPS
+    groups = {first: {**PROGRAMS, **GROUPS[first]}, **{title: GROUPS[title] for title in others}}
+    lines = [
+        line
+        for title, group in groups.items()
+        for line in (f"{title}:", *(f"  {name:<10}{summary}" for name, summary in group.items()), "")
+    ]
+    return "\n".join([*lines, "hapi COMMAND --help says more of each.", EXIT_CODES, ""])
+
+
 def _run(arguments: Sequence[str], chosen: str | None) -> int:
-    args = parser_with(chosen).parse_args(arguments)
+    parser = parser_with(chosen)
+    if chosen is None and not {"-h", "--help", "--version"} & set(arguments):
+        what = f"unknown argument {arguments[0]}" if arguments else "a command is missing"
+        parser.error(f"{what}; write hapi COMMAND, such as hapi ls STORE")
+    if chosen is not None and chosen not in COMMANDS:
+        near = difflib.get_close_matches(chosen, [*PROGRAMS, *COMMANDS], 1, 0.5)
+        parser.error(f"there is no command {chosen}" + (f"; did you mean {near[0]}?" if near else ""))
+    args = parser.parse_args(arguments)
     return int(module_of(args.command).run(args))
 
 
 def module_of(command: str) -> ModuleType:
     """Import the module of a sub-command."""
-    return importlib.import_module(f"hapi.cli.{'models.' if command in OF_MODELS else ''}{command}")
+    return importlib.import_module(f"hapi.cli.{FOLDERS.get(command, '')}{command}")
 
 
 if __name__ == "__main__":

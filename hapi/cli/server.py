@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import EXIT_OK, OneLineParser, run_command
+from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         prog="hapi-server",
         description="Run frozen layers beside an object store.",
         epilog=f"Each setting may also be in the environment: --max-queued as {VARIABLES}MAX_QUEUED. "
-        "The server prints 'listening on http://HOST:PORT' when it is ready.",
+        f"The server prints 'listening on http://HOST:PORT' when it is ready. {EXIT_CODES}",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
     add_settings_file(p, "settings")

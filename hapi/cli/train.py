@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
-from hapi.cli.shared.common import EXIT_FAILED, EXIT_OK, OneLineParser, run_command
+from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         description="Fine-tune a network: its frozen prefix runs on servers beside the data, all else here.",
         epilog="Example: hapi-train --model resnet50 --bs 1024. "
         f"Each setting may also be in the environment: --micro-batch as {VARIABLES}MICRO_BATCH. "
-        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the training diverged, 130 interrupted.",
+        f"{EXIT_CODES[:-1]}, {EXIT_DIVERGED} the training diverged.",
     )
     p.add_argument("--version", action="version", version=f"hapi {__version__}")
     add_settings_file(p, "experiment")

@@ -72,15 +72,19 @@ def record(store: ObjectStore, new: Manifest, keep_seconds: float) -> None:
     Nothing is recorded when there is no sound version to keep, or when it is the same version: readers then
     go on with the new shards.
     """
-    if keep_seconds <= 0:
-        return
     try:
         old = load_manifest(store, new.name)
     except (NotFoundError, DataError):
         return
     if new.version != old.version:
+        keep(store, old, keep_seconds)
+
+
+def keep(store: ObjectStore, old: Manifest, keep_seconds: float) -> None:
+    """Record, right before the manifest ``old`` goes, that its version is kept for ``keep_seconds``; 0: not at all."""
+    if keep_seconds > 0:
         known = Replaced(old, time.time() + keep_seconds)
-        store.put(f"{replaced_prefix(new.name)}/{old.version}.json", known.to_bytes())
+        store.put(f"{replaced_prefix(old.name)}/{old.version}.json", known.to_bytes())
 
 
 def list_replaced(store: ObjectStore, name: str) -> list[Replaced]:
@@ -90,50 +94,69 @@ def list_replaced(store: ObjectStore, name: str) -> list[Replaced]:
 
 
 def kept(
-    store: ObjectStore, current: Manifest, keys: Iterable[str], keep_seconds: float = math.inf
+    store: ObjectStore,
+    name: str,
+    current: Manifest | None,
+    keys: Iterable[str],
+    keep_seconds: float = math.inf,
 ) -> set[str]:
     """Return those of the objects ``keys`` that belong to replaced versions whose time is not over.
 
     Args:
         store: where the dataset lies.
-        current: its manifest; a record of the same version is not needed any more.
+        name: its name there.
+        current: its manifest; a record of the same version is not needed any more. None: it was removed.
         keys: all objects below the dataset's prefix.
         keep_seconds: as ``--keep-old`` says; 0 ends the time of all.
     """
     if keep_seconds <= 0:
         return set()
     keys = list(keys)
-    prefix, found = f"{replaced_prefix(current.name)}/", set[str]()
+    prefix, found = f"{replaced_prefix(name)}/", set[str]()
     for key in [key for key in keys if key.startswith(prefix)]:
-        known = _load(store, current.name, key)
-        if known is None or known.until <= time.time() or known.manifest.version == current.version:
+        known = _load(store, name, key)
+        if known is None or known.until <= time.time():
+            continue
+        if current is not None and known.manifest.version == current.version:
             continue
         found.add(key)
-        pack = f"{dataset_prefix(current.name)}/{known.manifest.pack}/"
+        pack = f"{dataset_prefix(name)}/{known.manifest.pack}/"
         found |= {other for other in keys if other.startswith(pack)}
     return found
 
 
 def find_manifest(store: ObjectStore, name: str, version: str | None = None) -> Manifest:
-    """Return the manifest of dataset ``name`` in ``version``, which may be a replaced one; None: the current
-    one.
+    """Return the manifest of dataset ``name`` in ``version``, which may be a replaced or removed one; None: the
+    current one.
 
     Raises:
         NotFoundError: there is no such dataset.
         ConflictError: that version is kept no longer.
     """
-    manifest = load_manifest(store, name)
-    if version is None or manifest.version == version:
-        return manifest
-    key = f"{replaced_prefix(name)}/{version}.json"
-    known = _load(store, name, key) if DIGEST_PATTERN.fullmatch(version) else None
-    if known is not None and known.manifest.version == version:
+    known = None
+    try:
+        manifest = load_manifest(store, name)
+        if version is None or manifest.version == version:
+            return manifest
+        known = _known(store, name, version)
+    except NotFoundError:
+        known = None if version is None else _known(store, name, version)
+        if known is None:
+            raise
+    if known is not None:
         return known.manifest
     raise ConflictError(
         f"dataset {name!r} has version {manifest.version} now, and version {version} is not kept (any longer): "
         "it was replaced; begin again with the version of now. 'hapi pack --replace --keep-old' says how long "
         "a replaced version stays readable"
     )
+
+
+def _known(store: ObjectStore, name: str, version: str) -> Replaced | None:
+    """The record of one version; None when it is not kept."""
+    key = f"{replaced_prefix(name)}/{version}.json"
+    known = _load(store, name, key) if DIGEST_PATTERN.fullmatch(version) else None
+    return known if known is not None and known.manifest.version == version else None
 
 
 def _load(store: ObjectStore, name: str, key: str) -> Replaced | None:

@@ -161,7 +161,7 @@ def _extra_objects(store: ObjectStore, manifest: Manifest, shards: Sequence[str]
         return
     known = {manifest_key(manifest.name), manifest.index_key, *shards}
     listed = store.list(prefix)
-    known |= kept(store, manifest, [info.key for info in listed])
+    known |= kept(store, manifest.name, manifest, [info.key for info in listed])
     known |= {info.key for info in listed if is_lock_object(info.key, f"{prefix}/{LOCK_NAME}")}
     for info in listed:
         # A store's listing may still have what was just deleted (Swift's, when a node is down).

@@ -254,7 +254,7 @@ class PackFolder:
         last = f"{prefix}/{PACKING_NAME}"
         keys = [info.key for info in self.store.list(prefix) if is_key(info.key)]
         self.lease.check()  # after the listing: nothing in it can be of one that takes the lock from now on
-        left = kept(self.store, manifest, keys, keep_old)
+        left = kept(self.store, self.name, manifest, keys, keep_old)
         left |= {key for key in keys if key.startswith(f"{self.prefix}/")}
         left = {key for key in left if not key.endswith(".part.safetensors")}
         left |= {key for key in keys if is_lock_object(key, f"{prefix}/{LOCK_NAME}")}

@@ -17,7 +17,7 @@ def test_every_sub_command_has_a_help_page(command: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("lss", "store"), "hapi: error: argument COMMAND: invalid choice: 'lss'"),
+        (("lss", "store"), "hapi: error: there is no command lss; did you mean ls?"),
         (("ls", "--jsn", "store"), "hapi ls: error: unknown argument --jsn; did you mean --json?"),
         (("pack", "--skipbad", "images", "store/x"), "hapi pack: error: unknown argument --skipbad; did you"),
         (("verify",), "hapi verify: error: the following arguments are required: STORE/NAME"),

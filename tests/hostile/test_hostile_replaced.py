@@ -118,3 +118,21 @@ def test_damage_is_repaired_without_a_restart(folder: Path) -> None:
         assert healed.status == 200 and len(healed.body) >= len(good) - 500
         wait_for(lambda: exchange(running.port, "POST", EXTRACT, known.extract(IDS)).status == 200)
         known.check_features(exchange(running.port, "POST", EXTRACT, known.extract(IDS)).body, IDS)
+
+
+def test_a_removed_dataset_is_read_to_the_end(folder: Path, tmp_path: Path) -> None:
+    with server(folder, "--chunk-cache", "0") as running:
+        report = tmp_path / "report.json"
+        job = start_train(*JOB, "--epochs", str(EPOCHS), "--server", running.url, "--report", str(report))
+        try:
+            after_first_epoch(job)
+            job.send_signal(signal.SIGSTOP)  # lest it ends before the dataset is removed
+            hapi("rm", f"{folder}/digits", "--yes")
+            hapi("gc", str(folder), "--yes")
+            job.send_signal(signal.SIGCONT)
+            finished(job, report)
+        finally:
+            job.kill()
+        check_problem(exchange(running.port, "GET", "/v1/datasets/digits"), 404, "digits")
+    assert hapi("rm", f"{folder}/digits", "--yes", "--keep-old", "0").returncode == 0
+    assert not list((folder / "datasets").glob("digits/*"))

@@ -18,6 +18,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DIVERGED = 3
+EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 130 interrupted (Ctrl-C)."
+"""A line of every command's help."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -55,7 +57,7 @@ class OneLineParser(argparse.ArgumentParser):
 def run_command(program: str, body: Callable[[], int], *, goes_on: bool = False) -> int:
     """Run ``body``; turn its exceptions into one line on stderr and an exit code.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 the training diverged, 130 interrupted. An
+    Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the training diverged, 130 interrupted. An
     error that is not a :class:`HapiError` is a defect of Hapi and keeps its traceback (also with
     ``HAPI_DEBUG=1``).
 

@@ -1,0 +1,1 @@
+"""Commands that take things out of a store."""

@@ -1,0 +1,44 @@
+"""``hapi gc STORE``: objects of a store that belong to no dataset or model."""
+
+from __future__ import annotations
+
+import argparse
+
+from hapi.cli.shared.common import EXIT_OK, say
+from hapi.cli.shared.numbers import seconds
+from hapi.ingest.removal import UNFINISHED_SECONDS, collect
+from hapi.store.open import open_store
+from hapi.text import printable
+from hapi.units import format_bytes
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("store", metavar="STORE", help="URL or folder of the object store")
+    parser.add_argument(
+        "--yes", action="store_true", help="remove them; without this flag nothing is changed"
+    )
+    parser.add_argument(
+        "--older-than", type=seconds(0), default=UNFINISHED_SECONDS, metavar="TIME",
+        help="give up a packing that was begun so long ago, is not finished and not worked on (default 24h)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each name that has such objects, then the sum."""
+    store = open_store(args.store)
+    count = size = 0
+    verb = "removed" if args.yes else "would remove"
+    for found in collect(store, older_than=args.older_than, dry_run=not args.yes):
+        if found.objects:
+            say(f"{found.kind} {found.name}: {verb} {len(found.objects)} objects, {format_bytes(found.size)}")
+        for note in found.notes:
+            say(f"{found.kind} {found.name}: {note}")
+        count += len(found.objects)
+        size += found.size
+    if not count:
+        say(f"{printable(store.url)}: every object belongs to something")
+        return EXIT_OK
+    advice = "" if args.yes else "; add --yes to do it"
+    say(f"{verb} {count} objects, {format_bytes(size)}{advice}")
+    return EXIT_OK
