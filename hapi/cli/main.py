@@ -104,8 +104,8 @@ def _run(arguments: Sequence[str], chosen: str | None) -> int:
         what = f"unknown argument {arguments[0]}" if arguments else "a command is missing"
         parser.error(f"{what}; write hapi COMMAND, such as hapi ls STORE")
     if chosen is not None and chosen not in COMMANDS:
-        near = difflib.get_close_matches(chosen, [*PROGRAMS, *COMMANDS], 1, 0.5)
-        parser.error(f"there is no command {chosen}" + (f"; did you mean {near[0]}?" if near else ""))
+        matches = difflib.get_close_matches(chosen, [*PROGRAMS, *COMMANDS], 1, 0.5)
+        parser.error(f"there is no command {chosen}" + (f"; did you mean {matches[0]}?" if matches else ""))
     args = parser.parse_args(arguments)
     return int(module_of(args.command).run(args))
 
