@@ -123,7 +123,7 @@ class Digits:
             from sklearn.datasets import load_digits
         except ImportError as error:
             raise UsageError(
-                f"bench shuffle needs scikit-learn: pip install scikit-learn ({error})"
+                f"bench shuffle needs scikit-learn: pip install 'hapi-split[quickstart]' ({error})"
             ) from error
         data = load_digits()
         mixed = epoch_sequence(_SPLIT_SEED, 0, len(data.target))

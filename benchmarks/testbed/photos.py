@@ -67,7 +67,7 @@ def write_crops(target: Path, samples: int, side: int) -> None:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise UsageError(
-            f"the benchmark's data are scikit-learn's photographs: pip install scikit-learn ({error})"
+            f"the benchmark's data are scikit-learn's photographs: pip install 'hapi-split[quickstart]' ({error})"
         ) from error
     photos = load_sample_images().images
     generator = np.random.default_rng(0)

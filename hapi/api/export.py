@@ -99,7 +99,7 @@ def _onnx(module: nn.Module, card: ModelCard, output: Path) -> None:
         import onnx
         import onnxscript  # noqa: F401  torch's exporter needs it
     except ImportError:
-        raise UsageError("--format onnx needs the onnx libraries: pip install 'hapi[onnx]'") from None
+        raise UsageError("--format onnx needs the onnx libraries: pip install 'hapi-split[onnx]'") from None
     program = _program(module, card)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")

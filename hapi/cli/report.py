@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from hapi.errors import UsageError
+from hapi.figures.canvas import check_drawing
 from hapi.figures.html import write_html
 from hapi.figures.reading import load_run
 from hapi.paths import check_output
@@ -24,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its name."""
     source = Path(args.report)
+    check_drawing("hapi report")
     found = load_run(args.report)
     target = Path(args.html) if args.html else source.with_suffix(".html")
     if target.absolute() == source.absolute():

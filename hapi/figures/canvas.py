@@ -5,6 +5,7 @@ matplotlib is imported only when something is drawn: the import takes longer tha
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,11 +71,22 @@ _SPLITS_WITH_NAMES = 40
 _LONGEST_NAME = 22
 
 
+def check_drawing(what: str) -> None:
+    """Raise :class:`UsageError` unless figures can be drawn here.
+
+    Args:
+        what: name of what needs them, such as a flag, in the error.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"{what} needs matplotlib, which is not installed: pip install 'hapi-split[report]'")
+
+
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[Figure]:
     """Yield an empty figure of ``width`` x ``height`` inches, to draw and save inside the block. Needs no
     display.
     """
+    check_drawing("a figure")
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -83,7 +95,8 @@ def canvas(width: float, height: float) -> Iterator[Figure]:
 
 
 def check_suffix(path: str, flag: str = "--figure") -> None:
-    """Raise :class:`UsageError` naming ``flag`` unless ``path`` has a figure's suffix."""
+    """Raise :class:`UsageError` naming ``flag`` unless ``path`` has a figure's suffix and can be drawn."""
+    check_drawing(flag)
     if Path(path).suffix.lower() not in SUFFIXES:
         raise UsageError(f"{flag} {path}: the name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 

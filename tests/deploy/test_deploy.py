@@ -229,7 +229,7 @@ def instructions() -> list[tuple[str, str]]:
 def test_the_container_copies_what_there_is_and_what_an_installation_needs() -> None:
     copied = [word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]]
     assert all((ROOT / word).exists() for word in copied)
-    assert {"pyproject.toml", "hapi", "README.md", "LICENSE"} <= set(copied)
+    assert {"pyproject.toml", "setup.py", "hapi", "README.md", "LICENSE"} <= set(copied)
 
 
 def test_an_installation_has_the_page() -> None:

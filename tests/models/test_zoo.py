@@ -431,7 +431,9 @@ def test_only_weights_that_nobody_has_are_absent(factories: str, monkeypatch: py
 
 def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ModelError, match="needs timm, which is not installed: pip install timm"):
+    with pytest.raises(
+        ModelError, match="needs timm, which is not installed: pip install 'hapi-split\\[timm\\]'"
+    ):
         build(spec("timm:resnet18"))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 from hapi.cli.shared.run_log import RunLog
 from hapi.config.settings import Loaded
 from hapi.errors import HapiError, UsageError
+from hapi.figures.canvas import check_drawing
 from hapi.paths import check_folder, check_outputs, remove_empty
 from hapi.process import output as standard
 from hapi.trace import Tracer
@@ -94,6 +95,8 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
 
     settings = loaded.value
     given = loaded.as_given
+    if settings.html is not None:
+        check_drawing(given("--html"))
     made = check_outputs(
         (
             *((given("--output"), path) for path in _model_files(settings)),

@@ -120,7 +120,8 @@ def _crc32c() -> Crc:
         value: Crc = importlib.import_module("google_crc32c").value
     except ImportError:
         raise UsageError(
-            "TFRecord files have checksums that need google-crc32c, which is not installed: pip install google-crc32c"
+            "TFRecord files have checksums that need google-crc32c, which is not installed: "
+            "pip install 'hapi-split[tfrecord]'"
         ) from None
     return value
 

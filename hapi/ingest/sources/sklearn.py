@@ -47,7 +47,9 @@ def sklearn_source(text: str) -> Source:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise UsageError(f"{text} needs scikit-learn: pip install scikit-learn ({error})") from error
+        raise UsageError(
+            f"{text} needs scikit-learn: pip install 'hapi-split[quickstart]' ({error})"
+        ) from error
     return kinds[name](datasets)
 
 

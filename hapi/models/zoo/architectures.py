@@ -204,7 +204,9 @@ def import_timm(name: str) -> Any:
     try:
         return importlib.import_module("timm")
     except ImportError:
-        raise ModelError(f"model {name!r} needs timm, which is not installed: pip install timm") from None
+        raise ModelError(
+            f"model {name!r} needs timm, which is not installed: pip install 'hapi-split[timm]'"
+        ) from None
 
 
 def _from_factory(name: str, allow_import: ImportRule) -> Architecture:

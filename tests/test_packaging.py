@@ -1,0 +1,252 @@
+"""What is published: the wheel, the source distribution, their metadata, and the extras that messages name."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import email
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
+from support.train_cli import refused
+
+import hapi
+from hapi.cli.report import run as report
+from hapi.errors import UsageError
+from hapi.figures import canvas
+
+ROOT = Path(hapi.__file__).parents[1]
+LINKED = "See [the page](docs/training.md), ![chart](docs/a.png), [all](https://b.org) and [up](#top).\n"
+IMPORTS = {
+    "PyYAML": "yaml",
+    "Pillow": "PIL",
+    "prometheus-client": "prometheus_client",
+    "google-crc32c": "google_crc32c",
+    "huggingface-hub": "huggingface_hub",
+    "scikit-learn": "sklearn",
+}
+"""Names that are imported, where they differ from the distribution's."""
+BUILD = "import setuptools.build_meta as b, sys; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+
+
+def project() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        found: dict[str, Any] = tomllib.load(file)["project"]
+    return found
+
+
+def tracked() -> list[str]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("needs the git checkout, which says what belongs to the project")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+class Built(NamedTuple):
+    files: list[str]
+    """Names in the source distribution."""
+    source: Path
+    """That, unpacked."""
+    wheel: zipfile.ZipFile
+    metadata: Message
+
+
+def build(kind: str, tree: Path, target: Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(target)],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """The distributions of a clean copy of this tree; the wheel is built from the source distribution."""
+    folder = tmp_path_factory.mktemp("built")
+    for name in tracked():
+        target = folder / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    packed = build("build_sdist", folder / "tree", folder)
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+        archive.extractall(folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    with zipfile.ZipFile(build("build_wheel", source, folder)) as wheel:
+        (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        yield Built(names, source, wheel, email.message_from_bytes(wheel.read(metadata)))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("packaging")
+def test_the_source_distribution_is_the_tree(built: Built) -> None:
+    packed = {name.partition("/")[2] for name in built.files}
+    assert not [name for name in tracked() if name not in packed], "add it to MANIFEST.in"
+    assert {"PKG-INFO", "pyproject.toml", "setup.py", "MANIFEST.in"} <= packed
+    assert not [name for name in packed if "__pycache__" in name or name.endswith(".pyc")]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("packaging")
+def test_the_wheel_is_the_package_and_nothing_else(built: Built) -> None:
+    names = built.wheel.namelist()
+    assert {name.split("/")[0] for name in names} == {"hapi", f"hapi_split-{hapi.__version__}.dist-info"}
+    package = {name for name in tracked() if name.startswith("hapi/")}
+    assert package == {name for name in names if name.startswith("hapi/")}
+    (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert built.wheel.read(scripts).decode().count("hapi.cli.entry:") == 3
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("packaging")
+def test_the_wheel_imports_without_the_checkout(built: Built, tmp_path: Path) -> None:
+    built.wheel.extractall(tmp_path)
+    code = "import hapi, importlib.metadata as m; print(hapi.__file__, m.version('hapi-split'), hapi.pack.__module__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "hapi/__init__.py"), hapi.__version__, "hapi.api.datasets"]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("packaging")
+def test_the_metadata_say_what_an_index_shows(built: Built) -> None:
+    found = built.metadata
+    assert (found["Name"], found["Version"]) == ("hapi-split", hapi.__version__)
+    assert found["License-Expression"] == "Apache-2.0" and found["Summary"] and found["Keywords"]
+    assert set(found.get_all("Provides-Extra", [])) == set(project()["optional-dependencies"])
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.13"} <= set(
+        found.get_all("Classifier", [])
+    )
+    assert found["Description-Content-Type"] == "text/markdown"
+    page = MarkdownIt("commonmark").enable("table").render(str(found.get_payload()))
+    assert page.startswith("<h1>Hapi") and page.count("<table>") > 1 and "```" not in page
+    links = re.findall(r'(?:href|src)="([^"]*)"', page)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_links_of_the_description() -> None:
+    code = "```sh\n[a](b)\n```\n"
+    assert setup_script().description(LINKED + code, {"version": "2.0"}) == (
+        "See the page, , [all](https://b.org) and [up](#top).\n" + code
+    )
+    there = {"version": "2.0", "urls": {"Source": "https://forge.example/hapi/"}}
+    assert setup_script().description(LINKED, there) == (
+        "See [the page](https://forge.example/hapi/blob/v2.0/docs/training.md), "
+        "![chart](https://forge.example/hapi/raw/v2.0/docs/a.png), [all](https://b.org) and [up](#top).\n"
+    )
+
+
+def setup_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hapi_setup", ROOT / "setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def imported_as(requirement: str) -> str:
+    name = Requirement(requirement).name
+    return IMPORTS.get(name, name)
+
+
+def packages(extra: str) -> set[str]:
+    """Import names of an extra's own requirements."""
+    return {
+        imported_as(line) for line in project()["optional-dependencies"][extra] if "hapi-split" not in line
+    }
+
+
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """Top packages that the nodes below ``tree`` import, also by ``import_module("name")`` and ``find_spec``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module).partition(".")[0]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "find_spec")):
+            yield from (str(a.value).partition(".")[0] for a in node.args[:1] if isinstance(a, ast.Constant))
+
+
+def foreign(names: Iterator[str]) -> set[str]:
+    return {name for name in names if name not in sys.stdlib_module_names and name != "hapi"}
+
+
+def trees() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "hapi").rglob("*.py"))
+    }
+
+
+def at_import(tree: ast.Module) -> Iterator[str]:
+    """Packages that importing the module needs."""
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports_of(node)
+
+
+def test_everything_imported_is_declared() -> None:
+    core = {imported_as(line) for line in project()["dependencies"]}
+    extras = {name for extra in project()["optional-dependencies"] for name in packages(extra)}
+    for module, tree in trees().items():
+        assert foreign(at_import(tree)) <= core, f"{module}: import what an extra brings where it is used"
+        assert foreign(imports_of(tree)) <= core | extras, f"{module}: declare it in pyproject.toml"
+
+
+def test_every_extra_named_anywhere_exists() -> None:
+    known = set(project()["optional-dependencies"])
+    for name in tracked():
+        if not name.endswith((".py", ".md", ".toml", ".sh", ".yaml", ".yml")) or name.startswith("tests/"):
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8")
+        named = {word for found in re.findall(r"hapi-split\[([\w,]+)\]", text) for word in found.split(",")}
+        assert named <= known, f"{name}: {named - known}"
+        assert not re.search(r"install '?hapi\b(?!-)", text), f"{name}: the package is called hapi-split"
+
+
+def test_all_has_every_extra_of_a_user() -> None:
+    extras = dict(project()["optional-dependencies"])
+    (line,) = extras["all"]
+    assert Requirement(line).extras == set(extras) - {"all", "docs", "test"}
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canvas.importlib.util, "find_spec", lambda name: None)
+
+
+def test_commands_that_draw_name_the_extra(no_matplotlib: None, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^hapi report needs matplotlib.*'hapi-split\[report\]'$"):
+        report(argparse.Namespace(report=str(tmp_path / "r.json"), html=None))
+    with pytest.raises(UsageError, match="--figure needs matplotlib"):
+        canvas.check_suffix("plan.png")
+
+
+def test_a_training_that_is_to_draw_ends_before_it_begins(
+    no_matplotlib: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, message = refused(
+        capsys, "--store", str(tmp_path), "--no-output", "--html", str(tmp_path / "a.html")
+    )
+    assert (code, "--html needs matplotlib" in message) == (2, True)
