@@ -133,8 +133,9 @@ def profile_credentials(profile: str) -> Any:
         return provider(session, ttl=_LIFETIME)
     except ImportError:
         raise UsageError(
-            f"profile {profile!r} has its keys from elsewhere, which takes boto3: pip install 'hapi-split[aws]', or put "
-            f'them into the environment: eval "$(aws configure export-credentials --profile {profile} --format env)"'
+            f"profile {profile!r} has its keys from elsewhere, which takes boto3: pip install 'hapi-split[aws]', or "
+            f"put them into the environment: "
+            f'eval "$(aws configure export-credentials --profile {profile} --format env)"'
         ) from None
     except Exception as error:  # botocore's, which has no class here
         text = " ".join(str(error).split())[:300]
