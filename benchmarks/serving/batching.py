@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.serving.settings import StudySettings
 from benchmarks.testbed.cells import Results
-from hapi.models.devices import exact_arithmetic, finish, resolve_device
+from hapi.models.devices import finish, resolve_device, set_arithmetic
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.timing import work_clock
@@ -77,7 +77,7 @@ class BatchingRow:
 def measure_batching(settings: BatchingSettings, results: Results, tell: Callable[[str], None]) -> None:
     """Measure the models that ``results`` does not hold, in this process."""
     device = resolve_device(settings.device, "--device")
-    exact_arithmetic(device)
+    set_arithmetic(device)
     if device.type == "cpu":
         torch.set_num_threads(settings.threads)
     done = {record["model"] for record in results.records if record["kind"] == "batching"}

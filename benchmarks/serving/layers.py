@@ -12,7 +12,7 @@ import torch
 from benchmarks.serving.settings import StudySettings
 from benchmarks.split import paper
 from benchmarks.testbed.conditions import conditions
-from hapi.models.devices import exact_arithmetic, resolve_device
+from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.zoo.build import ModelSpec, build
 from hapi.models.zoo.freeze import choose_freeze
@@ -86,7 +86,7 @@ class LayersResult:
 def measure_layers(settings: LayersSettings, tell: Callable[[str], None]) -> LayersResult:
     """Time every layer of every model, in this process."""
     device = resolve_device(settings.device, "--device")
-    exact_arithmetic(device)
+    set_arithmetic(device)
     if device.type == "cpu":
         torch.set_num_threads(1)
     rows: list[LayerRow] = []

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from hapi import units
 from hapi.cli.shared.numbers import Number, count, rate, real, size
@@ -23,12 +23,13 @@ from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, Form, estimate
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
+from hapi.wire.references import Precision
 
 _JOB = Job()
 _BANDWIDTH = "1Gbps"
 _STORED = "110kB"
 _KIND = "plan"
-_MEASURE_FORM = 1
+_MEASURE_FORM = 2
 """Version of the way in which layers are measured and sized."""
 _ANSWER_SECONDS = 3.4
 """Seconds from the command's beginning at which timing layers ends; sizing the layers is still to come."""
@@ -78,6 +79,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="side of the square RGB input (default 224)",
     )
     parser.add_argument("--blocks", metavar="A,B,...", help="where layers end, as for hapi layers")
+    parser.add_argument(
+        "--frozen-precision",
+        choices=get_args(Precision),
+        help="type of the frozen layers' results and of features on the wire (default fp32, or the profile's)",
+    )
     parser.add_argument("--freeze", metavar="N|NAME", help="last frozen layer (default: as hapi-train)")
     for name, what in (
         ("bs", "training batch"),
@@ -175,7 +181,12 @@ def _replayed(args: argparse.Namespace) -> Profile:
     profile = Profile.load(args.profile)
     if args.model is not None and args.model != profile.model:
         raise UsageError(f"--profile {args.profile} is of {profile.model!r}, not of {args.model!r}")
-    for flag, value in (("--freeze", args.freeze), ("--blocks", args.blocks)):
+    flags = (
+        ("--freeze", args.freeze),
+        ("--blocks", args.blocks),
+        ("--frozen-precision", args.frozen_precision),
+    )
+    for flag, value in flags:
         if value is not None:
             raise UsageError(f"{flag} is part of the profile; leave it out, or measure without --profile")
     return profile
@@ -201,7 +212,7 @@ def _key(args: argparse.Namespace) -> tuple[str, ...] | None:
     """Facts that a kept profile depends on; None for a user's own model, whose code may change at any time."""
     if ":" in args.model and not args.model.startswith("timm:"):
         return None
-    names = ("model", "input_size", "blocks", "freeze", "device")
+    names = ("model", "input_size", "blocks", "freeze", "frozen_precision", "device")
     form = (f"profile={PROFILE_VERSION}", f"measure={_MEASURE_FORM}")
     return (*cache.identity(), *form, *(f"{name}={getattr(args, name)}" for name in names))
 
@@ -225,16 +236,20 @@ def _without_collections() -> Iterator[None]:
 def _measured(args: argparse.Namespace, started: float) -> Profile:
     # Torch is imported only where it measures: a replay answers at once.
     from hapi.cli.models.push import spec_of
-    from hapi.models.devices import exact_arithmetic, resolve_device
+    from hapi.models.devices import resolve_device, set_arithmetic
+    from hapi.models.graph.precision import check_kernels, in_precision
     from hapi.models.zoo.build import structure
     from hapi.models.zoo.freeze import choose_freeze
     from hapi.profiler.machine import constants
     from hapi.profiler.measure import Conditions, measure
 
     device = resolve_device(args.device, "--device")
-    exact_arithmetic(device)
+    set_arithmetic(device)
     model = structure(spec_of(args, "random:0"), allow_import=True)
     freeze = choose_freeze(model, args.freeze)
+    last = model.last_split(freeze)
+    model = in_precision(model, args.frozen_precision or "fp32", device, last)
+    check_kernels(model, 0, last, device)
     machine = constants(device, args.input_size, remeasure=args.remeasure)
     stored = units.parse_bytes(_STORED)
     conditions = Conditions(stored_bytes=stored, bits_per_second=units.parse_bandwidth(_BANDWIDTH))

@@ -28,11 +28,12 @@ from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import BadRequestError, ModelError, UsageError
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.precision import check_kernels, in_precision
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.strategies import STRATEGIES, choose_split
 from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription
-from hapi.wire.references import TransformSpec, check_name, given_name
+from hapi.wire.references import Precision, TransformSpec, check_name, given_name
 
 HOLDOUT_EPOCH = (1 << 62) - 1
 """The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
@@ -48,6 +49,12 @@ class JobContext:
     device: torch.device
     description: DatasetDescription
     model: LayeredModel
+    """All layers in their own types: those that are trained run in them."""
+    frozen: LayeredModel
+    """The layers up to the last split as they run on both tiers: ``model``, or its layers in the job's precision."""
+    precision: Precision
+    rough: bool
+    """True when the frozen layers' results are rounded to fewer bits than float32 has."""
     weights: str
     """Source of the model's weights; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
@@ -87,9 +94,20 @@ class JobContext:
         both = ((self.description, self.transforms[0]), (self.held_out, self.transforms[1]))
         for validation, (description, transform) in enumerate(both):
             for split in splits:
-                job = _job(description, self.client_model, split, transform)
+                job = _job(description, self.client_model, self.frozen, split, transform)
                 windows = None if validation else self.order.windows()
-                self._jobs[split, bool(validation)] = replace(job, id=run, windows=windows)
+                self._jobs[split, bool(validation)] = replace(
+                    job, id=run, windows=windows, precision=self.precision
+                )
+
+    def place_weights(self, split: int) -> None:
+        """Bring the weights of the layers after ``split``, which are in memory, to the device in the type that they
+        run in; :class:`DeviceMemoryError` when they do not fit.
+        """
+        model, frozen, count = self.model, self.frozen, len(self.model)
+        move_weights(model, self.device, split if frozen is model else self.last_split, count)
+        if frozen is not model:
+            move_weights(frozen, self.device, split, self.last_split)
 
     def keep_shuffle(self, shuffle: Shuffle) -> None:
         """Go on in the order of a run before this one; before any batch is asked for."""
@@ -151,7 +169,8 @@ def _build_context(
     )
     layered = model.layered
     freeze = choose_freeze(layered, settings.freeze)
-    strategy, split = resolve_split(layered, settings.split, freeze)
+    frozen = _frozen(layered, freeze, settings.frozen_precision, device)
+    strategy, split = resolve_split(frozen, settings.split, freeze)
     training, validation, held_out = _hold_out(settings, servers, description)
     return JobContext(
         servers=servers,
@@ -160,6 +179,9 @@ def _build_context(
         device=device,
         description=description,
         model=layered,
+        frozen=frozen,
+        precision=settings.frozen_precision,
+        rough=settings.frozen_precision != "fp32" or settings.tf32,
         weights=model.weights,
         freeze=freeze,
         prefix_digest=layered.prefix_digest(freeze),
@@ -192,7 +214,17 @@ def _load_weights(settings: NetworkSettings, job_context: JobContext) -> None:
     job_context.make_jobs()
     if strategy is None:
         layered.release(first, len(layered))
-    move_weights(layered, job_context.device, first, len(layered))
+    job_context.place_weights(first)
+
+
+def _frozen(model: LayeredModel, freeze: int, precision: Precision, device: torch.device) -> LayeredModel:
+    last = model.last_split(freeze)
+    frozen = in_precision(model, precision, device, last)
+    try:
+        check_kernels(frozen, 0, last, device)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    return frozen
 
 
 def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
@@ -281,7 +313,11 @@ def resolve_split(model: LayeredModel, requested: int | str, freeze: int) -> tup
 
 
 def _job(
-    description: DatasetDescription, model: ClientModel, split: int, transform: TransformSpec | None
+    description: DatasetDescription,
+    model: ClientModel,
+    frozen: LayeredModel,
+    split: int,
+    transform: TransformSpec | None,
 ) -> ExtractionJob:
     layered = model.layered
     layout = SampleLayout.from_json(description.layout)
@@ -300,7 +336,7 @@ def _job(
         split_name=layered.layers[split - 1].name if split else "",
         model=model.reference(split) if split else None,
         shape=tuple(layered.output_shapes()[split]),
-        dtype=layered.output_dtypes()[split],
+        dtype=frozen.output_dtypes()[split],
         labels=description.label_form,
     )
 

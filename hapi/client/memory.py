@@ -15,6 +15,7 @@ from torch import nn
 from hapi.errors import DeviceMemoryError
 from hapi.models.devices import free_bytes, give_back_unused
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.precision import take_weights
 from hapi.process.memory_errors import is_out_of_memory
 
 _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
@@ -136,7 +137,7 @@ def move_weights(model: LayeredModel, device: torch.device, start: int, stop: in
     """Load the weights that layers start+1..stop read on ``device``.
 
     Args:
-        model: its layers; their weights are moved.
+        model: its layers; their weights are moved, or taken from the model whose layers these are in fewer bits.
         device: of this side.
         start: number of layers before the first one.
         stop: the last layer.
@@ -145,6 +146,7 @@ def move_weights(model: LayeredModel, device: torch.device, start: int, stop: in
         DeviceMemoryError: they do not fit.
     """
     try:
+        take_weights(model, start, stop, device)
         model.to(device, start, stop)
         return
     except (RuntimeError, MemoryError) as error:

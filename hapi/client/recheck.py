@@ -43,7 +43,7 @@ log = logging.getLogger("hapi.client")
 TOLERANCE = 1e-4
 """Largest difference, over the largest feature, that is rounding: ten times what COS batches differ by on a CPU."""
 ROUGH_TOLERANCE = 2e-2
-"""The same tolerance for features of 16 bits."""
+"""The same tolerance for layers in 16 bits or with TF32."""
 MICRO_BATCH = 64
 Rows = npt.NDArray[np.int64]
 
@@ -60,6 +60,7 @@ class Recheck:
         ``budget``.
         """
         self._job_context, self._samples, self._budget = job_context, samples, budget
+        self._tolerance = ROUGH_TOLERANCE if job_context.rough else TOLERANCE
         self._random = np.random.default_rng(secrets.randbits(128))
         self._drawn: dict[int, Rows] = {}
         """Rows to compare, by number of the batch."""
@@ -76,7 +77,7 @@ class Recheck:
         return {
             "samples": self.compared,
             "largest_difference": self.largest,
-            "tolerance": TOLERANCE,
+            "tolerance": self._tolerance,
             "left": self.left,
         }
 
@@ -130,9 +131,7 @@ class Recheck:
         off = (given.double() - expected.double()).abs().masked_fill(same, 0.0).reshape(len(rows), -1).amax(1)
         size = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max()) or 1.0
         largest = float(off.max()) / size
-        tolerance = TOLERANCE if expected.itemsize > 2 else ROUGH_TOLERANCE
-        if batch.job.split == 0:  # both were decoded here
-            tolerance = 0.0
+        tolerance = self._tolerance if batch.job.split else 0.0  # stored samples were decoded here, both
         if not largest <= tolerance:
             wrong_id = stored.ids[int(off.nan_to_num(torch.inf).argmax())]
             return f"what came for sample {wrong_id} is off by {largest:.2g} of the largest feature"
@@ -146,7 +145,7 @@ class Recheck:
         if job.split == 0:
             return inputs
         if job.split not in self._prefixes:
-            segment = self._job_context.model.segment(0, job.split, frozen=True)
+            segment = self._job_context.frozen.segment(0, job.split, frozen=True)
             self._prefixes[job.split] = FrozenSuffix(
                 segment, job.shape, job.dtype, MicroBatch(MICRO_BATCH), self._job_context.device, self._budget
             )

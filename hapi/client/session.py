@@ -19,7 +19,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,20 +29,21 @@ from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
 from hapi.client.loading.prefetcher import Batch, Prefetcher
-from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, move_weights, to_device
+from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, to_device
 from hapi.client.planning.cache_forecast import Expected, close_caches, open_caches
 from hapi.client.planning.meter import Meter
 from hapi.client.planning.split_source import Fixed, Named, Planned, Splits, planning_of
 from hapi.client.recheck import Recheck, ServerLeftError
 from hapi.client.settings import SessionSettings
+from hapi.client.soundness import check_exactly_once, check_finite
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
 from hapi.config.settings import checked
 from hapi.config.token import read_token
 from hapi.data.epoch_order import batches
-from hapi.errors import DataError, DeviceMemoryError, HapiError, UsageError
-from hapi.models.devices import exact_arithmetic, finish, resolve_device
+from hapi.errors import DataError, DeviceMemoryError, UsageError
+from hapi.models.devices import finish, resolve_device, set_arithmetic
 from hapi.models.graph.segment import Segment
 from hapi.profiler.timing import TimedLayers, layer_segments
 from hapi.trace import Tracer
@@ -67,8 +67,8 @@ class Session(Closing):
                     loss.backward()
                     optimizer.step()
 
-    On a GPU it turns TF32 off in this process, so that both tiers compute the same, and waits for the GPU between two
-    batches.
+    On a GPU it turns TF32 off in this process (unless the settings' ``tf32`` is on), so that both tiers compute the
+    same, and waits for the GPU between two batches. Features come in the model's own type, whatever the precision.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Session(Closing):
         self.job_context = job_context
         self.tracer = tracer
         self.device = job_context.device
-        exact_arithmetic(self.device)
+        set_arithmetic(self.device, tf32=settings.tf32)
         self.budget = budget
         self._servers: ServerPool = job_context.servers
         self._buffers = BufferPool(pinned=self.device.type == "cuda")
@@ -96,6 +96,7 @@ class Session(Closing):
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
+        self._trained_dtype = model.output_dtypes()[self.last_split]
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
         self._learned = Learned()
         self.caches = open_caches(job_context)
@@ -271,7 +272,7 @@ class Session(Closing):
                         "'hapi cache clear'"
                     )
                 self._used_caches = {}
-        _check_exactly_once(planned[first:], delivered)
+        check_exactly_once(planned[first:], delivered)
         for cache in self.caches.values():
             cache.flush()
 
@@ -364,11 +365,14 @@ class Session(Closing):
         labels = to_device(batch.labels, self.device)
         split = batch.job.split
         if split == self.last_split:
-            return to_device(batch.features, self.device), labels
+            return to_device(batch.features, self.device).to(self._trained_dtype), labels
         suffix = self._suffix(split)
         timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
         with meter.working(split, "suffix" if timed is None else "timed", len(batch.ids)):
             features = suffix(batch.features, timed)
+            if self.settings.frozen_precision == "fp16" and self.settings.check_features == "on":
+                what = f"features of layer {self.last_split}, computed here,"
+                check_finite(features, batch.ids, what, "fp16")
             if self.planning is not None:
                 finish(self.device)  # so that these seconds are not counted as the step's
         if timed is not None:
@@ -378,23 +382,13 @@ class Session(Closing):
     def _suffix(self, split: int) -> FrozenSuffix:
         """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
         if split not in self._suffixes:
-            model, last_split = self.job_context.model, self.last_split
+            frozen, last_split = self.job_context.frozen, self.last_split
             self.job_context.client_model.load_from(split)
-            move_weights(model, self.device, split, len(model))
-            segment = model.segment(split, last_split, frozen=True)
-            shape, dtype = model.output_shapes()[last_split], model.output_dtypes()[last_split]
+            self.job_context.place_weights(split)
+            segment = frozen.segment(split, last_split, frozen=True)
+            shape, dtype = frozen.output_shapes()[last_split], self._trained_dtype
             self._suffixes[split] = FrozenSuffix(
                 segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
             )
-            self._layers[split] = layer_segments(model, split, last_split)
+            self._layers[split] = layer_segments(frozen, split, last_split)
         return self._suffixes[split]
-
-
-def _check_exactly_once(planned: Sequence[IntArray], delivered: Sequence[IntArray]) -> None:
-    """Every planned sample arrived once: counted from the ids that the frames carried, not from the plan."""
-    if not planned:
-        return
-    want, got = np.concatenate(planned), np.concatenate(delivered)
-    size = int(max(want.max(), got.max())) + 1
-    if not np.array_equal(np.bincount(want, minlength=size), np.bincount(got, minlength=size)):
-        raise HapiError("an epoch did not use each sample exactly once; this is a defect of hapi")

@@ -14,6 +14,7 @@ from typing import Literal
 from hapi.cache.folder import SAMPLE_CACHE_BYTES
 from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 from hapi.config.settings import setting
+from hapi.wire.references import Precision
 
 OnOff = Literal["on", "off"]
 
@@ -44,7 +45,16 @@ class ModelSettings:
         "last frozen layer, by index or name (default: the paper's for its families, else all but the head)",
         default=None,
     )
+    frozen_precision: Precision = setting(
+        "type of the frozen layers' results, on both tiers and on the wire, where bf16 and fp16 take half the bytes; "
+        "the same numbers at every split, rounded. A processor without units for it computes in float32 and rounds",
+        default="fp32",
+    )
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
+    tf32: bool = setting(
+        "let a GPU round the inputs of float32 products to 10 bits, here; the server's is a flag of hapi-server",
+        default=False,
+    )
     threads: int | None = setting("CPU threads of the trainer", default=None, low=1, high=1024)
     micro_batch: int = setting(
         "samples at a time through the frozen layers on this side (measured flat from 16 up on a CPU)",

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from hapi.arrays import IntArray
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
-from hapi.errors import ModelError, UsageError, WireError
+from hapi.errors import DataError, HapiError, ModelError, UsageError, WireError
 from hapi.models.devices import free_bytes
 from hapi.models.zoo.architectures import ImportRule
 from hapi.models.zoo.build import ModelSpec, skeleton
 from hapi.models.zoo.head import find_head
 from hapi.units import format_bytes
 from hapi.wire.messages import DatasetDescription
-from hapi.wire.references import TransformSpec
+from hapi.wire.references import Precision, TransformSpec
 
 ORDER_BYTES = 48
 """Bytes of this side's memory for each sample of a dataset while an epoch's order is made."""
@@ -73,7 +74,9 @@ def check_head(spec: ModelSpec, classes: int, allow_import: ImportRule) -> None:
         )
 
 
-def check_finite(values: torch.Tensor, ids: IntArray | Sequence[int], what: str) -> None:
+def check_finite(
+    values: torch.Tensor, ids: IntArray | Sequence[int], what: str, precision: Precision = "fp32"
+) -> None:
     """Check that every row of ``values`` is finite.
 
     One pass over memory that has just been written: the sum is finite unless a value is not, or they are
@@ -83,9 +86,11 @@ def check_finite(values: torch.Tensor, ids: IntArray | Sequence[int], what: str)
         values: [n, ...] of any type; integers pass.
         ids: ids of the n samples, for the message.
         what: the values and their origin, for the message.
+        precision: type that they were computed in.
 
     Raises:
         WireError: a row holds a value that is infinite or no number.
+        DataError: the same in fp16, which larger values than 65504 do not fit.
     """
     if not values.is_floating_point():
         return
@@ -97,7 +102,22 @@ def check_finite(values: torch.Tensor, ids: IntArray | Sequence[int], what: str)
         return
     wrong = [int(ids[row]) for row in bad.nonzero().flatten().tolist()]
     more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+    if precision == "fp16":
+        raise DataError(
+            f"{what} do not fit fp16, of sample {', '.join(map(str, wrong[:NAMED]))}{more}: it ends at 65504; "
+            "give --frozen-precision bf16"
+        )
     raise WireError(
         f"{what} are infinite or no numbers, of sample {', '.join(map(str, wrong[:NAMED]))}{more}: data, weights or "
         "the server are damaged; if these layers really give such values, allow them by --check-features off"
     )
+
+
+def check_exactly_once(planned: Sequence[IntArray], delivered: Sequence[IntArray]) -> None:
+    """Raise :class:`HapiError` unless every planned sample arrived once, by the ids that frames carried."""
+    if not planned:
+        return
+    want, got = np.concatenate(planned), np.concatenate(delivered)
+    size = int(max(want.max(), got.max())) + 1
+    if not np.array_equal(np.bincount(want, minlength=size), np.bincount(got, minlength=size)):
+        raise HapiError("an epoch did not use each sample exactly once; this is a defect of hapi")

@@ -54,14 +54,13 @@ def give_back_unused(device: torch.device) -> None:
         give_back_freed_memory()
 
 
-def exact_arithmetic(device: torch.device) -> None:
-    """Compute float32 as IEEE float32 in this process if ``device`` is a GPU; do nothing on the CPU.
+def set_arithmetic(device: torch.device, *, tf32: bool = False) -> None:
+    """Compute float32 as IEEE float32, or with ``tf32``, in this process if ``device`` is a GPU; do nothing on the CPU.
 
     torch lets cuDNN round the inputs of convolutions to TF32 (10 bits of mantissa). The result would then
     depend on which of the tiers has such a GPU, and, where cuDNN picks another algorithm for another batch
     size, on the COS batch. The flags belong to the process: switching them around the frozen layers would
-    race with other threads. A caller that wants TF32 for the trained layers may set it again afterwards; it
-    then holds for the frozen layers on this side too.
+    race with other threads, so ``tf32`` is for trained layers too. Sums of 16-bit products are kept in float32.
     """
     if device.type != "cuda":
         return
@@ -69,10 +68,28 @@ def exact_arithmetic(device: torch.device) -> None:
         warnings.simplefilter("ignore")  # from torch 2.9 on the first two are deprecated, but still looked at
         # Both ways of saying it must agree: torch refuses to compute when they contradict each other, and with
         # only the older one a process-wide ``torch.backends.fp32_precision = "tf32"`` would stay in force.
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
         for operation in ("conv", "rnn"):
-            getattr(torch.backends.cudnn, operation).fp32_precision = "ieee"
+            getattr(torch.backends.cudnn, operation).fp32_precision = "tf32" if tf32 else "ieee"
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def arithmetic_type(features: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the type in which ``device`` computes layers whose results are ``features``: that, or float32.
+
+    It is float32 where the device has no units for the type.
+    """
+    if device.type == "cuda":
+        has = features != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        units = {
+            torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+            torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        }
+        has = features in units and bool(units[features]())
+    return features if has else torch.float32
 
 
 def finish(device: torch.device) -> None:

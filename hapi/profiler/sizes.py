@@ -35,6 +35,9 @@ def sizes_of(
     """
     tensor_bytes = model.output_bytes()[0]
     last_split = model.last_split(freeze)
+    # Trained layers work on a float32 copy of features in fewer bits.
+    exact = model.output_bytes() if model.rounding is None else model.rounding.base.output_bytes()
+    exact_input = exact[last_split] - model.output_bytes()[last_split]
     return Sizes(
         model=title,
         freeze=freeze,
@@ -46,7 +49,7 @@ def sizes_of(
                 flops=each.flops,
                 parameter_bytes=layer.parameter_bytes,
                 working_bytes=each.working_bytes,
-                saved_bytes=each.saved_bytes,
+                saved_bytes=each.saved_bytes + (exact_input if layer.index == last_split + 1 else 0),
                 workspace_bytes=each.workspace_bytes,
                 server_seconds=0.0,
                 client_seconds=0.0,

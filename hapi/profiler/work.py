@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from hapi.errors import ModelError
 from hapi.models.graph.analysis import replay
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.meta_rules import meta_result
+from hapi.models.graph.rounding import Rounding
 from hapi.models.graph.views import shadow
 
 _TRAINED_BATCH = 2
@@ -56,6 +57,12 @@ def layer_work(model: LayeredModel, last_split: int, device: str = "cpu") -> lis
     Raises:
         ModelError: a layer needs data to run.
     """
+    if model.rounding is not None:
+        exact = layer_work(model.rounding.base, last_split, device)
+        return [
+            _rounded(work, layer.index, layer.output_bytes, model.rounding)
+            for work, layer in zip(exact, model.layers, strict=True)
+        ]
     counter = _Counter(copies=device == "cpu")
     try:
         replay(model.module, model.traced, model.input_shape, counter.around)
@@ -75,6 +82,21 @@ def layer_work(model: LayeredModel, last_split: int, device: str = "cpu") -> lis
             )
         )
     return found
+
+
+def _rounded(work: LayerWork, index: int, output_bytes: int, rounding: Rounding) -> LayerWork:
+    """The work of a layer that computes in ``rounding``'s type, from that in float32."""
+    if index > rounding.last:
+        return work
+    size = rounding.arithmetic.itemsize
+    # A result is there twice while it is rounded.
+    both = output_bytes * (rounding.features.itemsize + size) // rounding.features.itemsize
+    return replace(
+        work,
+        traffic_bytes=work.traffic_bytes * size // 4,
+        working_bytes=max(work.working_bytes * size // 4, both),
+        workspace_bytes=work.workspace_bytes * size // 4,
+    )
 
 
 def _kept_bytes(model: LayeredModel, last_split: int) -> dict[int, int]:

@@ -203,7 +203,7 @@ class Extraction:
 
     def _priority(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
         # Layers that are timed run one by one: not together with others.
-        merge_key = None if request.time_layers else request.model.digest
+        merge_key = None if request.time_layers else (request.model.digest, request.precision)
         return PassPriority(tenant=tenant, order=next(self._orders), merge_key=merge_key)
 
     def _memory_request(self, request: messages.ExtractRequest, sizes: PrefixSizes) -> MemoryRequest:

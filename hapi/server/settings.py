@@ -67,6 +67,9 @@ class ServiceSettings:
         high=1 << 40,
         unit="count",
     )
+    tf32: bool = setting(
+        "let a GPU round the inputs of float32 products to 10 bits: faster, and not exact", default=False
+    )
     merge: int = setting(
         "samples up to which passes of requests for the same layers run as one; 0: never",
         default=0,

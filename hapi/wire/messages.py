@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
@@ -25,7 +25,14 @@ from hapi.text import printable
 from hapi.wire.documents import check_int, parse_document, strict_fields
 from hapi.wire.frames import MAX_ID
 from hapi.wire.labels import LabelForm, LabelKind, check_label_kind
-from hapi.wire.references import DatasetReference, ModelReference, TransformSpec, check_digest, check_name
+from hapi.wire.references import (
+    DatasetReference,
+    ModelReference,
+    Precision,
+    TransformSpec,
+    check_digest,
+    check_name,
+)
 from hapi.wire.sequences import MOST_GROUP, ChunkWindows, SequenceRange
 
 EXTRACT_PATH = "/v1/extract"
@@ -59,6 +66,8 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 """
 MAX_DEADLINE = 86400.0
 
+PRECISION = "precision"
+"""Name of an optional field, which a server from before it refuses as unknown."""
 FEATURES, STORED, OFFSETS = "features", "stored", "offsets"
 """Names of the tensors in frames: [n, ...] features; uint8 bytes and their int64 [n+1] offsets. For labels see
 :class:`hapi.wire.labels.LabelForm`.
@@ -110,16 +119,21 @@ class ExtractRequest:
     """Any id of the training run, by which its reports tell its own work from that of others."""
     windows: ChunkWindows | None = None
     """Chunk windows that the ids come from; None for other orders."""
+    precision: Precision = "fp32"
+    """Type of every layer's result, features included."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Parse strictly; :class:`BadRequestError` names the field that is missing, unknown or wrong."""
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
-        optional = {"time_layers": False, "job": False, "windows": False}
+        optional = dict.fromkeys(("time_layers", "job", "windows", PRECISION), False)
         d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
             raise BadRequestError("time_layers: expected true or false")
+        precision = d.get(PRECISION, "fp32")
+        if precision not in get_args(Precision):
+            raise BadRequestError(f"{PRECISION}: expected one of {', '.join(get_args(Precision))}")
         if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= MAX_NAME:
             raise BadRequestError(f"split_name: expected a string of 1 to {MAX_NAME} characters")
         return cls(
@@ -134,11 +148,13 @@ class ExtractRequest:
             time_layers=time_layers,
             job=_job(d),
             windows=_windows(d),
+            precision=precision,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the request's body without fields at their defaults."""
         return {
+            **({} if self.precision == "fp32" else {PRECISION: self.precision}),
             **({"time_layers": True} if self.time_layers else {}),
             **({"job": self.job} if self.job else {}),
             **({} if self.windows is None else {"windows": self.windows.to_json()}),

@@ -74,6 +74,9 @@ class DatasetReference:
 
 ModelSource = Literal["zoo", "store"]
 
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Type of frozen layers' results, and so of features on the wire."""
+
 ARCHITECTURE_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}")
 WEIGHTS_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 

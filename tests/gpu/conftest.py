@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.plain import packed_digits
 
-from hapi.models.devices import exact_arithmetic
+from hapi.models.devices import set_arithmetic
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
@@ -55,7 +55,7 @@ def cuda() -> torch.device:
     if PLACE != "cuda":
         pytest.skip("needs CUDA itself")
     device = torch.device("cuda", 0)
-    exact_arithmetic(device)
+    set_arithmetic(device)
     return device
 
 

@@ -13,10 +13,10 @@ from hapi.models.devices import does_not_fit, finish, resolve_device
 
 EXACT = """
 import torch
-from hapi.models.devices import exact_arithmetic
+from hapi.models.devices import set_arithmetic
 
 BEFORE
-exact_arithmetic(torch.device("cuda"))
+set_arithmetic(torch.device("cuda"))
 b = torch.backends
 # Reading the older flags raises when they contradict the newer ones, as computing would.
 print(b.cuda.matmul.allow_tf32, b.cudnn.allow_tf32, b.cuda.matmul.fp32_precision, b.cudnn.conv.fp32_precision)

@@ -12,10 +12,11 @@ import torch
 
 from hapi.arrays import IntArray
 from hapi.data.manifest import SampleLayout
+from hapi.errors import BadRequestError, HapiError, UnprocessableError
 from hapi.wire import messages
 from hapi.wire.frames import TensorSpec
 from hapi.wire.labels import SINGLE, LabelForm
-from hapi.wire.references import DatasetReference, ModelReference, TransformSpec
+from hapi.wire.references import DatasetReference, ModelReference, Precision, TransformSpec
 from hapi.wire.sequences import ChunkWindows
 
 
@@ -44,6 +45,8 @@ class ExtractionJob:
     """Chunk windows that the sample ids come from; None for other orders."""
     labels: LabelForm = SINGLE
     """Form of the samples' labels."""
+    precision: Precision = "fp32"
+    """Type of the frozen layers' results."""
     time_layers: bool = False
     """True when the server times each layer for one request of every batch."""
 
@@ -77,7 +80,17 @@ class ExtractionJob:
             time_layers=self.time_layers and first,
             job=self.id,
             windows=self.windows,
+            precision=self.precision,
         ).to_json()
+
+    def explained(self, error: BadRequestError, server: str) -> HapiError:
+        """Return the error to raise for a request that ``server`` refused: ``error``, or one that says more."""
+        if self.precision == "fp32" or f"unknown field {messages.PRECISION!r}" not in str(error):
+            return error
+        return UnprocessableError(
+            f"{server} is of an older hapi, which computes in float32 only; update it, or leave "
+            f"--frozen-precision {self.precision} away"
+        )
 
     def sample_bytes(self) -> int:
         """Bytes of one delivered sample in memory."""

@@ -351,7 +351,10 @@ class Prefetcher:
                 raise WireError(f"{transport.url}: {error}") from None
 
         with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
-            report = transport.stream(job.path, request, read)
+            try:
+                report = transport.stream(job.path, request, read)
+            except BadRequestError as error:
+                raise job.explained(error, transport.url) from None
         ended = time.monotonic()
         self.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
         return received + _HEAD_BYTES

@@ -134,9 +134,8 @@ class Receiver:
             return header
         rows = part.next_rows(len(header.ids))
         if self._check:
-            check_finite(
-                batch.features[_row_index(rows)], header.ids, f"{server}: features of split {batch.job.split}"
-            )
+            what = f"{server}: features of split {batch.job.split}"
+            check_finite(batch.features[_row_index(rows)], header.ids, what, batch.job.precision)
         return Arrived(rows, np.asarray(header.ids), None)
 
     def _stored(self, reader: FrameReader, part: RequestSlice) -> Arrived | StreamEnd:

@@ -42,7 +42,8 @@ def fitted(profile: Profile, sizes: Sizes) -> Profile:
         at = f"its layer {different!r} differs" if different else f"it has {ends[2]} layers, freeze {ends[0]}"
         raise ConfigError(
             f"the profile of {profile.model!r} does not fit {sizes.model!r} with {len(sizes.layers)} layers and "
-            f"freeze {sizes.freeze}: {at}; use one of the same model, freeze and image size (--save-profile)"
+            f"freeze {sizes.freeze}: {at}; use one of the same model, freeze, image size and "
+            "precision (--save-profile)"
         )
     if profile.client_tier.device != sizes.client.device:
         raise OtherDeviceError(

@@ -183,7 +183,7 @@ def planning_of(
 def _sizes(settings: ModelSettings, job_context: JobContext, optimizer_bytes: float) -> Sizes:
     description = job_context.description
     return sizes_of(
-        job_context.model,
+        job_context.frozen,
         settings.model,
         job_context.freeze,
         stored_bytes=description.total_bytes / max(1, description.count),

@@ -19,6 +19,7 @@ from hapi.models.graph.blocks import select_layers, trace_or_chain
 from hapi.models.graph.cuts import Crossings, Cut, find_cuts
 from hapi.models.graph.digest import DIGEST_DIGITS, FORMAT, TensorDigests, plain_tensors, structure_text
 from hapi.models.graph.numbering import Numbering, element_count
+from hapi.models.graph.rounding import Rounding
 from hapi.models.graph.segment import Segment, compile_slice, slice_nodes
 from hapi.models.graph.tensor_table import TensorTable
 from hapi.models.graph.tracing import Traced
@@ -51,6 +52,8 @@ class LayeredModel:
         """Tensors of a head made anew for another number of classes: not to be loaded from a file."""
         self.expected_digests: Mapping[str, str] = {}
         """Digests of tensors that are known before they are loaded (from a pushed model's manifest)."""
+        self.rounding: Rounding | None = None
+        """Types of layers in fewer bits (:mod:`hapi.models.graph.precision`); None for a model in its own types."""
         eval_facts, train_facts = analyse(module, traced, self.input_shape)
         self._eval = Crossings(traced.eval_graph, eval_facts)
         self._train = Crossings(traced.train_graph, train_facts)
@@ -155,8 +158,12 @@ class LayeredModel:
         runs = []
         paths: list[str] = []
         names: list[str] = []
-        for graph_slice in self._numbering.graph_slices(start, stop):
-            runs.append(compile_slice(self.module, self.traced.constants, *graph_slice, own_input=own_input))
+        for graph_slice, ends in zip(
+            self._numbering.graph_slices(start, stop), self._numbering.ends(), strict=True
+        ):
+            casts = None if self.rounding is None else self.rounding.casts(start, stop, ends)
+            constants = self.traced.constants
+            runs.append(compile_slice(self.module, constants, *graph_slice, own_input=own_input, casts=casts))
             called, read = references(slice_nodes(*graph_slice))
             paths += called
             names += read

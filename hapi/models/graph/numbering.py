@@ -80,6 +80,13 @@ class Numbering:
             ),
         )
 
+    def ends(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Return the input and the last node of each layer, in eval and in train mode; [L + 1] each."""
+        return (
+            [self._eval.nodes[0], *(cut.eval_point.node for cut in self._ends)],
+            [self._train.nodes[0], *(cut.train_point.node for cut in self._ends)],
+        )
+
     def nodes(self, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the nodes that layer ``index`` (from 1) runs in eval and in train mode."""
         in_eval, in_train = self.graph_slices(index - 1, index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -116,6 +116,7 @@ def compile_slice(
     after: CutPoint,
     *,
     own_input: bool = False,
+    casts: Mapping[fx.Node, Sequence[torch.dtype]] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """Return a function ``f(tree, x)`` that runs the nodes of ``module`` between two cuts.
 
@@ -126,6 +127,7 @@ def compile_slice(
         before: the cut before the first node; None: the input.
         after: the cut after the last node.
         own_input: in-place operations may change ``x``.
+        casts: types that results of nodes, and ``x`` for the input's, go through one after the other.
     """
     nodes = slice_nodes(crossings, before, after)
     source = crossings.nodes[0] if before is None else before.node
@@ -133,7 +135,8 @@ def compile_slice(
     value = graph.placeholder("x")
     if not own_input and _changes_input(module, crossings, nodes, source):
         value = graph.call_method("clone", (value,))
-    made: dict[fx.Node, Any] = {source: value}
+    made: dict[fx.Node, Any] = {source: _cast(graph, value, casts, source)}
+    value = made[source]
     written = frozenset().union(*(crossings.facts[n].writes for n in nodes))
     copies: dict[str, fx.Node] = {}
 
@@ -154,9 +157,17 @@ def compile_slice(
             made[node] = copies[name]
             continue
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), lambda a: _resolve(a, argument))
-        made[node] = graph.create_node(node.op, node.target, args, kwargs)
+        made[node] = _cast(graph, graph.create_node(node.op, node.target, args, kwargs), casts, node)
     graph.output(argument(after.node))
     return _compiled(graph)
+
+
+def _cast(
+    graph: fx.Graph, value: fx.Node, casts: Mapping[fx.Node, Sequence[torch.dtype]] | None, node: fx.Node
+) -> fx.Node:
+    for dtype in (casts or {}).get(node, ()):
+        value = graph.call_method("to", (value, dtype))
+    return value
 
 
 def _available(node: fx.Node, made: dict[fx.Node, Any], crossings: Crossings) -> bool:

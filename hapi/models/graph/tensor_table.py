@@ -74,6 +74,11 @@ class TensorTable:
                 f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, but {self._title} expects"
                 f" {old.dtype} {list(old.shape)}"
             )
+        return self.change(name, tensor)
+
+    def change(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Put ``tensor``, which may have another form, in ``name``'s place; return what is there now."""
+        old = self.get(name)
         new = nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
         for alias in self._names[self._first[name]]:
             owner, leaf = self._owner(alias)

@@ -20,7 +20,7 @@ import torch
 
 from hapi.clocks import StageClock
 from hapi.errors import TransportError
-from hapi.models.devices import does_not_fit, event_on, exact_arithmetic, finish, give_back_unused
+from hapi.models.devices import does_not_fit, event_on, finish, give_back_unused, set_arithmetic
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import work_clock
 from hapi.server.batching.forward_memory import ObservedMemory
@@ -129,7 +129,8 @@ class Device:
 
     ``memory`` remembers, per (layers, input shape), batches that ran out of memory. ``relieve`` gives back memory that
     can be done without and returns the bytes; it is asked before one sample is said not to fit. Up to ``merge`` samples
-    of passes that are alike run as one. On a GPU, float32 is exact from now on, see :func:`exact_arithmetic`.
+    of passes that are alike run as one. On a GPU, float32 is exact from now on unless ``tf32``, see
+    :func:`set_arithmetic`.
     """
 
     def __init__(
@@ -139,8 +140,9 @@ class Device:
         *,
         memory: PassMemory | None = None,
         merge: int = 0,
+        tf32: bool = False,
     ) -> None:
-        exact_arithmetic(device)
+        set_arithmetic(device, tf32=tf32)
         self.device = device
         self.health = Health(device)
         self.out_of_memory_caught = 0

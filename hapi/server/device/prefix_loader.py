@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
-from hapi.errors import UnprocessableError
+from hapi.errors import ModelError, UnprocessableError
 from hapi.models.devices import does_not_fit
 from hapi.models.graph.digest import content_key
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.precision import check_kernels, in_precision, rounded_weight
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
@@ -38,6 +39,7 @@ class PrefixLoader:
         """Return the prefix of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
 
         Its weights are taken from the cache's pool; only missing ones are read or built.
+        :class:`UnprocessableError` names a layer that cannot compute in the request's precision.
         """
         split = request.split
         model, source = open_prefix(
@@ -49,6 +51,11 @@ class PrefixLoader:
             self.builds,
         )
         check_split(model, split, request.split_name)
+        model = in_precision(model, request.precision, self._device)
+        try:
+            check_kernels(model, 0, split, self._device)
+        except ModelError as error:
+            raise UnprocessableError(f"the server's {error}") from None
         needs = PrefixTensors(model, source, split)
         pool = self._cache.pool()
         found = pool.take(needs.sizes, lambda missing: self._bring(needs, missing, split))
@@ -96,11 +103,14 @@ class PrefixTensors:
         """Bytes by key, in layer order, constants last."""
         for name in model.tensor_names(0, split):
             key, form = source.key(name), model.tensors.get(name)
+            if model.rounding is not None and name in model.rounding.names:
+                key = f"{key} as {model.rounding.features} in {form.dtype}"
             self._names.setdefault(key, []).append(name)
             self.sizes[key] = form.numel() * form.itemsize
         for name in model.constant_names(0, split):
             constant = model.traced.constants[name]
-            key = content_key(model.digest_of(name), constant)
+            known = model if model.rounding is None else model.rounding.base
+            key = content_key(known.digest_of(name), constant)
             self._constants.setdefault(key, []).append(name)
             self.sizes[key] = constant.nbytes
 
@@ -111,7 +121,7 @@ class PrefixTensors:
             if key not in self._names:
                 yield key, self._model.traced.constants[self._constants[key][0]]
         for name, tensor in self._source.read(list(names)):
-            yield names[name], tensor
+            yield names[name], rounded_weight(self._model, name, tensor)
 
     def assign(self, found: Mapping[str, torch.Tensor]) -> None:
         """Put the resident tensors into the model."""
@@ -138,7 +148,7 @@ def _prefix(
 
 def prefix_key(request: messages.ExtractRequest) -> str:
     """Return all facts of the request about its layers: the check of a name must not depend on the cache."""
-    return json.dumps([request.model.to_json(), request.split, request.split_name])
+    return json.dumps([request.model.to_json(), request.split, request.split_name, request.precision])
 
 
 def check_split(model: LayeredModel, split: int, name: str) -> None:

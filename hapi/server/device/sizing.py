@@ -17,6 +17,7 @@ import torch
 
 from hapi.errors import ModelError, UnprocessableError
 from hapi.models.graph.layers import LayeredModel
+from hapi.models.graph.precision import in_precision
 from hapi.profiler.work import LayerWork, layer_work
 from hapi.repository.built import prefix_bytes
 from hapi.repository.repository import structure_of
@@ -49,8 +50,8 @@ class PrefixSizes:
 class Sizing:
     """Sizes of fronts, kept by model; thread-safe."""
 
-    def __init__(self, store: ObjectStore, allow_models: Sequence[str], device: str) -> None:
-        """Size models in ``store`` for ``device``, ``cpu`` or ``cuda``; ``allow_models`` may be imported."""
+    def __init__(self, store: ObjectStore, allow_models: Sequence[str], device: torch.device) -> None:
+        """Size models in ``store`` for ``device`` and others like it; ``allow_models`` may be imported."""
         self._store = store
         self._allow = allow_models
         self._device = device
@@ -75,20 +76,21 @@ class Sizing:
             input_bytes=sizes[0],
             output_bytes=sizes[split],
             widest_bytes=max(sizes[: split + 1]),
-            forward=forward_memory(work[:split], sizes[0], sizes[split], self._device),
+            forward=forward_memory(work[:split], sizes[0], sizes[split], self._device.type),
         )
 
     def _model(self, request: messages.ExtractRequest) -> tuple[LayeredModel, Sequence[LayerWork]]:
         # A pushed model's digest is part of it, as it may be replaced by another structure; what is found has it.
         digest = request.model.digest if request.model.source == "store" else ""
-        key = json.dumps(replace(request.model, digest=digest).to_json())
+        key = json.dumps([replace(request.model, digest=digest).to_json(), request.precision])
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        model = structure_of(request.model, request.split, self._store, self._allow)
-        found = (model, _work(model, self._device))
+        whole = structure_of(request.model, request.split, self._store, self._allow)
+        model = in_precision(whole, request.precision, self._device)
+        found = (model, _work(model, self._device.type))
         with self._lock:
             self._kept[key] = found
             while len(self._kept) > KEPT:
@@ -99,11 +101,11 @@ class Sizing:
 def prefix_weights(request: messages.ExtractRequest, model: LayeredModel) -> Weights:
     """All weights of the front that ``request`` names.
 
-    Their key is the request's digest with their bytes: a digest is a client's word until the front is loaded, and with
-    another model behind it must not be taken for somebody else's front.
+    Their key is the request's digest with their bytes and type: a digest is a client's word until the front is
+    loaded, and with another model behind it must not be taken for somebody else's front.
     """
     nbytes = prefix_bytes(model, request.split)
-    return Weights(key=f"{request.model.digest}/{nbytes}", nbytes=nbytes)
+    return Weights(key=f"{request.model.digest}/{nbytes}/{request.precision}", nbytes=nbytes)
 
 
 def _work(model: LayeredModel, device: str) -> Sequence[LayerWork]:

@@ -135,7 +135,7 @@ def make_workers(settings: ServiceSettings, store: ObjectStore) -> Workers:
     shown = [str(d) if devices.count(d) == 1 else f"{d}#{i}" for i, d in enumerate(devices)]
     return Workers(
         [_worker(name, d, len(devices), settings, store) for name, d in zip(shown, devices, strict=True)],
-        Sizing(store, settings.allow_model, devices[0].type),
+        Sizing(store, settings.allow_model, devices[0]),
     )
 
 
@@ -146,7 +146,7 @@ def _worker(
     memory = DeviceMemory(_budget(device, count, settings), settings.policy, cache)
     return DeviceWorker(
         name=name,
-        device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge),
+        device=Device(device, cache.drop_idle, memory=memory, merge=settings.merge, tf32=settings.tf32),
         cache=cache,
         memory=memory,
         prefixes=PrefixLoader(settings, store, device, cache),
