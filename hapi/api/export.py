@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from hapi.api.model_files import FrozenSource, read_network
 from hapi.atomic import replacing
 from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, write_model
 from hapi.paths import check_output, make_folder
+from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 
 __all__ = ("FORMATS", "export")
 

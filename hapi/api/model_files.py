@@ -11,16 +11,15 @@ from torch import nn
 
 from hapi.data.transforms.decode import decode_image
 from hapi.data.transforms.pipeline import transformed
-from hapi.errors import DataError, UsageError
-from hapi.models.model_file import ModelCard, read_model
-from hapi.paths import user_path
-from hapi.train.outputs.from_checkpoint import FrozenSource, is_checkpoint, read_checkpoint
+from hapi.errors import DataError
+from hapi.models.model_file import ModelCard
+from hapi.train.outputs.from_checkpoint import FrozenSource, read_network
 from hapi.wire.references import TransformSpec
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ("FrozenSource", "ImageTransform", "LoadedModel", "load_model", "read_network")
+__all__ = ("FrozenSource", "ImageTransform", "LoadedModel", "load_model")
 
 
 class ImageTransform:
@@ -73,29 +72,6 @@ class LoadedModel(NamedTuple):
     """Names of its outputs."""
     card: ModelCard
     """All that the file says."""
-
-
-def read_network(
-    path: str | Path, source: FrozenSource | None = None, *, best: bool = False
-) -> tuple[nn.Module, ModelCard]:
-    """Return the network of a model file or a checkpoint in eval mode, on the CPU, and its card.
-
-    Args:
-        path: the file. A network of a ``package.module:factory`` is built by importing that module.
-        source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
-        best: for a checkpoint: as it was after the best epoch.
-
-    Raises:
-        ModelError: the file cannot be read, does not fit the installed library, or its frozen layers are not in reach.
-        UsageError: ``best`` of a model file, or of a checkpoint that has no best epoch.
-    """
-    if is_checkpoint(path):
-        return read_checkpoint(path, source, best=best)
-    if best and user_path(path, "model file").is_file():
-        raise UsageError(
-            f"--best: {path} is no checkpoint; the best epoch's model is best.safetensors beside it"
-        )
-    return read_model(path, allow_import=True)
 
 
 def load_model(path: str | Path, *, source: FrozenSource | None = None, best: bool = False) -> LoadedModel:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hapi import __version__
@@ -86,10 +87,13 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -
         keep_freed_memory()
     with Leaving("hapi-train"):
         from hapi.client.session import Session
+        from hapi.train.init_from import started
         from hapi.train.trainer import Trainer
 
-    if settings.allow_model or is_factory(settings.model):
+    if settings.allow_model or settings.init_from or is_factory(settings.model):
         search_here()
+    loaded = replace(loaded, value=started(settings, has_model="model" in loaded.origins))
+    settings = loaded.value
     check_together(loaded)
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
     with (
@@ -161,7 +165,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         )
     else:
         at = f"chosen by {job_context.strategy} after profiling"
-    unasked = ""
+    unasked, begun = "", f"from  {training.init_from}\n" if training.init_from else ""
     if settings.weights == "auto" and job_context.weights.startswith("random:"):
         unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
     augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
@@ -171,6 +175,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     print(
         f"model {settings.model}, {len(names)} layers, weights {job_context.weights}{unasked}, "
         f"freeze {freeze}, split {at}\n"
+        f"{begun}"
         f"data  {description.reference.name}, {format_count(len(job_context.training_ids))} samples, "
         f"{len(description.classes)} classes, batch {settings.bs}, "
         f"input {'x'.join(map(str, model.input_shape))}{augmented}\n"

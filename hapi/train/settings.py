@@ -112,6 +112,12 @@ class CheckpointSettings:
     resume: bool = setting(
         "go on from the checkpoint of --checkpoint or --output when it exists", default=False
     )
+    init_from: str | None = setting(
+        "model file or checkpoint of another training to begin from; model, frozen weights and freeze are its own "
+        "where none are given, and the head is new where the classes are others",
+        default=None,
+        metavar="FILE",
+    )
     save_profile: str | None = setting("file for the profile that was measured (JSON)", default=None)
 
     @property

@@ -22,8 +22,10 @@ from hapi.paths import make_folder
 from hapi.train.callbacks import TrainingCallback
 from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress
+from hapi.train.checkpoints.checkpoint_files import goes_on
 from hapi.train.checkpoints.keeping import Keeper
 from hapi.train.checkpoints.resuming import Changes, identity_of
+from hapi.train.init_from import begin_from
 from hapi.train.interrupts import Interrupts
 from hapi.train.objective.checks import check_objective
 from hapi.train.objective.criterion import make_criterion
@@ -74,6 +76,8 @@ class Trainer:
         check_objective(settings, validated=session.settings.validation is not None)
         self.watcher = watcher or TrainingCallback()
         self.trained = session.trained
+        if settings.init_from is not None and not goes_on(settings.checkpoint_path, settings.resume):
+            begin_from(session, settings.init_from)
         self.optimizer = make_optimizer(settings, self.trained)
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []

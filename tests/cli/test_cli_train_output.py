@@ -96,3 +96,21 @@ print(classes)
         assert torch.equal(torch.load(tmp_path / "outputs.pt"), model.module(inputs))
     with open_dataset(f"{running.store}/{model.card.dataset.name if model.card.dataset else ''}") as data:
         assert sum(len(outputs.names) for outputs in predict_dataset(model, data)) == data.count
+
+
+@pytest.mark.slow
+def test_a_training_begins_from_another_ones_model(
+    running: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the name of the model, which is in the file; the first losses are those where the old one ended."""
+    arguments = ["--server", running.url, *FAST, "--lr", "1e-9", "--seed", "3"]
+    assert command.main([*arguments, "--output", str(tmp_path / "old"), "--model", "squeezenet1_1"]) == 0
+    file = str(tmp_path / "old" / "model.safetensors")
+    capsys.readouterr()
+    assert command.main([*arguments, "--output", str(tmp_path / "new"), "--init-from", file]) == 0
+    assert f"from  {file}" in capsys.readouterr().out
+    first, second = (report_of(tmp_path / name / "report.json") for name in ("old", "new"))
+    assert second["settings"]["model"] == "squeezenet1_1" and second["settings"]["init_from"] == file
+    assert second["epochs"][0]["loss"] == pytest.approx(first["epochs"][0]["loss"], rel=1e-5)
+    code, line = refused(capsys, "--store", "none", "--init-from", file, "--model", "resnet18")
+    assert code == 2 and "leave --model out" in line

@@ -110,6 +110,7 @@ def check_files(loaded: Loaded[TrainSettings], experiment: str | None) -> list[P
             ("the experiment file", experiment),
             (given("--weights"), settings.weights),
             (given("--class-weights"), weights_file(settings.class_weights)),
+            (given("--init-from"), settings.init_from),
             (given("--profile"), settings.profile),
             (given("--token-file"), settings.token_file),
             (given("--ca-file"), settings.ca_file),

@@ -29,6 +29,14 @@ def existing(path: str | Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
+def goes_on(path: str | None, resume: bool) -> bool:
+    """Return whether a training with these settings has a checkpoint to go on from."""
+    try:
+        return resume and path is not None and bool(existing(path))
+    except OSError:
+        return False  # who reads it says so
+
+
 def numbered(path: str | Path, number: int) -> Path:
     """Return the name of the file that is ``number`` checkpoints older than the newest, ``path``."""
     return Path(f"{path}.{number}") if number else Path(path)

@@ -15,9 +15,10 @@ from hapi.client.models import STORE_PREFIX, open_client_model
 from hapi.client.settings import ModelSettings, SessionSettings
 from hapi.config.token import read_token
 from hapi.errors import HapiError, ModelError, UsageError
-from hapi.models.model_file import ModelCard, untrained
+from hapi.models.model_file import ModelCard, read_model, untrained
 from hapi.models.zoo.build import architecture_of, build, layers_of
 from hapi.models.zoo.weights import load_state
+from hapi.paths import user_path
 from hapi.repository.repository import open_model
 from hapi.store.open import open_store
 from hapi.train.checkpoints.checkpoint import read_document
@@ -52,6 +53,46 @@ def is_checkpoint(path: str | Path) -> bool:
         return False  # who reads it says so
 
 
+def read_network(
+    path: str | Path, source: FrozenSource | None = None, *, best: bool = False
+) -> tuple[nn.Module, ModelCard]:
+    """Return the network of a model file or a checkpoint in eval mode, on the CPU, and its card.
+
+    Args:
+        path: the file. A network of a ``package.module:factory`` is built by importing that module.
+        source: where the weights of a checkpoint's frozen layers are, if no longer where they were.
+        best: for a checkpoint: as it was after the best epoch.
+
+    Raises:
+        ModelError: the file cannot be read, does not fit the installed library, or its frozen layers are not in reach.
+        UsageError: ``best`` of a model file, or of a checkpoint that has no best epoch.
+    """
+    if is_checkpoint(path):
+        return read_checkpoint(path, source, best=best)
+    if best and user_path(path, "model file").is_file():
+        raise UsageError(
+            f"--best: {path} is no checkpoint; the best epoch's model is best.safetensors beside it"
+        )
+    return read_model(path, allow_import=True)
+
+
+def card_in(path: str | Path) -> ModelCard:
+    """Return the facts of a checkpoint's network, without the measurements of an epoch.
+
+    Raises:
+        ModelError: it does not have them.
+        UsageError: the file is no checkpoint.
+    """
+    return _card(path, read_document(str(path), "checkpoint"))
+
+
+def _card(path: str | Path, document: Mapping[str, Any]) -> ModelCard:
+    try:
+        return ModelCard.from_metadata(document["network"]["card"])
+    except (KeyError, TypeError, ValueError, HapiError) as error:
+        raise ModelError(f"checkpoint {path} does not say how its network is built ({error})") from None
+
+
 def read_checkpoint(
     path: str | Path, source: FrozenSource | None = None, *, best: bool = False
 ) -> tuple[nn.Module, ModelCard]:
@@ -67,9 +108,8 @@ def read_checkpoint(
         UsageError: the file is no checkpoint, or has no best epoch.
     """
     document = read_document(str(path), "checkpoint")
-    facts, found = document["network"], document.get("best")
+    facts, found, card = document["network"], document.get("best"), _card(path, document)
     try:
-        card = ModelCard.from_metadata(facts["card"])
         epochs = document["epochs"]
         trained, entry = dict(document["trained"]), epochs[-1] if epochs else {}
         digest = str(document["identity"]["frozen layers"])
@@ -81,9 +121,7 @@ def read_checkpoint(
             trained, entry = dict(found["trained"]), found["entry"]
         card = after_epoch(card, entry)
         others = [(str(why), read) for why, read in _sources(facts, card, source or FrozenSource())]
-    except (KeyError, TypeError, ValueError, HapiError) as error:
-        if isinstance(error, UsageError):
-            raise
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"checkpoint {path} does not say how its network is built ({error})") from None
     module = _assembled(str(path), card, trained, digest, others)
     return module.eval(), card
@@ -126,12 +164,11 @@ def _sources(facts: Mapping[str, Any], card: ModelCard, given: FrozenSource) -> 
     """Where the weights may be and what reads them there, those that were given first."""
     if given.weights is not None:
         yield f"--weights {given.weights}", _built(card, given.weights)
-    for store in (given.store, *([] if given.server else [facts["store"]])):
+    for store, servers in ((given.store, given.server), (facts["store"], facts["servers"])):
         if card.pushed is not None and store is not None:
             yield f"store {store}", _stored(card, store)
-    servers = tuple(given.server) or (() if given.store else tuple(facts["servers"]))
-    if card.pushed is not None and servers:
-        yield f"server {', '.join(servers)}", _served(card, servers, given)
+        if card.pushed is not None and servers:
+            yield f"server {', '.join(servers)}", _served(card, tuple(servers), given)
     if facts["file"] is not None and given.weights is None:
         yield f"weights file {facts['file']}", _built(card, facts["file"])
     if card.pushed is None:
