@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from hapi.api.model_files import ImageTransform, LoadedModel
-from hapi.arrays import IntArray
+from hapi.arrays import LabelArray
 from hapi.data.mount import DatasetReader
 from hapi.data.transforms.pipeline import input_batch, input_shape
 from hapi.errors import DataError, DeviceMemoryError, UsageError
 from hapi.ingest.sources.folder import EXTENSIONS
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.process.processors import processor_count
+from hapi.train.objective.losses import Loss
+from hapi.train.objective.names import KIND_WORDS, LOSSES, MetricName, metrics_of
+from hapi.train.objective.validation import Validation
 
 __all__ = ("Evaluation", "Outputs", "evaluate", "image_files", "predict_dataset", "predict_images")
 
@@ -29,8 +32,8 @@ class Outputs(NamedTuple):
 
     names: list[str]
     """Names of the images, or ids of the samples."""
-    labels: IntArray
-    """Int64 [B]; of images without labels -1."""
+    labels: LabelArray
+    """Int64 [B], or float32 [B, outputs]; of images without labels -1."""
     logits: torch.Tensor
     """Float32 [B, outputs], on the CPU."""
 
@@ -95,7 +98,7 @@ def predict_dataset(model: LoadedModel, dataset: DatasetReader, batch_size: int 
     dataset.sequence(seed=0, epoch=0, order=np.arange(dataset.count, dtype=np.int64))
     while len((batch := dataset.next_batch(batch_size)).ids):
         inputs = input_batch(batch, layout, transform, threads=processor_count())
-        yield Outputs([str(i) for i in batch.ids], batch.labels.astype(np.int64), _run(model.module, inputs))
+        yield Outputs([str(i) for i in batch.ids], batch.labels.copy(), _run(model.module, inputs))
 
 
 def _run(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -118,15 +121,19 @@ class Evaluation:
 
     samples: int
     loss: float
-    """Mean cross-entropy."""
-    accuracy: float
-    """Share of samples whose label has the largest output."""
-    top5: float
-    """Share of samples whose label is among the five largest outputs (or among all, if there are fewer)."""
+    """Mean loss, with neither smoothing nor weights: cross-entropy; with several labels for a sample binary
+    cross-entropy; of numbers the squared error."""
+    metrics: Mapping[str, float]
+    """Metrics by name."""
     class_samples: tuple[int, ...]
-    """Samples of each class."""
+    """Samples of each class; empty for numbers."""
     class_accuracy: tuple[float | None, ...]
     """Accuracy of each class; None without samples."""
+    confusion: tuple[tuple[int, ...], ...] | None
+    """Samples by class (row) and prediction (column), for one class per sample and up to 100 classes."""
+    worst: tuple[Mapping[str, Any], ...]
+    """Up to 20 samples with the highest loss: id, label, predicted, probability, loss, and the sample's object where
+    each has its own."""
 
 
 def evaluate(
@@ -134,6 +141,7 @@ def evaluate(
     dataset: DatasetReader,
     batch_size: int = 32,
     on_progress: Callable[[int], None] = lambda samples: None,
+    metrics: Sequence[MetricName] = (),
 ) -> Evaluation:
     """Compare the network's outputs for all samples of ``dataset`` with their labels.
 
@@ -142,39 +150,49 @@ def evaluate(
         dataset: read from its first sample to its last.
         batch_size: samples that go through the network at once.
         on_progress: told how many samples more are done, after each batch.
+        metrics: their names, as for ``--metric``; none for those that suit the labels.
 
     Raises:
         DataError: a sample is damaged or cannot be decoded, or the dataset has no samples.
-        UsageError: the dataset's classes or samples are others than the network's.
+        UsageError: the dataset's classes, labels or samples are others than the network's.
     """
-    _check_classes(model.classes, dataset.dataset.classes)
+    kind, classes = model.card.label_kind, model.classes
+    found_kind = dataset.dataset.label_form.kind
+    if found_kind != kind:
+        raise UsageError(
+            f"the dataset has {KIND_WORDS[found_kind]}, the model was trained for {KIND_WORDS[kind]}"
+        )
+    _check_classes(classes, dataset.dataset.classes, whole=kind != "single")
     if not dataset.count:
         raise DataError("the dataset has no samples")
-    classes = len(model.classes)
-    total, right = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
-    loss, among = 0.0, 0
-    for names, labels, logits in predict_dataset(model, dataset, batch_size):
-        target = torch.from_numpy(labels)
-        loss += nn.functional.cross_entropy(logits, target, reduction="sum").item()
-        best = logits.topk(min(5, classes)).indices == target[:, None]
-        among += int(best.sum())
-        total += np.bincount(labels, minlength=classes)
-        right += np.bincount(labels[best[:, 0].numpy()], minlength=classes)
-        on_progress(len(names))
+    names = metrics_of(metrics, "auto", kind, len(classes))
+    found = Validation(kind, classes, Loss(name=LOSSES[kind][0]), names, dataset.count)
+    for ids, labels, logits in predict_dataset(model, dataset, batch_size):
+        found.update([int(i) for i in ids], logits, torch.from_numpy(labels))
+        on_progress(len(ids))
+    confusion = found.findings.confusion
     return Evaluation(
         samples=dataset.count,
-        loss=loss / dataset.count,
-        accuracy=int(right.sum()) / dataset.count,
-        top5=among / dataset.count,
-        class_samples=tuple(total.tolist()),
-        class_accuracy=tuple(
-            r / t if t else None for r, t in zip(right.tolist(), total.tolist(), strict=True)
-        ),
+        loss=found.loss,
+        metrics=found.scores.result(),
+        class_samples=tuple(found.scores.class_samples.tolist()),
+        class_accuracy=tuple(found.scores.class_accuracy()),
+        confusion=None if confusion is None else tuple(map(tuple, confusion)),
+        worst=tuple(_named(sample, dataset) for sample in found.findings.worst),
     )
 
 
-def _check_classes(own: Sequence[str], others: Sequence[str]) -> None:
-    if list(others) != list(own[: len(others)]):
+def _named(sample: Mapping[str, Any], dataset: DatasetReader) -> Mapping[str, Any]:
+    """``sample`` with the key of its object, where an object is one sample."""
+    shards = dataset.dataset.shards
+    if len(shards) != dataset.count:
+        return sample
+    located = dataset.dataset.locate([sample["id"]])
+    return {"id": sample["id"], "object": dataset.dataset.shard_key(int(located.shard[0])), **sample}
+
+
+def _check_classes(own: Sequence[str], others: Sequence[str], *, whole: bool) -> None:
+    if list(others) != list(own[: len(own) if whole else len(others)]):
         raise UsageError(
             "the dataset's classes are others than the model's, or in another order: "
             f"{', '.join(others[:5])} and {', '.join(own[:5])}; pack the data with the model's classes (--classes)"

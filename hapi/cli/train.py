@@ -218,16 +218,22 @@ def _full_cost(description: DatasetDescription) -> str:
 
 
 def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSettings) -> None:
+    from hapi.train.objective.names import metrics_text
+
     epochs = report["epochs"]
     if not trained_epochs:
         print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
         return
     received = sum(e["bytes_received"] for e in epochs)
+    share = epochs[-1]["accuracy"]
     print(
         f"done in {report['seconds']:.1f} s: {format_bytes(received)} over the wire, "
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
-        f"final loss {epochs[-1]['loss']:.4f}, accuracy {100 * epochs[-1]['accuracy']:.1f}%"
+        f"final loss {epochs[-1]['loss']:.4f}{'' if share is None else f', accuracy {100 * share:.1f}%'}"
     )
+    measured = metrics_text(epochs[-1], "validation_")
+    if measured:
+        print(f"validation: {measured}")
     if "recheck" in report:
         found = report["recheck"]
         print(

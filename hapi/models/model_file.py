@@ -33,11 +33,23 @@ from hapi.models.zoo.head import retarget
 from hapi.models.zoo.weights import load_state
 from hapi.paths import user_path
 from hapi.wire.documents import parse_document
+from hapi.wire.labels import LabelKind, check_label_kind
 from hapi.wire.references import DatasetReference, TransformSpec, check_name
 
 _FORMAT = "pt"
 """The library's word for tensors of PyTorch; others' readers ask for it."""
-_FIELDS = ("spec", "pushed", "classes", "transform", "freeze", "dataset", "epoch", "metrics", "hapi")
+_FIELDS = (
+    "spec",
+    "pushed",
+    "classes",
+    "label_kind",
+    "transform",
+    "freeze",
+    "dataset",
+    "epoch",
+    "metrics",
+    "hapi",
+)
 MAX_HEADER_BYTES = 100 << 20
 """Longest header that the library itself accepts."""
 
@@ -52,6 +64,8 @@ class ModelCard:
     """Name of the pushed model with those weights; None for weights that the architecture's library has."""
     classes: tuple[str, ...]
     """Names of the outputs, in their order; empty when they have none."""
+    label_kind: LabelKind = "single"
+    """Meaning of the outputs: scores of which the largest is the class, of classes one by one, or numbers."""
     transform: TransformSpec | None
     """From an image to its input; None for a network that takes arrays as they are."""
     freeze: int
@@ -69,6 +83,7 @@ class ModelCard:
             "spec": self.spec.to_json(),
             "pushed": self.pushed,
             "classes": list(self.classes),
+            "label_kind": self.label_kind,
             "transform": None if self.transform is None else self.transform.to_json(),
             "freeze": self.freeze,
             "dataset": None if self.dataset is None else self.dataset.to_json(),
@@ -97,6 +112,7 @@ class ModelCard:
             spec=ModelSpec.from_json(found["spec"]),
             pushed=None if found["pushed"] is None else check_name(found["pushed"], "metadata pushed"),
             classes=tuple(classes),
+            label_kind=check_label_kind(found["label_kind"], "metadata label_kind"),
             transform=None if found["transform"] is None else TransformSpec.from_json(found["transform"]),
             freeze=found["freeze"],
             dataset=None if found["dataset"] is None else DatasetReference.from_json(found["dataset"]),

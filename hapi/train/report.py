@@ -139,12 +139,13 @@ def write_report(path: str, document: dict[str, Any]) -> None:
 
     A number that is not finite (a diverged validation loss) is written as null, which every reader accepts.
     """
-    write_whole(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", "--report")
+    write_whole(path, json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "--report")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a document with null for each number that is not finite; JSON has none."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

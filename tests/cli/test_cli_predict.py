@@ -112,12 +112,34 @@ def test_evaluation_is_plain_pytorchs(here: Path, tmp_path: Path, capsys: pytest
         capsys, "evaluate", "m.safetensors", "--dataset", "store/insects", "--json", str(tmp_path / "e.json")
     )
     found = json.loads((tmp_path / "e.json").read_text())
-    assert code == 0 and out.startswith("12 samples: loss ") and "top-5" in out and "  moth: " in out
+    assert code == 0 and out.startswith("12 samples: loss ") and "top5" in out and "  moth: " in out
     assert found["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-6)
     assert found["accuracy"] == (logits.argmax(1) == labels).double().mean()
     assert found["top5"] == (logits.topk(5).indices == labels[:, None]).any(1).double().mean()
     assert found["class_samples"] == [2] * 6
     assert found["class_accuracy"][4] == (logits[8:10].argmax(1) == 4).double().mean()
+    assert sum(map(sum, found["confusion"])) == 12 and len(found["worst"]) == 12
+    worst = found["worst"][0]
+    assert worst["loss"] == pytest.approx(
+        nn.functional.cross_entropy(logits, labels, reduction="none").max().item()
+    )
+
+
+def test_chosen_metrics(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys,
+        "evaluate",
+        "m.safetensors",
+        "--dataset",
+        "store/insects",
+        "--metric",
+        "f1",
+        "--metric",
+        "auroc",
+    )
+    assert code == 0 and ", f1 0." in out and ", auroc 0." in out and "top5" not in out
+    code, _, err = run(capsys, "evaluate", "m.safetensors", "--dataset", "store/insects", "--metric", "mae")
+    assert code == 2 and "--metric mae: the dataset has one class for each sample" in err
 
 
 def test_a_loaded_model_in_three_lines(here: Path) -> None:

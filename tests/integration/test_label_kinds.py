@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +17,8 @@ import torch
 from support.local_job import Interrupting, open_session, service_of, trainer_of
 from torch import nn
 
+from hapi.api.model_files import load_model
+from hapi.cli.main import main
 from hapi.data.dataset import find_dataset
 from hapi.data.mount import open_dataset
 from hapi.errors import DataError
@@ -164,3 +168,37 @@ def test_the_server_tells_the_samples_of_each_class(service: Service) -> None:
     assert counts == tuple(labels_of("multi").sum(0).astype(int).tolist())
     with open_session(service, dataset="regression") as session:
         assert session.job_context.description.label_counts == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_file_knows_what_its_outputs_mean(
+    service: Service, store: Path, kind: LabelKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job: dict[str, Any] = {"dataset": kind, "validation": kind, "epochs": 1, "output": str(tmp_path)}
+    with open_session(service, **job) as session:
+        entry = trainer_of(session, **job).run()["epochs"][0]
+    model, address = str(tmp_path / "model.safetensors"), f"{store}/{kind}"
+    card = load_model(model).card
+    measured = {n.removeprefix("validation_") for n in card.metrics or {} if n.startswith("validation_")}
+    assert card.label_kind == kind
+    assert measured == {"loss", *(("mae", "rmse") if kind == "regression" else ("accuracy", "f1", "auroc"))}
+    files = tmp_path / "e.json", tmp_path / "p.csv"
+    assert main(["evaluate", model, "--dataset", address, "--json", str(files[0])]) == 0
+    found = json.loads(files[0].read_text())
+    for name in measured:
+        assert found[name] == pytest.approx(entry[f"validation_{name}"], rel=1e-5)
+    assert [sample["id"] for sample in found["worst"]] == [
+        s["id"] for s in entry["validation_details"]["worst"]
+    ]
+    assert main(["predict", model, address, "--csv", str(files[1]), "--top", "2"]) == 0
+    rows = list(csv.DictReader(files[1].open()))
+    columns = (
+        ["left", "right", "up"]
+        if kind == "regression"
+        else ["class_1", "probability_1", "class_2", "probability_2"]
+    )
+    assert len(rows) == COUNT and list(rows[0]) == ["sample", "label", *columns]
+    assert "as labelled" not in capsys.readouterr().out
+    other = "regression" if kind == "multi" else "multi"
+    assert main(["evaluate", model, "--dataset", f"{store}/{other}"]) == 2
+    assert "the model was trained for" in capsys.readouterr().err

@@ -213,10 +213,8 @@ def test_facts_that_make_another_training() -> None:
     made = {
         json.dumps(criterion(**changes).identity())
         for changes in (
-            {}, {"label_smoothing": 0.1}, {"class_weights": "balanced"}, {"feature_mixup": 0.2},
-            {"kind": "regression"}, {"kind": "regression", "loss": "huber"},
-            {"kind": "regression", "loss": "huber", "huber_delta": 2.0},
+            {}, {"class_weights": "balanced"}, {"kind": "regression"}, {"kind": "regression", "loss": "huber"},
         )
     }  # fmt: skip
-    assert len(made) == 7
+    assert len(made) == 4
     assert criterion(metric=("f1",), best="auroc").identity() == criterion().identity()

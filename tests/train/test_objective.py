@@ -72,7 +72,7 @@ def test_a_resumed_one_is_the_same(
     )
     with pytest.raises(KeyboardInterrupt):
         train(remembered, Interrupting(at), **metrics, **WITH)
-    with pytest.raises(ConflictError, match=r"its feature mixup is 0.4, this one's None"):
+    with pytest.raises(ConflictError, match=r"its feature_mixup is 0.4, this one's None"):
         train(remembered, resume=True, **metrics, label_smoothing=0.1)
     report = train(remembered, resume=True, **metrics, **WITH)
     assert losses(report) == losses(mixed)
@@ -145,8 +145,8 @@ def test_the_best_epoch_by_any_metric(metric: Any, best: int) -> None:
 
 
 def test_ranks_without_accuracy_or_validation() -> None:
-    assert rank({"loss": 1.0, "validation_loss": 0.5, "validation_mae": 3.0}) == (0.0, -0.5)
-    assert rank({"loss": 1.0}, "auto") == (0.0, -1.0)
+    assert rank({"loss": 1.0, "validation_loss": 0.5, "validation_mae": 3.0}) == (-0.5, -0.5)
+    assert rank({"loss": 1.0}, "auto") == (-1.0, -1.0)
 
 
 # -- settings ----------------------------------------------------------------------------------------------------

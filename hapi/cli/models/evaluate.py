@@ -14,6 +14,8 @@ from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.progress import TransferBar
 from hapi.data.mount import open_dataset
 from hapi.paths import check_outputs, write_whole
+from hapi.train.objective.names import METRICS, metrics_text
+from hapi.train.report import finite
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,28 +24,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset", required=True, metavar="STORE/NAME", help="labelled samples of the model's classes"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--metric", action="append", default=[], choices=tuple(METRICS), metavar="NAME",
+        help=f"metric to measure; may be repeated ({', '.join(METRICS)}; default: those that suit the labels)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures there too, with confusion matrix and worst samples"
+    )
     configure_running(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print loss, accuracy, and the accuracy of each class."""
+    """Print loss, metrics, and the accuracy of each class."""
     check_outputs((("--json", args.json),), (("MODEL", args.model),))
     model = open_model(args)
     with closing(open_dataset(args.dataset)) as dataset, TransferBar("evaluating", args.quiet) as bar:
         bar.start(dataset.count)
-        found = evaluate(model, dataset, args.batch_size, lambda samples: bar.advance(samples, 0))
+        found = evaluate(
+            model, dataset, args.batch_size, lambda samples: bar.advance(samples, 0), args.metric
+        )
     if args.json is not None:
-        document = {**asdict(found), "classes": list(model.classes), "dataset": args.dataset}
-        write_whole(args.json, json.dumps(document, indent=2) + "\n", "--json")
+        document = {**asdict(found), **found.metrics, "classes": list(model.classes), "dataset": args.dataset}
+        write_whole(args.json, json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "--json")
     _print(found, model.classes)
     return EXIT_OK
 
 
 def _print(found: Evaluation, classes: tuple[str, ...]) -> None:
-    five = f", top-5 {100 * found.top5:.2f}%" if len(classes) > 5 else ""
-    say(f"{found.samples} samples: loss {found.loss:.4f}, accuracy {100 * found.accuracy:.2f}%{five}")
-    if len(classes) > _MOST_CLASSES:
+    say(f"{found.samples} samples: {metrics_text({'loss': found.loss, **found.metrics})}")
+    if len(classes) > _MOST_CLASSES or not found.class_samples:
         return
     for name, samples, accuracy in zip(classes, found.class_samples, found.class_accuracy, strict=True):
         say(f"  {name}: {'no samples' if accuracy is None else f'{100 * accuracy:.1f}% of {samples}'}")

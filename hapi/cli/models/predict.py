@@ -12,6 +12,7 @@ from pathlib import Path
 from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images
 from hapi.api.model_files import LoadedModel, load_model
 from hapi.cli.models.origin import configure_model, configure_source, source_of
+from hapi.cli.models.prediction_rows import PredictionRows
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
@@ -75,35 +76,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, model: LoadedModel, batches: Iterator[Outputs], total: int) -> int:
-    top = min(args.top, len(model.classes))
+    rows = PredictionRows(model.classes, model.card.label_kind, args.top)
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    header = [column for n in range(1, top + 1) for column in (f"class_{n}", f"probability_{n}")]
-    rows.writerow(["sample", "label", *header])
-    right = labelled = 0
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["sample", "label", *rows.header])
     with TransferBar(f"predicting with {Path(args.model).name}", args.quiet or args.csv is None) as bar:
         bar.start(total)
-        for names, labels, logits in batches:
-            best = logits.softmax(1).topk(top)
-            for row, name in enumerate(names):
-                label = "" if labels[row] < 0 else model.classes[labels[row]]
-                found = [
-                    (model.classes[index], value)
-                    for index, value in zip(
-                        best.indices[row].tolist(), best.values[row].tolist(), strict=True
-                    )
-                ]
+        for outputs in batches:
+            for name, label, found in rows.of(outputs):
                 if args.csv is None:
-                    say("  ".join([name, *(f"{known} {100 * value:.1f}%" for known, value in found)]))
-                rows.writerow(
-                    [name, label, *(cell for known, value in found for cell in (known, f"{value:.6g}"))]
-                )
-                labelled += label != ""
-                right += label != "" and label == found[0][0]
-            bar.advance(len(names), 0)
+                    say("  ".join([name, *rows.words(found)]))
+                table.writerow([name, label, *rows.cells(found)])
+            bar.advance(len(outputs.names), 0)
     if args.csv is not None:
         write_whole(args.csv, text.getvalue(), "--csv")
         say(f"{total} predictions in {args.csv}")
-    if labelled:
-        say(f"{right} of {labelled} as labelled ({100 * right / labelled:.1f}%)")
+    if rows.labelled:
+        say(f"{rows.right} of {rows.labelled} as labelled ({100 * rows.right / rows.labelled:.1f}%)")
     return EXIT_OK

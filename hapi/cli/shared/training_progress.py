@@ -80,11 +80,14 @@ def _epoch_line(entry: Mapping[str, Any]) -> str:
     line = (
         f"epoch {entry['epoch']:>3}  split {_splits(entry):>5}  {entry['seconds']:8.2f} s  "
         f"{entry['samples'] / seconds:7.0f} samples/s  wire {format_bytes(entry['bytes_received']):>10}  "
-        f"{_cached(entry)}stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}  "
-        f"accuracy {100 * entry['accuracy']:5.1f}%"
+        f"{_cached(entry)}stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}"
     )
+    if entry["accuracy"] is not None:
+        line += f"  accuracy {100 * entry['accuracy']:5.1f}%"
     if "validation_loss" in entry:
-        line += f"  validation {entry['validation_loss']:.4f} / {100 * entry['validation_accuracy']:.1f}%"
+        line += f"  validation {entry['validation_loss']:.4f}"
+    if entry.get("validation_accuracy") is not None:
+        line += f" / {100 * entry['validation_accuracy']:.1f}%"
     return line
 
 

@@ -18,7 +18,7 @@ FOLLOWING = frozenset(("epochs", "lr"))
 """Settings that may change, and count from where the training goes on; the report says from when."""
 FREE = frozenset(
     (
-        *("allow_model", "device", "threads", "micro_batch", "memory"),
+        *("allow_model", "device", "threads", "micro_batch", "memory", "metric"),
         *(
             field.name
             for group in (NetworkSettings, PlanningSettings, CheckpointSettings, OutputSettings)
@@ -40,6 +40,8 @@ BY_MEANING = frozenset(
         "shuffle",
         "trainers",
         "trainer",
+        "loss",
+        "class_weights",
     ]
 )
 """Settings compared in what they stand for (the files and layers they name): see :func:`identity_of`."""

@@ -80,14 +80,11 @@ class Criterion:
         return right / (samples * (1 if self.kind == "single" else len(self.classes)))
 
     def identity(self) -> dict[str, Any]:
-        """Facts that must be equal for a resumed run to be the same training."""
+        """Facts that must be equal for a resumed run to be the same training, beside its settings' own values."""
         weights = self.loss.weights
         return {
             "loss": self.loss.name,
-            "label smoothing": self.loss.smoothing,
             "class weights": None if weights is None else _digest(weights),
-            "huber delta": self.loss.delta if self.loss.name == "huber" else None,
-            "feature mixup": self.mixup,
         }
 
 

@@ -13,25 +13,32 @@ from hapi.train.objective.names import METRICS, BestName
 from hapi.train.objective.validation import DETAILS
 
 
-def rank(entry: Mapping[str, Any], metric: BestName = "auto") -> tuple[float, float]:
-    """Return a rank of an epoch, higher for a better one; between equal values the lower loss counts.
+def score(entry: Mapping[str, Any], metric: BestName = "auto") -> float:
+    """Return the figure by which the epoch of ``entry`` is judged; a higher one is better.
 
-    ``auto`` is the validation accuracy, where there is one. A value that is missing or no number is the worst. Without
-    validation samples it is the training loss.
+    ``auto`` is the validation accuracy, where there is one, otherwise the loss. A value that is missing or no number is
+    the worst. Without validation samples it is the training loss.
 
     Args:
         entry: the epoch's element of the report.
         metric: name of a metric, or ``loss``.
     """
     if "validation_loss" not in entry:
-        return 0.0, _sound(entry["loss"], higher=False)
-    loss = _sound(entry["validation_loss"], higher=False)
+        return _sound(entry["loss"], higher=False)
     name: BestName = metric
     if name == "auto":
         name = "loss" if entry.get("validation_accuracy") is None else "accuracy"
-    if name == "loss":
-        return 0.0, loss
-    return _sound(entry.get(f"validation_{name}"), higher=METRICS[name].higher), loss
+    return _sound(entry.get(f"validation_{name}"), higher=name != "loss" and METRICS[name].higher)
+
+
+def rank(entry: Mapping[str, Any], metric: BestName = "auto") -> tuple[float, float]:
+    """Return :func:`score`, and to decide between equals one for the loss.
+
+    Args:
+        entry: the epoch's element of the report.
+        metric: name of a metric, or ``loss``.
+    """
+    return score(entry, metric), score(entry, "loss")
 
 
 def _sound(value: float | None, *, higher: bool) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ def card_of(job: JobContext, entry: Mapping[str, Any]) -> ModelCard:
         spec=spec,
         pushed=job.client_model.pushed,
         classes=description.classes,
+        label_kind=description.label_kind,
         transform=None if transform is None else replace(transform, augment=None, draw=None),
         freeze=job.freeze,
         dataset=description.reference,
@@ -52,11 +54,13 @@ def after_epoch(card: ModelCard, entry: Mapping[str, Any]) -> ModelCard:
     return replace(
         card,
         epoch=entry["epoch"] + 1 if entry else 0,
-        metrics={name: float(entry[name]) for name in _METRICS if name in entry},
+        metrics={name: float(value) for name, value in entry.items() if _is_metric(name, value)},
     )
 
 
-_METRICS = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+def _is_metric(name: str, value: Any) -> bool:
+    known = name in ("loss", "accuracy") or (name.startswith("validation_") and name != "validation_seconds")
+    return known and type(value) in (int, float) and math.isfinite(value)
 
 
 def network_facts(session: Session) -> dict[str, Any]:
