@@ -36,6 +36,7 @@ IMPORTS = {
     "prometheus-client": "prometheus_client",
     "google-crc32c": "google_crc32c",
     "huggingface-hub": "huggingface_hub",
+    "mlflow-skinny": "mlflow",
     "scikit-learn": "sklearn",
 }
 """Names that are imported, where they differ from the distribution's."""

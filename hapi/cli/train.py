@@ -16,16 +16,18 @@ from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
-from hapi.cli.shared.training_progress import ProgressPrinter
+from hapi.cli.shared.training_progress import ProgressPrinter, print_parts
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
 from hapi.factories import is_factory, search_here
 from hapi.trace import Tracer
+from hapi.train.loggers.choose import check_loggers, make_loggers
 from hapi.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from hapi.client.session import Session
+    from hapi.train.loggers.base import MetricLogger
     from hapi.train.settings import TrainingSettings, TrainSettings
     from hapi.train.trainer import Trainer
     from hapi.wire.messages import DatasetDescription
@@ -103,7 +105,7 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -
         settings = files.begin(session.job_context.description.reference.name, settings.model)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
-        trainer = Trainer(session, settings, printer)
+        trainer = Trainer(session, settings, [printer, *_loggers(settings)])
         files.open_log(settings)
         try:
             report = trainer.run()
@@ -115,6 +117,11 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -
     for line in failed:
         print(f"hapi-train: error: {loaded.as_given(line)}", file=sys.stderr)
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _loggers(settings: TrainSettings) -> list[MetricLogger]:
+    """The loggers of the run folder; none without one."""
+    return [] if settings.output is None else make_loggers(settings.log, settings.output, settings.log_every)
 
 
 def _after_failure(
@@ -144,6 +151,9 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
             if name in loaded.origins:
                 raise UsageError(f"{flag_of(name)} needs --checkpoint FILE or --output DIR")
     check_objective(settings, validated=settings.validation is not None)
+    if settings.log and not wants_folder(loaded):
+        raise UsageError("--log: needs a run folder; leave --no-output out")
+    check_loggers(settings.log)
     if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
         raise UsageError("--sample-cache-size needs --sample-cache DIR")
     for epoch in settings.profile_epoch:
@@ -165,23 +175,26 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         )
     else:
         at = f"chosen by {job_context.strategy} after profiling"
-    unasked, begun = "", f"from  {training.init_from}\n" if training.init_from else ""
+    unasked = ""
     if settings.weights == "auto" and job_context.weights.startswith("random:"):
         unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
     augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
     freeze = (
         f"{job_context.freeze} ({names[job_context.freeze - 1]})" if job_context.freeze else "0 (nothing)"
     )
-    print(
-        f"model {settings.model}, {len(names)} layers, weights {job_context.weights}{unasked}, "
-        f"freeze {freeze}, split {at}\n"
-        f"{begun}"
-        f"data  {description.reference.name}, {format_count(len(job_context.training_ids))} samples, "
-        f"{len(description.classes)} classes, batch {settings.bs}, "
-        f"input {'x'.join(map(str, model.input_shape))}{augmented}\n"
-        f"via   {', '.join(job_context.urls)}{' (embedded)' if job_context.embedded else ''}, device {session.device}",
-        flush=True,
-    )
+    embedded = " (embedded)" if job_context.embedded else ""
+    print_parts(
+        "model", settings.model, f"{len(names)} layers", f"weights {job_context.weights}{unasked}",
+        f"freeze {freeze}", f"split {at}",
+    )  # fmt: skip
+    if training.init_from:
+        print_parts("from", training.init_from)
+    print_parts(
+        "data", description.reference.name, f"{format_count(len(job_context.training_ids))} samples",
+        f"{len(description.classes)} classes", f"batch {settings.bs}",
+        f"input {'x'.join(map(str, model.input_shape))}{augmented}",
+    )  # fmt: skip
+    print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}")
     if training.output is not None:
         print(f"run   {training.output}", flush=True)
     order = job_context.order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from hapi.client.loading.epoch_stats import PassReport
@@ -24,6 +25,11 @@ class RunningEpoch:
         self._estimated: float | None = None
         """The plan's seconds for the epoch."""
         self._begun = False
+
+    @cached_property
+    def batches(self) -> int:
+        """Steps of an epoch."""
+        return len(self._session.batch_ids(0))
 
     def stepping(self, epoch: int, first: int) -> None:
         """A batch has arrived: take in the pass's counters and, once an epoch, the plan's estimate.

@@ -14,6 +14,7 @@ from hapi.client.settings import (
     SessionSettings,
 )
 from hapi.config.settings import setting
+from hapi.train.loggers.choose import LoggerName
 from hapi.train.objective.names import BestName, LossName, MetricName
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
@@ -140,6 +141,10 @@ class OutputSettings:
     report: str | None = setting("file for the JSON report", default=None)
     html: str | None = setting("file for the report as a page: stages, split, loss, plan", default=None)
     trace: str | None = setting("file for a trace that Perfetto opens", default=None)
+    log: tuple[LoggerName, ...] = setting(
+        "where the figures of epochs and steps go too, in or from the run folder; may be repeated", default=()
+    )
+    log_every: int = setting("steps between two entries of steps of --log", default=10, low=1, high=1 << 40)
     progress: bool = setting("live progress bar", default=True)
 
 

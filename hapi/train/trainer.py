@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from hapi.errors import DivergedError, HapiError, UsageError
 from hapi.models.graph.tracing import TRACE_LOCK
 from hapi.models.model_file import write_model
 from hapi.paths import make_folder
-from hapi.train.callbacks import TrainingCallback
+from hapi.train.callbacks import Callbacks, StepDone, TrainingCallback, TrainingStart
 from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.checkpoints.checkpoint_files import goes_on
@@ -59,14 +59,14 @@ class Trainer:
         session: an open session; it stays open.
         settings: optimiser, checkpoints and model files, checked here; None for those of the session, where it has
             them (``TrainSettings``), otherwise the defaults.
-        watcher: told epochs and steps; None for nothing.
+        callbacks: followers of the training (:class:`hapi.train.callbacks.TrainingCallback`), called in this order.
     """
 
     def __init__(
         self,
         session: Session,
         settings: TrainingSettings | None = None,
-        watcher: TrainingCallback | None = None,
+        callbacks: Sequence[TrainingCallback] = (),
     ) -> None:
         self.session = session
         own = session.settings if isinstance(session.settings, TrainingSettings) else TrainingSettings()
@@ -74,7 +74,7 @@ class Trainer:
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
         check_objective(settings, validated=session.settings.validation is not None)
-        self.watcher = watcher or TrainingCallback()
+        self._callbacks = Callbacks(callbacks)
         self.trained = session.trained
         if settings.init_from is not None and not goes_on(settings.checkpoint_path, settings.resume):
             begin_from(session, settings.init_from)
@@ -119,6 +119,16 @@ class Trainer:
         On KeyboardInterrupt (also SIGTERM) and on errors, the checkpoint is written as of the last whole step before
         they are raised on. A training that diverged (:class:`DivergedError`) keeps the last checkpoint of before.
         """
+        try:
+            self._run()
+        except BaseException as error:
+            self._callbacks.training_ended(self.report(), error)
+            raise
+        report = self.report()
+        self._callbacks.training_ended(report)
+        return report
+
+    def _run(self) -> None:
         path, folder = self.settings.checkpoint_path, self.settings.output
         if folder is not None:
             make_folder(folder, "--output")
@@ -126,6 +136,7 @@ class Trainer:
             if path and self.settings.resume:
                 self._resume(path)
             try:
+                self._callbacks.training_started(self._start())
                 while self.progress.epoch < self.session.settings.epochs:
                     self._epoch(interrupts)
             except (KeyboardInterrupt, Exception) as error:
@@ -134,7 +145,6 @@ class Trainer:
             self._note_end("finished")
             self.keeper.last(self._position)
             self._write_models()
-        return self.report()
 
     def save_model(self, path: str | Path, *, best: bool = False) -> None:
         """Write the whole network, frozen layers included, as ``hapi.load_model`` and plain PyTorch read it.
@@ -167,6 +177,15 @@ class Trainer:
         return self.progress.epoch, self.progress.batch
 
     @property
+    def _steps_done(self) -> int:
+        """Steps of the training so far; each epoch has as many."""
+        return self.progress.epoch * self._running.batches + self.progress.batch
+
+    def _start(self) -> TrainingStart:
+        facts = job_facts(self.session, self.settings)
+        return TrainingStart(facts=facts, step=self._steps_done, epochs=list(self.epochs))
+
+    @property
     def has_checkpoint(self) -> bool:
         """Return whether this training can be resumed."""
         return self.keeper.saved is not None
@@ -194,7 +213,7 @@ class Trainer:
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch
         planned = self.session.batch_ids(epoch)
-        self.watcher.epoch_started(epoch, len(planned), first)
+        self._callbacks.epoch_started(epoch, len(planned), first)
         self.trained.train()
         stream = self.session.epoch(epoch, first)
         try:
@@ -203,10 +222,10 @@ class Trainer:
                 self._finite.check_loss()  # of the step before, which the session has waited for
                 with interrupts.deferred():
                     self._torn = True
-                    self._take_step(features, labels)
+                    done = self._take_step(features, labels)
                     self._torn = False
                     del features, labels
-                self.watcher.step_done(self._running.report)
+                self._callbacks.step_done(done)
                 self._profile_file.keep()
                 self.keeper.step(self._position)
             self._finite.check_state(*self._position)
@@ -218,13 +237,23 @@ class Trainer:
             self._finish_epoch(epoch, validation)
             self._profile_file.keep()
 
-    def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+    def _take_step(self, features: torch.Tensor, labels: torch.Tensor) -> StepDone:
         epoch, batch = self._position
         # torch's generator is the process's: a server in this one (the loopback) draws from it to make weights.
         with TRACE_LOCK, self.session.tracer.span("train step", "client", epoch=epoch, batch=batch):
             loss = self._step.take(features, labels, epoch, batch)
         self._finite.note(epoch, batch, loss)
         self.progress = Progress(epoch=epoch, batch=batch + 1)
+        return StepDone(
+            epoch=epoch,
+            batch=batch,
+            step=self._steps_done,
+            samples=len(labels),
+            loss=loss,
+            rates=[group["lr"] for group in self.optimizer.param_groups],
+            figures=self._objective.figures,
+            report=self._running.report,
+        )
 
     def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
         entry = self._running.finish(epoch, self._objective.samples, self._objective.figures())
@@ -238,7 +267,7 @@ class Trainer:
         if self.best is not None:
             self.best.offer(entry, self.trained)
         self.keeper.epoch(self._position)
-        self.watcher.epoch_done(entry)
+        self._callbacks.epoch_done(entry)
 
     # -- checkpoint --------------------------------------------------------------------------------------
 

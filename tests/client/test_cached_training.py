@@ -58,7 +58,7 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(service: Service, case: str, **changes: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     settings = {"split": 0, "epochs": 2, **CASES[case], **changes}
     with open_session(service, **settings) as session:
-        report = Trainer(session, watcher=Silent()).run()
+        report = Trainer(session, callbacks=[Silent()]).run()
         return report, {k: v.clone() for k, v in session.trained.state_dict().items()}
 
 
@@ -140,7 +140,7 @@ def test_a_cache_that_is_damaged_meanwhile(
 
     settings = {"split": 0, "epochs": 2, **CASES[case], "sample_cache": str(folder)}
     with open_session(service, **settings) as session:
-        report = Trainer(session, watcher=Vandal()).run()
+        report = Trainer(session, callbacks=[Vandal()]).run()
         weights = {k: v.clone() for k, v in session.trained.state_dict().items()}
     check_same(plain, report, weights)
 

@@ -124,7 +124,7 @@ def test_an_epochs_estimate_is_of_the_split_that_it_ran_at(
 
     monkeypatch.setattr(SplitController, "begin_pass", begin)
     with open_session(service, split="auto", epochs=2, replan="off") as session:
-        entry = Trainer(session, watcher=Silent()).run()["epochs"][1]
+        entry = Trainer(session, callbacks=[Silent()]).run()["epochs"][1]
         planning = session.planning
     assert planning is not None and planning.profile is not None
     assert entry["splits"] == [[7, 5]]
@@ -256,7 +256,7 @@ def starved_training(
 ) -> tuple[Any, Any, list[Any]]:
     with open_session(service, split="auto", **changes) as session:
         ran = starve(session, capacity)
-        report = Trainer(session, watcher=Silent()).run()
+        report = Trainer(session, callbacks=[Silent()]).run()
     for entry in report["epochs"]:
         assert entry["samples"] == COUNT
         assert sum(n for _, n in entry["splits"]) == 5
@@ -298,7 +298,7 @@ def test_memory_that_goes_later_moves_the_plan(service: Service, reference: list
         starve(session, lambda split: 0 if gone[0] and split < FREEZE else 99)
         watcher = Silent()
         watcher.on_step = lambda steps: gone.__setitem__(0, steps >= 7)  # type: ignore[method-assign]
-        report = Trainer(session, watcher=watcher).run()
+        report = Trainer(session, callbacks=[watcher]).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     assert session.split >= min(FREEZE, report["plan"]["split"])
     assert sum(n for _, n in report["epochs"][1]["splits"]) == 5
@@ -411,7 +411,7 @@ def test_a_budget_decides_what_is_tried(service: Service, reference: list[float]
         assert first > 0 and all(model.tensors.get(n).is_meta != (n in here) for n in model.tensors.names())
         with pytest.raises(UsageError, match=f"outside {first} to"):
             list(session.epoch(0, split_of=lambda number: 0))
-        report = Trainer(session, watcher=Silent()).run()
+        report = Trainer(session, callbacks=[Silent()]).run()
     assert losses(report) == pytest.approx(reference, rel=1e-4)
     fits = [c["fits"] for c in report["plan"]["candidates"]]
     assert not fits[0] and fits[FREEZE]

@@ -67,7 +67,7 @@ def open_session(service: Service, **changes: Any) -> Session:
 
 def train(service: Service, watcher: Silent | None = None, **changes: Any) -> list[float]:
     with open_session(service, **changes) as session:
-        report = Trainer(session, watcher=watcher or Silent()).run()
+        report = Trainer(session, callbacks=[watcher or Silent()]).run()
     return [entry["loss"] for entry in report["epochs"]]
 
 

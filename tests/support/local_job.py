@@ -13,7 +13,6 @@ from unittest import mock
 
 import numpy as np
 
-from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.session import Session
 from hapi.client.transport.http import Handler, LoopbackTransport
 from hapi.config.settings import load
@@ -26,7 +25,7 @@ from hapi.server.http.loopback import loopback_handler
 from hapi.server.service import Service
 from hapi.server.settings import ServerSettings
 from hapi.store.open import open_store
-from hapi.train.callbacks import TrainingCallback
+from hapi.train.callbacks import StepDone, TrainingCallback
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 from hapi.wire.frames import Buffer
@@ -102,9 +101,9 @@ def settings_of(**changes: Any) -> TrainSettings:
     return load(TrainSettings, None, {**SETTINGS, **changes}).value
 
 
-def trainer_of(session: Session, watcher: TrainingCallback | None = None, **changes: Any) -> Trainer:
+def trainer_of(session: Session, callback: TrainingCallback | None = None, **changes: Any) -> Trainer:
     """A trainer over ``session`` with these settings of the training; those of a session may be among them."""
-    return Trainer(session, settings_of(**changes), watcher)
+    return Trainer(session, settings_of(**changes), [callback] if callback else ())
 
 
 def open_session(service: Service | Handler, **changes: Any) -> Session:
@@ -125,7 +124,7 @@ def built(spec: ModelSpec, *, allow_import: bool) -> LayeredModel:
 
 
 class Silent(TrainingCallback):
-    """A watcher that only remembers; ``on_step`` is called after each step."""
+    """A callback that only remembers; ``on_step`` is called after each step."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -134,7 +133,7 @@ class Silent(TrainingCallback):
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
         self.started = (epoch, batches, done)
 
-    def step_done(self, report: PassReport) -> None:
+    def step_done(self, step: StepDone) -> None:
         self.steps += 1
         self.on_step(self.steps)
 

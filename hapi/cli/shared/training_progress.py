@@ -1,18 +1,27 @@
-"""Lines and the live bar of a training on the console."""
+"""Lines and the live bar of a training on the console; lines fit 100 columns."""
 
 from __future__ import annotations
 
-import shutil
+import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hapi.train.callbacks import TrainingCallback
+from hapi.train.callbacks import StepDone, TrainingCallback
 from hapi.units import format_bytes
 
 if TYPE_CHECKING:
-    from hapi.client.loading.epoch_stats import PassReport
     from hapi.client.planning.controller import SplitController
+
+LINE_COLUMNS = 100
+"""Most characters of a line that is no bar."""
+_COLUMNS = 80
+"""Width of a terminal that does not tell it."""
+_BAR = 6
+"""Columns that figures leave to the bar itself."""
+_FIGURES_SECONDS = 0.5
+"""Seconds between two readings of loss and accuracy, which wait for the device."""
 
 
 class ProgressPrinter(TrainingCallback):
@@ -24,43 +33,48 @@ class ProgressPrinter(TrainingCallback):
         self._reported = 0
         """Changes of split that were printed."""
         self._bar: Any = None
-        self._started = 0.0
+        self._started = self._read_at = 0.0
+        self._figures: list[str] = []
+        self._fixed = 0
+        """Columns of the bar without figures."""
 
     def epoch_started(self, epoch: int, batches: int, done: int) -> None:
         """Begin the epoch's bar."""
         if self._live:
             from tqdm import tqdm
 
-            # A terminal that does not tell its width (0) would get no bar at all.
-            unknown = shutil.get_terminal_size((80, 24)).columns == 80
             self._bar = tqdm(
                 total=batches,
                 initial=done,
                 desc=f"epoch {epoch}",
                 leave=False,
-                ncols=80 if unknown else None,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}, {remaining} left{postfix}",
+                ncols=_columns(),
+                bar_format="{desc}: {bar} {n_fmt}/{total_fmt} <{remaining}{postfix}",
             )
-            self._started = time.monotonic()
+            self._fixed = len(f"epoch {epoch}: ") + _BAR + len(f" {batches}/{batches} <00:00, ")
+            self._started, self._read_at, self._figures = time.monotonic(), 0.0, []
 
-    def step_done(self, report: PassReport) -> None:
-        """Show samples/s, wire MB/s and the share of time spent waiting."""
+    def step_done(self, step: StepDone) -> None:
+        """Show loss, accuracy, learning rate, samples/s, wire MB/s and the share of time spent waiting, as fits."""
         if self._bar is None:
             return
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        self._bar.set_postfix_str(
-            f"{report.samples / seconds:.0f} samples/s, "
-            f"{report.traffic.bytes_received / seconds / 1e6:.1f} MB/s, "
+        now = time.monotonic()
+        if now - self._read_at >= _FIGURES_SECONDS:
+            self._figures, self._read_at = _figures_of(step), now
+        seconds, report = max(now - self._started, 1e-9), step.report
+        parts = [
+            *self._figures,
+            f"{report.samples / seconds:.0f}/s",
+            f"{report.traffic.bytes_received / seconds / 1e6:.1f} MB/s",
             f"stall {100 * report.stall_seconds / seconds:.0f}%",
-            refresh=False,
-        )
+        ]
+        self._bar.ncols = _columns()
+        self._bar.set_postfix_str(_that_fit(parts, self._bar.ncols - self._fixed), refresh=False)
         self._bar.update()
 
     def epoch_done(self, entry: Mapping[str, Any]) -> None:
         """Print the epoch's line."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._end_bar()
         print(_epoch_line(entry), flush=True)
         if self._planning is None:
             return
@@ -74,27 +88,88 @@ class ProgressPrinter(TrainingCallback):
             print(f"split {moved} at epoch {change.epoch}, batch {change.batch}: {change.why}", flush=True)
         self._reported = len(changes)
 
+    def training_ended(self, report: Mapping[str, Any]) -> None:
+        """Wipe the bar of an epoch that did not end."""
+        self._end_bar()
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _columns() -> int:
+    """Columns of the terminal that bars are drawn on, less one: some go to the next line after the last one."""
+    try:
+        found = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        found = 0
+    return (found or _COLUMNS) - 1
+
+
+def _figures_of(step: StepDone) -> list[str]:
+    """The epoch's means so far, and the learning rate; the smallest and largest of several."""
+    figures = step.figures()
+    rates = sorted({f"{rate:.3g}" for rate in step.rates}, key=float)
+    shown = [f"loss {figures['loss']:.4f}"]
+    if figures.get("accuracy") is not None:
+        shown.append(f"acc {100 * figures['accuracy']:.1f}%")
+    return [*shown, f"lr {'-'.join(dict.fromkeys((rates[0], rates[-1])))}"]
+
+
+def _that_fit(parts: Sequence[str], columns: int) -> str:
+    """The first of ``parts``, joined, as many as ``columns`` hold."""
+    text = ""
+    for part in parts:
+        longer = f"{text}, {part}" if text else part
+        if len(longer) > columns:
+            break
+        text = longer
+    return text
+
+
+def print_parts(title: str, *parts: str) -> None:
+    """Print a line of ``parts`` after its title, in several lines where it takes more columns than a line has."""
+    lines = [f"{title:<6}{parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= LINE_COLUMNS:
+            lines[-1] += f", {part}"
+        else:
+            lines[-1] += ","
+            lines.append(" " * 6 + part)
+    print("\n".join(lines), flush=True)
+
 
 def _epoch_line(entry: Mapping[str, Any]) -> str:
+    """The epoch's line in columns, or as short as it takes to fit."""
     seconds = max(entry["seconds"], 1e-9)
-    line = (
-        f"epoch {entry['epoch']:>3}  split {_splits(entry):>5}  {entry['seconds']:8.2f} s  "
-        f"{entry['samples'] / seconds:7.0f} samples/s  wire {format_bytes(entry['bytes_received']):>10}  "
-        f"{_cached(entry)}stall {100 * entry['stall_seconds'] / seconds:3.0f}%  loss {entry['loss']:.4f}"
+    start = (
+        f"epoch {entry['epoch']:>3}  split {_splits(entry):>5} {_seconds(entry['seconds'])} s "
+        f"{entry['samples'] / seconds:>4.0f}/s {format_bytes(entry['bytes_received']):>9} {_cached(entry)}"
     )
-    if entry["accuracy"] is not None:
-        line += f"  accuracy {100 * entry['accuracy']:5.1f}%"
+    stall = f"stall {100 * entry['stall_seconds'] / seconds:3.0f}% "
+    figures = f"loss {entry['loss']:.4f}{_share(' acc', entry.get('accuracy'))}"
     if "validation_loss" in entry:
-        line += f"  validation {entry['validation_loss']:.4f}"
-    if entry.get("validation_accuracy") is not None:
-        line += f" / {100 * entry['validation_accuracy']:.1f}%"
-    return line
+        figures += f"  val {entry['validation_loss']:.4f}{_share('', entry.get('validation_accuracy'))}"
+    line = f"{start}{stall} {figures}"
+    if len(line) > LINE_COLUMNS:
+        line = " ".join(line.split())
+    return line if len(line) <= LINE_COLUMNS else " ".join(f"{start}{figures}".split())
+
+
+def _share(name: str, share: float | None) -> str:
+    """A share as percent after its name; nothing where there is none."""
+    return "" if share is None else f"{name} {100 * share:.1f}%"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:6.2f}" if seconds < 1e3 else f"{seconds:6.0f}"
 
 
 def _cached(entry: Mapping[str, Any]) -> str:
     """The part of the epoch's samples that came out of the sample cache, if any did."""
     cached = entry["cached_samples"]
-    return f"cached {100 * cached / entry['samples']:3.0f}%  " if cached else ""
+    return f"cached {100 * cached / entry['samples']:3.0f}% " if cached else ""
 
 
 def _splits(entry: Mapping[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Loggers: a training's figures in CSV files, TensorBoard, Weights & Biases, MLflow."""
