@@ -12,6 +12,7 @@ from hapi.atomic import write_atomically
 from hapi.errors import UsageError
 
 Named = tuple[str, str | None]
+_PIECE = 1 << 20
 
 
 def user_path(text: str | Path, what: str) -> Path:
@@ -40,13 +41,16 @@ def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
         UsageError: it cannot be read, or has more bytes.
     """
     try:
+        data = bytearray()
         with Path(path).open("rb") as file:
-            data = file.read(max_bytes + 1)
+            # In pieces: one read would take memory for all that is allowed, whatever there is.
+            while len(data) <= max_bytes and (part := file.read(min(_PIECE, max_bytes + 1 - len(data)))):
+                data += part
     except (OSError, ValueError) as error:
         raise UsageError(f"{what}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > max_bytes:
         raise UsageError(f"{what}: has more than {max_bytes} bytes, too many for this; name another file")
-    return data
+    return bytes(data)
 
 
 def check_output(flag: str, path: str) -> list[Path]:

@@ -12,7 +12,6 @@ from hapi.cli.pack import (
     configure_labels,
     configure_transform,
     label_options,
-    label_words,
     transform_of,
 )
 from hapi.cli.shared.common import say, tell
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(address: str, manifest: Manifest) -> None:
     say(
-        f"indexed {manifest.source} as {address}: {manifest.count} samples, {label_words(manifest)}, "
+        f"indexed {manifest.source} as {address}: {manifest.count} samples, {manifest.label_form.summary}, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards that stay where they are, "
         f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )

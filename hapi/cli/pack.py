@@ -12,7 +12,6 @@ from hapi.cli.shared.common import say, tell
 from hapi.cli.shared.numbers import count, real, size
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
-from hapi.data.manifest import Manifest
 from hapi.errors import BadRequestError, UsageError
 from hapi.ingest.labels.options import WANTED_KINDS, LabelOptions, column_names
 from hapi.ingest.labels.table import FILE_COLUMNS
@@ -178,21 +177,11 @@ def run(args: argparse.Namespace) -> int:
         tell_replaced("hapi pack", store, name)
     say(
         f"packed {manifest.source} as {args.address}: {manifest.count} samples, "
-        f"{label_words(manifest)}, "
+        f"{manifest.label_form.summary}, "
         f"{manifest.total_bytes / 1e6:.1f} MB in {manifest.shards} shards, "
         f"{f'{manifest.skipped} left out, ' if manifest.skipped else ''}version {manifest.version}"
     )
     return 0
-
-
-def label_words(manifest: Manifest) -> str:
-    """Return the number of classes or outputs in words."""
-    count = len(manifest.classes)
-    if manifest.label_kind == "single":
-        return f"{count} classes"
-    if manifest.label_kind == "multi":
-        return f"several of {count} labels each"
-    return f"{count} number{'s' if count > 1 else ''} as label"
 
 
 def transform_of(args: argparse.Namespace, own: TransformSpec | None) -> TransformSpec | None:

@@ -191,7 +191,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         print_parts("from", training.init_from)
     print_parts(
         "data", description.reference.name, f"{format_count(len(job_context.training_ids))} samples",
-        f"{len(description.classes)} classes", f"batch {settings.bs}",
+        description.label_form.summary, f"batch {settings.bs}",
         f"input {'x'.join(map(str, model.input_shape))}{augmented}",
     )  # fmt: skip
     print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}")

@@ -106,6 +106,15 @@ class LabelForm:
         return None if sound.all() else int(np.argmin(sound))
 
     @property
+    def summary(self) -> str:
+        """Number of classes or outputs, for people."""
+        if self.kind == "single":
+            return f"{self.classes} classes"
+        if self.kind == "multi":
+            return f"several of {self.classes} labels each"
+        return f"{self.classes} number{'s' if self.classes > 1 else ''} as label"
+
+    @property
     def bounds(self) -> str:
         """Words for the labels that are possible, for messages."""
         if self.kind == "single":

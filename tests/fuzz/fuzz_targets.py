@@ -6,9 +6,11 @@ itself (``SEALED``). The first byte of such an input says whether it does: damag
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -42,6 +44,8 @@ from hapi.ingest.formats.mds_index import listed_shards
 from hapi.ingest.formats.shard import Bad, Fields, Found, ShardBytes
 from hapi.ingest.in_place.scan import Run as RunOfShards
 from hapi.ingest.in_place.scan import Scanned
+from hapi.ingest.labels.matching import LabelledFiles
+from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.transaction import PackFolder, Packing
 from hapi.store.base import ObjectInfo, ObjectStore
 from hapi.store.locking.locks import LockOwner
@@ -60,6 +64,7 @@ from hapi.wire.frames import (
     end_frame,
     error_frame,
 )
+from hapi.wire.labels import LABEL_KINDS
 from hapi.wire.report import RequestReport
 
 __all__ = ["TARGETS", "attempt", "seeds_of"]
@@ -419,6 +424,32 @@ def tfrecord_files(data: bytes) -> None:
             at += 2 + length
         body = bytes(out)
     _scanned(tfrecords.scan, body)
+
+
+def _table_seeds() -> list[bytes]:
+    tables = [
+        "path,y\na.png,cat\nb.png,dog\n",
+        "a.png 1.0 mono\n",
+        'f;y\r\n"a";1\r\n',
+        "name\tx\ty\n1\t0\t1\n",
+    ]
+    return [text.encode() for text in tables] + [
+        b'{"file": "a", "y": ["cat", "dog"]}\n',
+        "f,y\né,1".encode("utf-16"),
+    ]
+
+
+@target(_table_seeds)
+def label_tables(data: bytes) -> None:
+    """A table of labels, as text and as JSON-lines, of every kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix, kind in itertools.product((".csv", ".jsonl"), LABEL_KINDS):
+            path = Path(folder, f"t{suffix}")
+            path.write_bytes(data)
+            try:
+                LabelledFiles.read(LabelOptions(labels=path, label_kind=kind), None).row_of("a.png")
+            except HapiError as error:
+                assert str(error).isprintable(), error
 
 
 COLUMNS = {"image": "jpeg", "label": "int"}

@@ -75,7 +75,7 @@ class _Reading:
 
     def _fail(self, row: int, column: int, problem: str) -> NoReturn:
         table = self._table
-        raise UsageError(f"--labels {table.place(row)}, {table.columns[column]}: {problem}")
+        raise UsageError(f"--labels {table.place(row)}, {printable(table.columns[column])}: {problem}")
 
     def _texts(self, column: int) -> list[str]:
         """The cells of a column as texts; none is empty."""
