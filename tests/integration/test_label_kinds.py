@@ -192,13 +192,10 @@ def test_the_model_file_knows_what_its_outputs_mean(
     ]
     assert main(["predict", model, address, "--csv", str(files[1]), "--top", "2"]) == 0
     rows = list(csv.DictReader(files[1].open()))
-    columns = (
-        ["left", "right", "up"]
-        if kind == "regression"
-        else ["class_1", "probability_1", "class_2", "probability_2"]
-    )
+    columns = ["left", "right", "up"] if kind == "regression" else ["predicted", "left", "right", "up"]
     assert len(rows) == COUNT and list(rows[0]) == ["sample", "label", *columns]
-    assert "as labelled" not in capsys.readouterr().out
+    said = "mean absolute error: left " if kind == "regression" else " of 40 as labelled"
+    assert said in capsys.readouterr().out
     other = "regression" if kind == "multi" else "multi"
     assert main(["evaluate", model, "--dataset", f"{store}/{other}"]) == 2
     assert "the model was trained for" in capsys.readouterr().err

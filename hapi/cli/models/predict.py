@@ -1,4 +1,4 @@
-"""``hapi predict MODEL SOURCE``: classes for images, or for the samples of a dataset."""
+"""``hapi predict MODEL SOURCE``: classes or numbers for images, or for the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 from hapi.api.inference import Outputs, image_files, predict_dataset, predict_images
 from hapi.api.model_files import LoadedModel, load_model
 from hapi.cli.models.origin import configure_model, configure_source, source_of
-from hapi.cli.models.prediction_rows import PredictionRows
-from hapi.cli.shared.common import EXIT_OK, say
-from hapi.cli.shared.numbers import count
+from hapi.cli.models.predicted import predicted_of
+from hapi.cli.shared.common import EXIT_OK, say, tell
+from hapi.cli.shared.numbers import count, real
 from hapi.cli.shared.progress import TransferBar
-from hapi.data.mount import open_dataset
+from hapi.data.mount import DatasetReader, open_dataset
 from hapi.errors import UsageError
 from hapi.factories import search_here
 from hapi.models.devices import resolve_device
 from hapi.paths import check_outputs, user_path, write_whole
+from hapi.wire.labels import LabelForm
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "source", metavar="SOURCE", help="an image, a folder of images, or a dataset as STORE/NAME"
     )
     parser.add_argument(
-        "--top", type=count(1, 1_000_000), default=5, metavar="N",
-        help="classes to name for each image (default 5)",
+        "--top", type=count(1, 1_000_000), metavar="N",
+        help="classes to name for each image (default: 5; of a network for several labels all above --threshold)",
     )  # fmt: skip
     parser.add_argument(
-        "--csv", metavar="FILE", help="write the classes of every image there, and print a summary"
+        "--threshold", type=real(0, 1), metavar="P",
+        help="probability above which one of several labels applies (default 0.5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write the classes or numbers of every image there, and print a summary"
     )
     configure_running(parser)
 
@@ -72,25 +77,51 @@ def run(args: argparse.Namespace) -> int:
             f"{args.source}: there is no such image or folder; a dataset's address has the form STORE/NAME"
         )
     with closing(open_dataset(args.source)) as dataset:
-        return _report(args, model, predict_dataset(model, dataset, args.batch_size), dataset.count)
+        outputs = predict_dataset(model, dataset, args.batch_size)
+        return _report(args, model, outputs, dataset.count, _comparable(model, dataset))
 
 
-def _report(args: argparse.Namespace, model: LoadedModel, batches: Iterator[Outputs], total: int) -> int:
-    rows = PredictionRows(model.classes, model.card.label_kind, args.top)
+def _report(
+    args: argparse.Namespace,
+    model: LoadedModel,
+    batches: Iterator[Outputs],
+    total: int,
+    form: LabelForm | None = None,
+) -> int:
+    """Print or write what is predicted; ``form`` is that of a dataset's labels which the model's outputs mean."""
+    kind = model.card.label_kind
+    if args.threshold is not None and kind != "multi":
+        raise UsageError(
+            f"--threshold is for a network with several labels for a sample; this one has {kind} labels"
+        )
+    threshold = 0.5 if args.threshold is None else args.threshold
+    predicted = predicted_of(kind, model.classes, top=args.top, threshold=threshold)
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["sample", "label", *rows.header])
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["sample", "label", *predicted.columns])
     with TransferBar(f"predicting with {Path(args.model).name}", args.quiet or args.csv is None) as bar:
         bar.start(total)
-        for outputs in batches:
-            for name, label, found in rows.of(outputs):
+        for names, labels, outputs in batches:
+            for row, (name, (line, cells)) in enumerate(zip(names, predicted.rows(outputs), strict=True)):
                 if args.csv is None:
-                    say("  ".join([name, *rows.words(found)]))
-                table.writerow([name, label, *rows.cells(found)])
-            bar.advance(len(outputs.names), 0)
+                    say(f"{name}  {line}")
+                rows.writerow([name, "" if form is None else predicted.label(labels, row), *cells])
+            if form is not None:
+                predicted.compare(outputs, labels)
+            bar.advance(len(names), 0)
     if args.csv is not None:
         write_whole(args.csv, text.getvalue(), "--csv")
         say(f"{total} predictions in {args.csv}")
-    if rows.labelled:
-        say(f"{rows.right} of {rows.labelled} as labelled ({100 * rows.right / rows.labelled:.1f}%)")
+    if predicted.labelled:
+        say(predicted.summary())
     return EXIT_OK
+
+
+def _comparable(model: LoadedModel, dataset: DatasetReader) -> LabelForm | None:
+    """The form of a dataset's labels if they are the model's; None, with a line that says so, if they are others."""
+    form, own, others = dataset.dataset.label_form, model.classes, dataset.dataset.classes
+    known = own[: len(others)] if form.kind == "single" else own
+    if form.kind == model.card.label_kind and tuple(others) == tuple(known):
+        return form
+    tell("hapi predict", "the dataset's labels are of other classes than the model's, and not compared")
+    return None
