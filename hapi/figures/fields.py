@@ -23,6 +23,10 @@ class Fields:
         """Return whether the field is there and not null."""
         return self._document.get(name) is not None
 
+    def named(self, name: str) -> bool:
+        """Return whether the field is there, perhaps null."""
+        return name in self._document
+
     def raw(self, name: str) -> Any:
         """Return the unchecked value; :class:`ConfigError` when it is missing."""
         if name not in self._document:

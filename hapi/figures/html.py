@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hapi.figures.findings import findings
 from hapi.figures.markup import decimal, escaped, figure, percent, section, table
 from hapi.figures.plan import layers_svg, stages_svg
 from hapi.figures.reading import Epoch, PlanPart, Run
@@ -30,7 +31,7 @@ def write_html(run: Run, path: str, flag: str = "--html") -> None:
 def page(run: Run) -> str:
     """Return the whole document."""
     title = f"{run.model} on {run.dataset}"
-    parts = [_head(run, title), _epochs(run.epochs), _learning(run.epochs)]
+    parts = [_head(run, title), _epochs(run.epochs), _learning(run.epochs), findings(run.details)]
     if run.plan is not None:
         parts += [_choice(run.plan), _layers(run.plan), _changes(run.plan)]
     parts += [_timeline(run), _memory(run), _conditions(run)]
@@ -122,6 +123,12 @@ def _learning(epochs: Sequence[Epoch]) -> str:
     head: tuple[str, ...] = ("Epoch", "Loss", "Accuracy", "Validation loss", "Validation accuracy")
     if all(e.validation_loss is None and e.validation_accuracy is None for e in epochs):
         head, rows = head[:3], [row[:3] for row in rows]
+    others = tuple(dict.fromkeys(name for e in epochs for name, _ in e.metrics))
+    head += tuple(f"Validation {name}" for name in others)
+    rows = [
+        (*row, *(decimal(dict(e.metrics).get(n)) for n in others))
+        for row, e in zip(rows, epochs, strict=True)
+    ]
     lost = (
         ""
         if all(e.loss is not None for e in epochs)

@@ -5,11 +5,13 @@ Fields that a report lacks are left out of the page; fields of a wrong type are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from hapi.errors import ConfigError
 from hapi.figures.fields import Fields, as_text
+from hapi.figures.findings import Details
 from hapi.profiler.change import Change
 from hapi.profiler.cost import Estimate, Memory, Stages
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
@@ -42,6 +44,8 @@ class Epoch:
     accuracy: float | None
     validation_loss: float | None
     validation_accuracy: float | None
+    metrics: tuple[tuple[str, float | None], ...]
+    """Other metrics of the validation samples, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,8 @@ class Run:
     """Kind of the run's end ("diverged"); empty when the report does not say."""
     ended_why: str
     plan: PlanPart | None
+    details: Details | None
+    """Details of the last validation."""
     timeline: tuple[StageSpan, ...]
     timeline_batch: int | None
 
@@ -116,6 +122,7 @@ def load_run(path: str) -> Run:
         raise ConfigError(f"{path}: {error}; expected what 'hapi-train --report FILE' writes") from None
 
 
+_METRICS = ("top5", "f1", "precision", "recall", "auroc", "average_precision", "mae", "rmse", "r2")
 _FACTS = ("hapi", "weights", "device", "servers", "classes", "request_size")
 
 
@@ -144,6 +151,7 @@ def _run(f: Fields) -> Run:
         ended="" if ended is None else ended.text("how"),
         ended_why="" if ended is None else ended.text("detail"),
         plan=_plan(f.inner("plan")) if f.has("plan") else None,
+        details=_details(f.objects("epochs")),
         timeline=() if timeline is None else tuple(_stage_span(s) for s in timeline.objects("spans")),
         timeline_batch=None if timeline is None else timeline.whole("batch"),
     )
@@ -166,7 +174,16 @@ def _epoch(f: Fields) -> Epoch:
         accuracy=f.optional("accuracy"),
         validation_loss=f.optional("validation_loss"),
         validation_accuracy=f.optional("validation_accuracy"),
+        metrics=tuple(
+            (name, f.optional(f"validation_{name}")) for name in _METRICS if f.named(f"validation_{name}")
+        ),
     )
+
+
+def _details(epochs: Sequence[Fields]) -> Details | None:
+    if not epochs or not epochs[-1].has("validation_details"):
+        return None
+    return Details.of(epochs[-1].inner("validation_details"))
 
 
 def _pair(f: Fields, value: Any) -> tuple[int, int]:

@@ -46,7 +46,12 @@ def epochs_svg(epochs: Sequence[Epoch]) -> str:
 
 
 def learning_svg(epochs: Sequence[Epoch]) -> str:
-    """Draw loss and accuracy over the epochs, of training and, where measured, validation."""
+    """Draw loss and accuracy over the epochs, of training and, where measured, validation.
+
+    Without any accuracy (numbers as labels) the first metric of the validation takes its place.
+    """
+    if all(e.accuracy is None and e.validation_accuracy is None for e in epochs):
+        return _losses_svg(epochs)
     with canvas(9.0, 2.9) as figure:
         panels = figure.subplots(1, 2)
         for axes, kind, percent in ((panels[0], "loss", 1.0), (panels[1], "accuracy", 100.0)):
@@ -59,6 +64,29 @@ def learning_svg(epochs: Sequence[Epoch]) -> str:
             _epoch_ticks(axes, [str(e.number) for e in epochs])
             legend(axes)
         return inline_svg(figure, "learning", "Loss and accuracy per epoch, training and validation")
+
+
+def _losses_svg(epochs: Sequence[Epoch]) -> str:
+    with canvas(9.0, 2.9) as figure:
+        names = [*dict.fromkeys(name for e in epochs for name, _ in e.metrics)][:1]
+        panels = figure.subplots(1, 1 + len(names), squeeze=False)[0]
+        lines = [
+            (panels[0], "training", "ink", [e.loss for e in epochs]),
+            (panels[0], "validation", "chosen", [e.validation_loss for e in epochs]),
+            *(
+                (panels[1], "validation", "chosen", [dict(e.metrics).get(name) for e in epochs])
+                for name in names
+            ),
+        ]
+        for axes, label, colour, values in lines:
+            if any(v is not None for v in values):
+                drawn = [math.nan if v is None else v for v in values]
+                axes.plot(range(len(epochs)), drawn, color=COLOURS[colour], **_marks(epochs), label=label)
+        for axes, title in zip(panels, ("Loss", *names), strict=True):
+            axes.set_title(title)
+            _epoch_ticks(axes, [str(e.number) for e in epochs])
+            legend(axes)
+        return inline_svg(figure, "learning", "Loss per epoch, training and validation")
 
 
 def timeline_svg(spans: Sequence[StageSpan]) -> str:
