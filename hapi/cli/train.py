@@ -175,16 +175,13 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         )
     else:
         at = f"chosen by {job_context.strategy} after profiling"
-    unasked = ""
-    if settings.weights == "auto" and job_context.weights.startswith("random:"):
-        unasked = " (pre-trained ones are not in reach; --weights FILE brings your own)"
     augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
     freeze = (
         f"{job_context.freeze} ({names[job_context.freeze - 1]})" if job_context.freeze else "0 (nothing)"
     )
     embedded = " (embedded)" if job_context.embedded else ""
     print_parts(
-        "model", settings.model, f"{len(names)} layers", f"weights {job_context.weights}{unasked}",
+        "model", settings.model, f"{len(names)} layers", f"weights {job_context.weights}",
         f"freeze {freeze}", f"split {at}",
     )  # fmt: skip
     if training.init_from:
@@ -211,12 +208,30 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     settings, count = session.settings, len(session.job_context.training_ids)
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
+    if not training.init_from:
+        yield from _random_weights(session)
     if settings.shuffle == "full" and session.job_context.description.prefers_chunks:
         yield _full_cost(session.job_context.description)
     if settings.sample_cache is not None and not session.caches:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if training.resume and training.checkpoint and not existing(training.checkpoint):
         yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
+
+
+def _random_weights(session: Session) -> Iterator[str]:
+    """A warning about random weights that nobody asked for, or that are frozen."""
+    settings, freeze = session.settings, session.job_context.freeze
+    if not session.job_context.weights.startswith("random:"):
+        return
+    frozen = f"layers 1 to {freeze} are frozen and keep their random weights"
+    if settings.weights == "auto":
+        kept = f" ({frozen})" if freeze else ""
+        yield (
+            f"--weights auto: no pre-trained weights of {settings.model} are in reach, so random ones are used{kept}; "
+            "--weights FILE brings your own"
+        )
+    elif freeze:
+        yield f"--weights {settings.weights}: {frozen}; give pre-trained weights, or --freeze 0 to train all layers"
 
 
 def _full_cost(description: DatasetDescription) -> str:

@@ -52,6 +52,13 @@ from hapi.train.settings import TrainSettings
         (["--store", "memory://"], "lives in one process"),
         ([], "no dataset in the store"),
         (["--resume"], "--resume needs --checkpoint"),
+        (
+            ["--mixup", "0.2"],
+            "--mixup: images cannot be mixed, because the server runs the frozen layers on single",
+        ),
+        (["--metric", "f1"], "--metric f1: is measured on validation samples; give --validation"),
+        (["--loss", "focal"], "--loss: expected one of auto, cross-entropy"),
+        (["--class-weights", "/nowhere"], "--class-weights /nowhere: cannot be read: No such file"),
         (["--no-output", "--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
         (["--no-output", "--keep", "3"], "--keep needs --checkpoint FILE"),
         (["--sample-cache-size", "20GB"], "--sample-cache-size needs --sample-cache DIR"),
@@ -301,9 +308,29 @@ def test_any_order_over_a_slow_store_says_what_it_costs(tmp_path: Path) -> None:
     with service_of(tmp_path / "store") as service:
         slow = over_slow_store(loopback_handler(service))
         with open_session(slow, split=0, shuffle="full") as session:
-            (note,) = command._warnings(session, training)
+            note, weights = sorted(command._warnings(session, training))
+        assert weights == (
+            "--weights random: layers 1 to 12 are frozen and keep their random weights; give pre-trained weights, or "
+            "--freeze 0 to train all layers"
+        )
         assert note.startswith("--shuffle full reads 46 ranges of 12.0 KiB an epoch from the object store")
         assert "without it there would be 3 of 184.0 KiB" in note
         for handler, order in ((slow, "auto"), (slow, "chunks"), (loopback_handler(service), "full")):
             with open_session(handler, split=0, shuffle=order) as session:
-                assert not list(command._warnings(session, training))
+                assert list(command._warnings(session, training)) == [weights]
+
+
+def test_random_weights_that_nobody_asked_for(tmp_path: Path) -> None:
+    pack_blobs(tmp_path / "store")
+    training = load(TrainSettings, None, {}).value
+    with service_of(tmp_path / "store") as service:
+        for freeze, kept in ((0, ""), (12, " (layers 1 to 12 are frozen and keep their random weights)")):
+            with open_session(service, weights="auto", freeze=freeze, split=0) as session:
+                found = list(command._warnings(session, training))
+            (line,) = found
+            assert line == (
+                f"--weights auto: no pre-trained weights of resnet18 are in reach, so random ones are used{kept}; "
+                "--weights FILE brings your own"
+            )
+        with open_session(service, weights="random", freeze=0, split=0) as session:
+            assert not list(command._warnings(session, training))
