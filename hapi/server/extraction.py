@@ -25,6 +25,7 @@ from hapi.server.decoding.pool import Decoders
 from hapi.server.device.device import Device, Layers, PassPriority
 from hapi.server.device.host_memory import HostMemory, halving
 from hapi.server.device.memory_budget import MemoryRequest
+from hapi.server.device.memory_format import channels_last
 from hapi.server.device.model_cache import FrozenPrefix
 from hapi.server.device.prefix_loader import prefix_key
 from hapi.server.device.sizing import PrefixSizes
@@ -129,7 +130,9 @@ class Extraction:
         worker.cos_batch = reservation.batch
         context.progress.choose(worker.name, reservation.batch)
         with busy.running(), clock.stage("model"):
-            loading = worker.cache.prefix(prefix_key(request), lambda: worker.prefixes.load(request))
+            loading = worker.cache.prefix(
+                prefix_key(request), lambda: worker.prefixes.load(request, reservation.batch)
+            )
             prefix = resources.enter_context(loading)
         if self._settings.model_reuse:
             worker.memory.loaded(
@@ -157,9 +160,12 @@ class Extraction:
 
         timed = TimedLayers(prefix.layers(), passes.device.device) if passes.timed_layers else None
         with Prefetcher(self._loaders, load, passes.sample_ranges, context.interest) as loaded:
-            yield from self._computed(passes, loaded, timed or prefix.segment)
-        layers = () if timed is None else tuple(timed.seconds)
-        report = self._account.report(begun, context, passes.largest, layers)
+            layers = timed or prefix.segment
+            yield from self._computed(
+                passes, loaded, channels_last(layers) if prefix.channels_last else layers
+            )
+        seconds = () if timed is None else tuple(timed.seconds)
+        report = self._account.report(begun, context, passes.largest, seconds)
         end = StreamEnd(len(passes.headers), len(request.ids), report.to_json())
         yield [end_frame(end, passes.timed_layers)]
 

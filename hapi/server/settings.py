@@ -9,6 +9,7 @@ from hapi.config.settings import setting
 from hapi.process.free_memory import host_memory
 from hapi.server.http.slow_reader import PaceLimits
 
+MemoryFormat = Literal["contiguous", "channels-last", "auto"]
 MAX_COS_BATCH = 1000
 """Samples of the largest COS batch of ``adaptive`` and ``auto`` (the earlier text's requests)."""
 _COUNT = 1 << 20
@@ -69,6 +70,11 @@ class ServiceSettings:
     )
     tf32: bool = setting(
         "let a GPU round the inputs of float32 products to 10 bits: faster, and not exact", default=False
+    )
+    memory_format: MemoryFormat = setting(
+        "in which layers compute: contiguous, channels-last (convolutions 1.1 to 1.3 times as fast on a CPU; the last "
+        "bits differ), or auto: whichever is faster when they are loaded",
+        default="contiguous",
     )
     merge: int = setting(
         "samples up to which passes of requests for the same layers run as one; 0: never",

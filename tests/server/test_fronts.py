@@ -83,7 +83,7 @@ class Bench:
             return front
 
     def use(self, request: messages.ExtractRequest) -> Any:
-        return self.cache.prefix(prefix_key(request), lambda: self.loader.load(request))
+        return self.cache.prefix(prefix_key(request), lambda: self.loader.load(request, batch=4))
 
 
 def request_of(reference: ModelReference, split: int, name: str) -> messages.ExtractRequest:

@@ -29,6 +29,8 @@ class FrozenPrefix:
     output_dtype: torch.dtype
     weights: tuple[tuple[str, int], ...]
     """Key of content and bytes of each distinct tensor (parameters, buffers, constants), in layer order."""
+    channels_last: bool = False
+    """True when its inputs are put into that memory format."""
     identity: str = ""
     """Identity from the digest: prefixes with the same one compute the same, to the bit, under any name."""
     make_layers: Callable[[], Sequence[Segment]] = tuple

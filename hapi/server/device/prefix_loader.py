@@ -16,6 +16,7 @@ from hapi.process.memory_errors import is_out_of_memory
 from hapi.profiler.timing import layer_segments
 from hapi.repository.built import BuiltModels
 from hapi.repository.repository import PrefixSource, open_prefix
+from hapi.server.device.memory_format import suits_channels_last
 from hapi.server.device.model_cache import FrozenPrefix, ModelCache
 from hapi.server.device.sizing import prefix_weights
 from hapi.server.settings import ServiceSettings
@@ -35,9 +36,10 @@ class PrefixLoader:
         self._cache = cache
         self.builds = BuiltModels() if cache.reuse else BuiltModels(kept=0)
 
-    def load(self, request: messages.ExtractRequest) -> FrozenPrefix:
+    def load(self, request: messages.ExtractRequest, batch: int) -> FrozenPrefix:
         """Return the prefix of ``request``; raises as :func:`open_prefix` and :func:`does_not_fit`.
 
+        ``batch`` samples of it fit the memory.
         Its weights are taken from the cache's pool; only missing ones are read or built.
         :class:`UnprocessableError` names a layer that cannot compute in the request's precision.
         """
@@ -61,7 +63,11 @@ class PrefixLoader:
         found = pool.take(needs.sizes, lambda missing: self._bring(needs, missing, split))
         try:
             needs.assign(found)
-            return _prefix(request, model, tuple(needs.sizes.items()))
+            prefix = _prefix(request, model, tuple(needs.sizes.items()))
+            prefix.channels_last = suits_channels_last(
+                prefix.segment, self._settings.memory_format, self._device, batch
+            )
+            return prefix
         except BaseException:
             pool.release(found)
             raise
