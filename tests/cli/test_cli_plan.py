@@ -50,6 +50,20 @@ def test_the_table_and_every_strategy(capsys: pytest.CaptureFixture[str], saved:
     assert any(line.startswith("assumed: ") for line in lines)
 
 
+def test_a_precision_halves_what_crosses(capsys: pytest.CaptureFixture[str], saved: str) -> None:
+    arguments = ("resnet18", "--input-size", "32", "--device", "cpu", "--frozen-precision", "bf16", "--json")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    exact, half = document(capsys, saved)["candidates"], json.loads(out)["candidates"]
+    wires = [
+        (e["estimate"]["wire_bytes"], h["estimate"]["wire_bytes"]) for e, h in zip(exact, half, strict=True)
+    ]
+    assert wires[0][0] == wires[0][1], "stored samples are what they were"
+    assert all(h == pytest.approx(e / 2) for e, h in wires[1:])
+    code, _, err = run(capsys, "--profile", saved, "--frozen-precision", "bf16")
+    assert code == 2 and "--frozen-precision is part of the profile" in err
+
+
 def test_a_measured_profile_is_sound(saved: str) -> None:
     profile = Profile.load(saved)
     assert profile.last_split == 11 and len(profile.layers) == 14

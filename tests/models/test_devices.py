@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from support.local_job import open_session, pack_blobs
 
 from hapi.errors import DeviceMemoryError, HostMemoryError, UsageError
 from hapi.models.devices import does_not_fit, finish, resolve_device
+from hapi.server.service import Service
+from hapi.server.settings import ServerSettings
+from hapi.store.open import open_store
 
 EXACT = """
 import torch
@@ -61,3 +66,25 @@ def test_float32_is_exact_whatever_was_set_before(before: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "False", "ieee", "ieee"], done.stderr
     assert done.stderr == ""
+    asked = code.replace('("cuda"))', '("cuda"), tf32=True)')
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "True", "tf32", "tf32"], done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_both_tiers_compute_with_tf32_only_if_asked_to(
+    tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    for room in ("server.device.device", "client.session"):
+        monkeypatch.setattr(f"hapi.{room}.set_arithmetic", lambda device, *, tf32=False: asked.append(tf32))
+    pack_blobs(tmp_path / "store")
+    settings = ServerSettings(store=str(tmp_path / "store"), threads=1, tf32=tf32)
+    service = Service(settings, open_store(settings.store))
+    try:
+        with open_session(service, tf32=tf32) as session:
+            assert session.job_context.rough is tf32
+    finally:
+        service.close()
+    assert asked == [tf32, tf32]

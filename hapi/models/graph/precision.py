@@ -150,7 +150,8 @@ def _hollow(model: LayeredModel) -> LayeredModel:
     def empty(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copies:
             form = torch.empty_like(tensor, device="meta")
-            copies[id(tensor)] = nn.Parameter(form, False) if isinstance(tensor, nn.Parameter) else form
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(form, tensor.requires_grad) if is_parameter else form
         return copies[id(tensor)]
 
     return model.over(shadow(model.module, {}, empty))
