@@ -72,7 +72,7 @@ class ServiceSettings:
         "let a GPU round the inputs of float32 products to 10 bits: faster, and not exact", default=False
     )
     memory_format: MemoryFormat = setting(
-        "in which layers compute: contiguous, channels-last (convolutions 1.1 to 1.3 times as fast on a CPU; the last "
+        "in which layers compute: contiguous, channels-last (convolutions 1.1 to 1.2 times as fast on a CPU; the last "
         "bits differ), or auto: whichever is faster when they are loaded",
         default="contiguous",
     )

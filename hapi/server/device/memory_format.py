@@ -1,6 +1,6 @@
 """The memory format in which a frozen prefix computes: measured when it is loaded.
 
-Convolutions are faster over channels-last inputs on most processors (measured: 1.1 to 1.3 times), but sum in another
+Convolutions are faster over channels-last inputs on most processors (measured: 1.1 to 1.2 times), but sum in another
 order, so that the last bits differ: about 2e-6 of the largest feature. So it is off unless the operator asks for it.
 """
 
