@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -224,3 +225,20 @@ def test_graphs(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     program = torch.export.load(tmp_path / "m.pt2", extra_files=extra)
     torch.testing.assert_close(program.module()(inputs), expected, rtol=1e-5, atol=1e-6)
     assert json.loads(extra["classes.json"]) == list(CLASSES)
+
+
+def test_the_worst_samples_are_named_where_each_has_an_object(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "images", tmp_path / "images")
+    assert main(["index", "images", f"{tmp_path}/insects", "--quiet"]) == 0
+    capsys.readouterr()
+    found_at = tmp_path / "e.json"
+    code, _, err = run(
+        capsys, "evaluate", "m.safetensors", "--dataset", f"{tmp_path}/insects", "--json", str(found_at)
+    )
+    assert code == 0, err
+    worst = json.loads(found_at.read_text())["worst"]
+    assert len({sample["object"] for sample in worst}) == 12
+    for sample in worst:
+        assert (tmp_path / sample["object"]).is_file() and f"/{sample['label']}/" in f"/{sample['object']}"
