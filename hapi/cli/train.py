@@ -13,10 +13,11 @@ from hapi import __version__
 from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
+from hapi.cli.shared.lines import print_parts, print_wrapped
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
-from hapi.cli.shared.training_progress import ProgressPrinter, print_parts
+from hapi.cli.shared.training_progress import ProgressPrinter
 from hapi.config.fields import flag_of
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
 from hapi.errors import HapiError, UsageError
@@ -88,20 +89,24 @@ def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -
     if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
     with Leaving("hapi-train"):
-        from hapi.client.session import Session
         from hapi.train.init_from import started
-        from hapi.train.trainer import Trainer
 
     if settings.allow_model or settings.init_from or is_factory(settings.model):
         search_here()
     loaded = replace(loaded, value=started(settings, has_model="model" in loaded.origins))
-    settings = loaded.value
     check_together(loaded)
+    with RunFiles(loaded, experiment, log) as files:
+        return _train_into(files, loaded)
+
+
+def _train_into(files: RunFiles, loaded: Loaded[TrainSettings]) -> int:
+    with Leaving("hapi-train"):
+        from hapi.client.session import Session
+        from hapi.train.trainer import Trainer
+
+    settings = loaded.value
     tracer = Tracer(enabled=settings.trace is not None, process="hapi-train")
-    with (
-        RunFiles(loaded, experiment, log) as files,
-        Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session,
-    ):
+    with Session.open(settings, tracer=tracer, optimizer_bytes=settings.optimizer_bytes) as session:
         settings = files.begin(session.job_context.description.reference.name, settings.model)
         _announce(session, loaded, settings)
         printer = ProgressPrinter(settings.progress and sys.stderr.isatty(), session.planning)
@@ -198,7 +203,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     if order.trainers > 1 or order.shuffle.group:
         print(f"order {order.shuffle}, trainer {order.trainer} of {order.trainers}", flush=True)
     for warning in _warnings(session, loaded.value):
-        print(f"note  {loaded.as_given(warning)}", flush=True)
+        print_wrapped(f"note  {loaded.as_given(warning)}")
 
 
 def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
@@ -254,17 +259,17 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
         return
     received = sum(e["bytes_received"] for e in epochs)
     share = epochs[-1]["accuracy"]
-    print(
+    print_wrapped(
         f"done in {report['seconds']:.1f} s: {format_bytes(received)} over the wire, "
         f"peak memory {format_bytes(report['peak_memory_bytes'])}, retries {report['retries']}, "
         f"final loss {epochs[-1]['loss']:.4f}{'' if share is None else f', accuracy {100 * share:.1f}%'}"
     )
     measured = metrics_text(epochs[-1], "validation_")
     if measured:
-        print(f"validation: {measured}")
+        print_wrapped(f"validation: {measured}")
     if "recheck" in report:
         found = report["recheck"]
-        print(
+        print_wrapped(
             f"recheck: {found['samples']} samples as computed here, but for {found['largest_difference']:.1g} of the "
             f"largest feature; servers left: {', '.join(found['left']) or 'none'}"
         )

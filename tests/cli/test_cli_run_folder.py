@@ -105,7 +105,47 @@ def test_the_log_has_warnings_and_the_end(running: ServerProcess, folder: Path) 
     command_line = [sys.executable, "-m", "hapi.cli.train", "--server", running.url, *JOB, *exploding]
     done = run(command_line, 3, 100, dict(os.environ))
     (made,) = runs(folder)
-    log = (made / "log.txt").read_text().splitlines()
-    assert log[-1].endswith(done.stderr.splitlines()[-1]) and "diverged" in log[-1]
-    assert done.stderr.count("\n") == 1
+    log = (made / "log.txt").read_text()
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith("the loss has grown") and log.count(f" WARNING hapi.client: {warning}\n") == 1
+    assert "diverged" in error and log.endswith(f" {error}\n") and log.count(error) == 1
     assert report_of(made / "report.json")["ended"]["how"] == "diverged"
+
+
+# -- --log -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_with_loggers(running: ServerProcess, folder: Path) -> None:
+    arguments = ["--server", running.url, *JOB, "--epochs", "2", "--log", "csv", "--log-every", "1"]
+    assert command.main([*arguments, "--log", "tensorboard,csv"]) == 0
+    (made,) = runs(folder)
+    assert len((made / "steps.csv").read_text().splitlines()) == 9
+    assert len((made / "epochs.csv").read_text().splitlines()) == 3
+    assert len(list((made / "tensorboard").iterdir())) == 1
+    assert report_of(made / "report.json")["settings"]["log_every"] == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (["--log", "tensorbord"], "--log: expected one of csv, tensorboard, wandb, mlflow"),
+        (["--log", "csv", "--no-output"], "--log: needs a run folder; leave --no-output out"),
+        (["--log-every", "0"], "--log-every: expected a number from 1"),
+        (
+            ["--log", "csv,wandb"],
+            "--log wandb: needs wandb, which is not installed: pip install 'hapi-split[wandb]'",
+        ),
+    ],
+)
+def test_loggers_that_cannot_be(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: list[str],
+    match: str,
+) -> None:
+    """Said before anything starts: no server is asked."""
+    monkeypatch.setattr("hapi.train.loggers.choose._installed", lambda package: package != "wandb")
+    code, line = refused(capsys, "--server", "http://127.0.0.1:9", *JOB, *wrong)
+    assert code == 2 and match in line and list(folder.iterdir()) == []

@@ -8,14 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hapi.cli.shared.lines import LINE_COLUMNS, print_wrapped
 from hapi.train.callbacks import StepDone, TrainingCallback
 from hapi.units import format_bytes
 
 if TYPE_CHECKING:
     from hapi.client.planning.controller import SplitController
 
-LINE_COLUMNS = 100
-"""Most characters of a line that is no bar."""
 _COLUMNS = 80
 """Width of a terminal that does not tell it."""
 _BAR = 6
@@ -85,7 +84,7 @@ class ProgressPrinter(TrainingCallback):
                 if change.before != change.after
                 else f"stays {change.after}"
             )
-            print(f"split {moved} at epoch {change.epoch}, batch {change.batch}: {change.why}", flush=True)
+            print_wrapped(f"split {moved} at epoch {change.epoch}, batch {change.batch}: {change.why}")
         self._reported = len(changes)
 
     def training_ended(self, report: Mapping[str, Any]) -> None:
@@ -128,33 +127,25 @@ def _that_fit(parts: Sequence[str], columns: int) -> str:
     return text
 
 
-def print_parts(title: str, *parts: str) -> None:
-    """Print a line of ``parts`` after its title, in several lines where it takes more columns than a line has."""
-    lines = [f"{title:<6}{parts[0]}"]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 3 <= LINE_COLUMNS:
-            lines[-1] += f", {part}"
-        else:
-            lines[-1] += ","
-            lines.append(" " * 6 + part)
-    print("\n".join(lines), flush=True)
-
-
 def _epoch_line(entry: Mapping[str, Any]) -> str:
-    """The epoch's line in columns, or as short as it takes to fit."""
+    """The epoch's line in columns; what does not fit one line is left out, the figures never."""
     seconds = max(entry["seconds"], 1e-9)
-    start = (
-        f"epoch {entry['epoch']:>3}  split {_splits(entry):>5} {_seconds(entry['seconds'])} s "
-        f"{entry['samples'] / seconds:>4.0f}/s {format_bytes(entry['bytes_received']):>9} {_cached(entry)}"
-    )
-    stall = f"stall {100 * entry['stall_seconds'] / seconds:3.0f}% "
+    costs = [
+        f"{_seconds(entry['seconds'])} s",
+        f"{entry['samples'] / seconds:>4.0f}/s",
+        f"{format_bytes(entry['bytes_received']):>9}",
+        *_cached(entry),
+        f"stall {100 * entry['stall_seconds'] / seconds:3.0f}% ",
+    ]
     figures = f"loss {entry['loss']:.4f}{_share(' acc', entry.get('accuracy'))}"
     if "validation_loss" in entry:
         figures += f"  val {entry['validation_loss']:.4f}{_share('', entry.get('validation_accuracy'))}"
-    line = f"{start}{stall} {figures}"
-    if len(line) > LINE_COLUMNS:
-        line = " ".join(line.split())
-    return line if len(line) <= LINE_COLUMNS else " ".join(f"{start}{figures}".split())
+    start = f"epoch {entry['epoch']:>3}  split {_splits(entry):>5}"
+    line = " ".join([start, *costs, figures])
+    while len(line) > LINE_COLUMNS and costs:
+        line = " ".join(" ".join([start, *costs, figures]).split())
+        costs.pop()
+    return line
 
 
 def _share(name: str, share: float | None) -> str:
@@ -166,10 +157,10 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:6.2f}" if seconds < 1e3 else f"{seconds:6.0f}"
 
 
-def _cached(entry: Mapping[str, Any]) -> str:
+def _cached(entry: Mapping[str, Any]) -> list[str]:
     """The part of the epoch's samples that came out of the sample cache, if any did."""
     cached = entry["cached_samples"]
-    return f"cached {100 * cached / entry['samples']:3.0f}% " if cached else ""
+    return [f"cached {100 * cached / entry['samples']:3.0f}%"] if cached else []
 
 
 def _splits(entry: Mapping[str, Any]) -> str:
