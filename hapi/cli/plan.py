@@ -18,6 +18,7 @@ from hapi.config.fields import flag_of
 from hapi.errors import ConfigError, UsageError
 from hapi.figures.canvas import check_suffix
 from hapi.figures.plan import plan_figure
+from hapi.models.zoo.names import check_model
 from hapi.paths import check_outputs
 from hapi.profiler import machine_cache as cache
 from hapi.profiler.cost import Estimate, Form, estimate
@@ -71,6 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a torchvision name, transformer (vit_b_16), timm:NAME or package.module:factory; "
         "may be left out with --profile",
     )
+    parser.add_argument("--model", dest="named", metavar="MODEL", help="the same, as hapi-train has it")
     parser.add_argument(
         "--input-size",
         type=count(1, 65_536),
@@ -94,11 +96,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ):
         usual = getattr(_JOB, name)
         parser.add_argument(
-            flag_of(name),
+            *((flag_of(name), "--batch-size") if name == "bs" else (flag_of(name),)),
             type=count(1, 1 << 40),
-            default=usual,
             metavar="N",
-            help=f"{what} (default {usual})",
+            help=f"{what} (default {usual}, or the profile's run's)",
         )
     parser.add_argument(
         "--bandwidth",
@@ -119,7 +120,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"a stored JPEG (default {_STORED}, or the profile's), or 'tensor' for float32 tensors",
     )
     parser.add_argument(
-        "--memory", type=size(1), metavar="SIZE", help="memory that the client may use (default: no bound)"
+        "--memory",
+        type=size(1),
+        metavar="SIZE",
+        help="memory that the client may use (default: no bound, or the profile's run's)",
     )
     parser.add_argument(
         "--strategy", default="auto", metavar="NAME", help=f"one of {', '.join(PLANNERS)} (default auto)"
@@ -140,6 +144,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the candidates and the choice of each strategy."""
+    if args.named is not None:
+        if args.model is not None:
+            raise UsageError(
+                f"--model {args.named}: a model is given already, {args.model}; give one of them"
+            )
+        args.model = args.named
     if args.strategy not in PLANNERS:
         raise UsageError(f"--strategy {args.strategy!r}: known are {', '.join(PLANNERS)}")
     if args.figure is not None:
@@ -167,14 +177,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    return Job(
-        bs=args.bs,
-        samples=args.samples,
-        epochs=args.epochs,
-        request_size=args.request_size,
-        micro_batch=args.micro_batch,
-        memory_bytes=args.memory,
-    )
+    own = None if args.profile is None else Job.load(args.profile)
+    asked = {name: getattr(args, name) for name in ("bs", "samples", "epochs", "request_size", "micro_batch")}
+    asked["memory_bytes"] = args.memory
+    given = {name: value for name, value in asked.items() if value is not None}
+    return replace(own or _JOB, **given)
 
 
 def _replayed(args: argparse.Namespace) -> Profile:
@@ -197,6 +204,7 @@ def _own(args: argparse.Namespace) -> Profile:
     started = time.monotonic()
     if args.model is None:
         raise UsageError("give a MODEL, such as resnet50, or a --profile FILE")
+    check_model(args.model)
     key = _key(args)
     kept = None if args.remeasure or key is None else cache.load(_KIND, key)
     if kept is not None:

@@ -14,6 +14,7 @@ from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
 from hapi.config.settings import Loaded, add_flags, load, overrides_of
+from hapi.data.listing import check_store
 from hapi.errors import HapiError, UsageError
 from hapi.factories import search_here
 
@@ -72,6 +73,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _serve(loaded: Loaded[ServerSettings]) -> int:
+    check_store(loaded.value.store)
     with Leaving("hapi-server"):
         from hapi.server.lifecycle.run import run_server
 

@@ -85,7 +85,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(loaded: Loaded[TrainSettings], experiment: str | None, log: RunLog) -> int:
+    from hapi.client.early_checks import check_names
+
     settings = loaded.value
+    check_names(settings)
     if settings.memory is None:  # with a bound, what is free is not the job's
         keep_freed_memory()
     with Leaving("hapi-train"):

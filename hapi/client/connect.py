@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hapi.client.early_checks import local_store
 from hapi.client.settings import ModelSettings, NetworkSettings, SessionSettings, default_store
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import HttpTransport, Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.client.transport.slow_server import AnswerLimits
-from hapi.errors import UsageError
 from hapi.factories import is_factory
-from hapi.paths import user_path
 from hapi.process.processors import processor_count
 
 
@@ -43,7 +42,8 @@ def connect(settings: SessionSettings, token: str | None) -> Connected:
     """
     if settings.server:
         return over(settings, [_transport(settings, url, token) for url in settings.server], settings.store)
-    store = settings.store or default_store()
+    folder = local_store(settings)
+    store = settings.store or default_store() if folder is None else folder.url
     embedded = _embed(settings, store)
     try:
         return over(settings, [_transport(settings, embedded.url, embedded.token)], store, embedded)
@@ -78,21 +78,10 @@ def _transport(network: NetworkSettings, url: str, token: str | None) -> HttpTra
 
 def _embed(settings: ModelSettings, store: str) -> EmbeddedServer:
     """Start a server of this machine for ``store``, with half of the processors."""
-    is_folder = "://" not in store or store.startswith("file://")
-    folder = user_path(store.removeprefix("file://"), "--store")
-    try:
-        empty = is_folder and not (folder / "datasets").is_dir()
-    except OSError as error:
-        raise UsageError(f"--store {store}: cannot be read: {error.strerror}") from None
-    if empty:
-        raise UsageError(
-            f"no dataset in the store {str(folder)!r}; make one with 'hapi pack SOURCE {folder}/NAME', "
-            "name another store (--store), or a running server (--server URL)"
-        )
     factories = [*([settings.model] if is_factory(settings.model) else []), *settings.allow_model]
     # Both tiers on one machine: half the processors each, as threads of both on all of them only fight.
     processors = processor_count()
     share = max(1, processors // 2)
     if settings.threads is None:
         torch.set_num_threads(max(1, processors - share))
-    return EmbeddedServer(str(folder) if is_folder else store, allow_models=factories, threads=share)
+    return EmbeddedServer(store, allow_models=factories, threads=share)

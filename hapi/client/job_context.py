@@ -17,8 +17,7 @@ from hapi.client.connect import Connected, connect, over
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
-from hapi.client.planning.controller import STRATEGY_NAMES
-from hapi.client.settings import DataSettings, NetworkSettings, SessionSettings
+from hapi.client.settings import STRATEGY_NAMES, DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_count, check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import Transport

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hapi.client.settings import ModelSettings
+from hapi.client.settings import STORE_PREFIX, ModelSettings
 from hapi.client.soundness import check_head
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
@@ -30,7 +30,6 @@ from hapi.wire.frame_reader import FrameReader
 from hapi.wire.frames import FrameHeader, StreamEnd, TensorSpec
 from hapi.wire.references import ModelReference, given_name
 
-STORE_PREFIX = "store:"
 PUSH_SECONDS = 120.0
 """Longest wait for another job that pushes the same weights."""
 _LOOK_SECONDS = 0.2

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from hapi.arrays import IntArray
+from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
@@ -144,8 +145,9 @@ class Session(Closing):
             HapiError: one line that says what does not fit. Nothing is left open then.
         """
         settings = checked(settings)
-        if token is None and transports is None:
-            token = read_token(settings.token_file)
+        if transports is None:
+            check_names(settings)
+            token = read_token(settings.token_file) if token is None else token
         device = resolve_device(settings.device, "--device")
         budget = MemoryBudget(settings.memory, device)
         job_context = resolve_job(settings, device, token=token, transports=transports)

@@ -13,10 +13,16 @@ from typing import Literal
 
 from hapi.cache.folder import SAMPLE_CACHE_BYTES
 from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
-from hapi.config.settings import setting
+from hapi.config.settings import setting, with_other_names
+from hapi.profiler.strategies import PLANNERS
 from hapi.wire.references import Precision
 
 OnOff = Literal["on", "off"]
+STORE_PREFIX = "store:"
+"""Beginning of the name of a pushed model."""
+ORACLE = "oracle"
+STRATEGY_NAMES = (*PLANNERS, ORACLE)
+"""Strategies that the setting ``split`` may name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +230,7 @@ class NetworkSettings:
     )
 
 
+@with_other_names
 @dataclass(frozen=True, kw_only=True)
 class SessionSettings(NetworkSettings, PlanningSettings, DataSettings, ModelSettings):
     """Settings of a session; they are checked when it opens. ``hapi-train --help`` describes each of them.

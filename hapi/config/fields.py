@@ -105,6 +105,15 @@ def every_field(cls: Any, prefix: str = "") -> Iterator[SettingField]:
             yield dataclasses.replace(f, name=prefix + f.name)
 
 
+def other_names(cls: Any) -> dict[str, str]:
+    """Names under which settings of ``cls`` may be given too, from the flags beside ``--the-name``, to their names."""
+    return {
+        flag.removeprefix("--").replace("-", "_"): f.name
+        for f in settings_fields(cls)
+        for flag in f.rule.flags
+    }
+
+
 def flag_of(name: str) -> str:
     """The flag of a dotted setting name: ``validation.every_n`` is ``--validation-every-n``."""
     return "--" + name.replace("_", "-").replace(".", "-")

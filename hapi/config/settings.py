@@ -13,6 +13,8 @@ type, never guessed from its look: ``model: no`` is the text "no", and ``lr: 1e-
 from __future__ import annotations
 
 import argparse
+import functools
+import operator
 import os
 import re
 import typing
@@ -30,6 +32,7 @@ from hapi.config.fields import (
     flag_of,
     flat,
     members,
+    other_names,
     suggestion,
     variable_of,
 )
@@ -78,6 +81,30 @@ def setting(
         none_help=none_help,
     )  # fmt: skip
     return field(default=default, metadata={"hapi": rule})
+
+
+def with_other_names(cls: type[T]) -> type[T]:
+    """Let a settings class be made, and read, by the other names of its flags too: ``batch_size`` for ``bs``.
+
+    A decorator above ``@dataclass``. Only one value is kept; two of them are a ``TypeError``.
+    """
+    others = other_names(cls)
+    made: Any = cls.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        for other in others.keys() & given.keys():
+            if others[other] in given:
+                raise TypeError(
+                    f"{cls.__name__}: {other!r} is another name of {others[other]!r}; give one of them"
+                )
+            given[others[other]] = given.pop(other)
+        made(self, *args, **given)
+
+    setattr(cls, "__init__", __init__)  # noqa: B010  as mypy has it
+    for other, name in others.items():
+        setattr(cls, other, property(operator.attrgetter(name)))
+    return cls
 
 
 @dataclass(frozen=True, kw_only=True)

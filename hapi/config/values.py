@@ -17,7 +17,15 @@ from typing import Any, Literal
 import yaml
 
 from hapi import units
-from hapi.config.fields import Rule, flag_of, members, settings_class, settings_fields, suggestion
+from hapi.config.fields import (
+    Rule,
+    flag_of,
+    members,
+    other_names,
+    settings_class,
+    settings_fields,
+    suggestion,
+)
 from hapi.errors import ConfigError, UsageError
 
 MAX_VALUES = 100_000
@@ -118,7 +126,7 @@ class SettingsReader:
         return {name: self.read(cls, value, {}, f"{name}.") for name, value in entries.items()}
 
     def _entries(self, cls: Any, node: yaml.Node | None, prefix: str) -> dict[str, yaml.Node]:
-        known = {f.name: f.rule.flags for f in settings_fields(cls)}
+        known = {f.name: f.name for f in settings_fields(cls)} | other_names(cls)
         setting = _SettingName(prefix.rstrip("."), None)
         return self._named(node, setting, "settings ('name: value' lines)", known)
 
@@ -127,11 +135,11 @@ class SettingsReader:
         node: yaml.Node | None,
         setting: _SettingName,
         expected: str,
-        known: Mapping[str, Sequence[str]] | None = None,
+        known: Mapping[str, str] | None = None,
     ) -> dict[str, yaml.Node]:
         """Values under the names of a mapping; only ``known`` names are allowed (None: any).
 
-        ``known`` maps them to the flags beside ``--the-name``, by which people call them too.
+        ``known`` maps them, and other names that people may write, to the settings' own names.
         """
         if node is None or _is_null(node):
             return {}
@@ -144,15 +152,15 @@ class SettingsReader:
                 raise self._error(key, setting, f"expected a setting's name, got {_describe(key)}")
             if known is not None and key.value not in known:
                 name = _shown(prefix + key.value)
-                called = next((n for n, flags in known.items() if flag_of(key.value) in flags), key.value)
-                raise ConfigError(f"{self._where(key)}: unknown key {name}{suggestion(called, known)}")
-            if key.value in entries:
-                first = entries[key.value].start_mark
+                raise ConfigError(f"{self._where(key)}: unknown key {name}{suggestion(key.value, known)}")
+            called = key.value if known is None else known[key.value]
+            if called in entries:
+                first = entries[called].start_mark
                 suffix = f" (first on line {first.line + 1})" if first is not None else ""
                 raise ConfigError(
                     f"{self._where(key)}: key {prefix + key.value!r} appears twice{suffix}; remove one"
                 )
-            entries[key.value] = value
+            entries[called] = value
         return entries
 
     def _value(self, node: yaml.Node, annotation: Any, rule: Rule, setting: _SettingName) -> Any:

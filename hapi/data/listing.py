@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hapi.data.manifest import InPlace, Manifest
-from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError
+from hapi.errors import DataError, NotFoundError, StoreError, StoreUnavailableError, UsageError
 from hapi.store.base import ObjectStore
+from hapi.store.open import open_store, split_address
 from hapi.wire.labels import LabelKind
 from hapi.wire.references import NAME_PATTERN, TransformSpec
 
@@ -43,6 +44,29 @@ class DatasetSummary:
     packing: bool = False
     """A packing of this name was begun and is not done (for a whole dataset: its replacement)."""
     problem: str | None = None
+
+
+def check_store(url: str, then: str = "") -> None:
+    """Raise :class:`UsageError` if ``url``, given as ``--store``, is the address of a dataset in a local store.
+
+    Args:
+        url: a store's URL, or STORE/NAME by mistake.
+        then: flag that names the dataset, for the message.
+    """
+    if "://" in url and not url.startswith("file://"):
+        return
+    place = open_store(url)
+    if any(place.list_names(folder) for folder in ("datasets", "models")):
+        return
+    try:
+        parent, name = split_address(url)
+    except UsageError:
+        return
+    if name in open_store(parent).list_names("datasets"):
+        raise UsageError(
+            f"--store {url}: {name} is a data set of the store {parent}; give --store {parent}"
+            + (f" {then} {name}" if then else "")
+        )
 
 
 def list_datasets(store: ObjectStore) -> list[DatasetSummary]:

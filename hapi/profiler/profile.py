@@ -194,20 +194,32 @@ class Profile:
             )
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
-    def save(self, path: str) -> None:
-        """Write it as JSON, whole or not at all; :class:`UsageError` when that fails."""
-        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
+    def save(self, path: str, job: Job | None = None) -> None:
+        """Write it as JSON, whole or not at all; :class:`UsageError` when that fails.
+
+        Args:
+            path: the file.
+            job: the run that it was measured in, which :meth:`Job.load` reads back.
+        """
+        document = self.to_json() if job is None else {**self.to_json(), "job": dataclasses.asdict(job)}
+        write_whole(path, json.dumps(document, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str) -> Self:
         """Read a saved profile, or that in a run's report; :class:`UsageError` or :class:`ConfigError` in one line."""
-        document = load_document(path, MAX_PROFILE_BYTES, "make a profile with 'hapi plan --save-profile'")
+        document = _loaded(path)
         if isinstance(document, Mapping) and "epochs" in document:
             document = _reported(document, path)
+        if isinstance(document, Mapping):
+            document = {name: value for name, value in document.items() if name != "job"}
         try:
             return cls.from_json(document)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+
+def _loaded(path: str) -> Any:
+    return load_document(path, MAX_PROFILE_BYTES, "make a profile with 'hapi plan --save-profile'")
 
 
 def _reported(report: Mapping[str, Any], path: str) -> Any:
@@ -248,6 +260,25 @@ class Job:
     cached: float = 0.0
     """The part of an epoch's samples, from 0 to 1, that the client has on its disk as they are stored: they need not
     cross at split 0."""
+
+    @classmethod
+    def load(cls, path: str) -> Self | None:
+        """The run that a profile was measured in, from the file of :meth:`Profile.save` or from a run's report.
+
+        Returns:
+            The job; None for a profile without one, as ``hapi plan`` saves it.
+
+        Raises:
+            UsageError: the file cannot be read.
+            ConfigError: it is not of the form that was written.
+        """
+        document = _loaded(path)
+        plan = document.get("plan", document) if isinstance(document, Mapping) else None
+        found = plan.get("job") if isinstance(plan, Mapping) else None
+        if found is None:
+            return None
+        known = {**dataclasses.asdict(cls()), **(found if isinstance(found, Mapping) else {"job": found})}
+        return typing.cast(Self, read_strictly(cls, known, f"{path}: job"))
 
     def __post_init__(self) -> None:
         for name in ("bs", "samples", "epochs", "micro_batch", "request_size", "in_flight"):

@@ -13,7 +13,7 @@ from hapi.client.settings import (
     PlanningSettings,
     SessionSettings,
 )
-from hapi.config.settings import setting
+from hapi.config.settings import setting, with_other_names
 from hapi.train.loggers.choose import LoggerName
 from hapi.train.objective.names import BestName, LossName, MetricName
 
@@ -148,6 +148,7 @@ class OutputSettings:
     progress: bool = setting("live progress bar", default=True)
 
 
+@with_other_names
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(OutputSettings, TrainingSettings, SessionSettings):
     """All settings of ``hapi-train``, for a session and a trainer alike; ``hapi-train --help`` describes each.

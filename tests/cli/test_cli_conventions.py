@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from hapi.cli import train as command
 from hapi.cli.main import main
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
-from hapi.errors import UnauthorizedError
+from hapi.config.settings import load
+from hapi.errors import ConfigError, UnauthorizedError
+from hapi.train.settings import TrainSettings
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -125,3 +128,23 @@ def test_a_session_sends_the_token_that_commands_send(
     monkeypatch.setenv("HAPI_TOKEN", "a-token-of-status")
     with Session.open(settings) as session:
         assert session.job_context.weights == "random:0"
+
+
+def test_other_names_of_settings(tmp_path: Path) -> None:
+    """In Python and in files too; one value is kept."""
+    settings = TrainSettings(batch_size=7, learning_rate=0.25, output_dir="runs/a")  # type: ignore[call-arg]
+    assert settings == TrainSettings(bs=7, lr=0.25, output="runs/a")
+    assert (settings.batch_size, settings.learning_rate) == (7, 0.25)  # type: ignore[attr-defined]
+    assert SessionSettings(batch_size=7) == SessionSettings(bs=7)  # type: ignore[call-arg]
+    assert replace(settings, bs=8).bs == 8
+    with pytest.raises(TypeError, match="'batch_size' is another name of 'bs'; give one of them"):
+        TrainSettings(bs=7, batch_size=7)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="batchsize"):
+        TrainSettings(batchsize=7)  # type: ignore[call-arg]
+    file = tmp_path / "job.yaml"
+    file.write_text("batch_size: 7\nlearning_rate: 0.25\n")
+    loaded = load(TrainSettings, file)
+    assert (loaded.value.bs, loaded.value.lr) == (7, 0.25) and loaded.origins["bs"].endswith("job.yaml:1:13")
+    file.write_text("batch_size: 7\nbs: 8\n")
+    with pytest.raises(ConfigError, match=r"job\.yaml:2:1: key 'bs' appears twice"):
+        load(TrainSettings, file)

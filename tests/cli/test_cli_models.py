@@ -138,9 +138,13 @@ def test_ctrl_c_while_a_command_is_imported(
         ),
         (("layers", "store:s/x"), 1, "s has no model 'x'"),
         (("push", "resnet18", "nowhere", "--weights", "random:0"), 2, "is not STORE/NAME"),
-        (("push", "squeezenet1_1", "store/x", "--weights", "missing.pth"), 1, "missing.pth does not exist"),
+        (
+            ("push", "squeezenet1_1", "store/x", "--weights", "missing.pth"),
+            2,
+            "missing.pth: there is no such file",
+        ),
         (("push", "squeezenet1_1", "store/x", "--weights", "random:x"), 2, "write random:SEED"),
-        (("push", "squeezenet1_1", "store/x", "--weights", "V9"), 2, "has no weights 'V9'; it has DEFAULT"),
+        (("push", "squeezenet1_1", "store/x", "--weights", "V9"), 2, "has no such weights; it has DEFAULT"),
         (("push", "squeezenet1_1", "store/x", "--weights", ""), 2, "has no weights ''; it has DEFAULT"),
         (("push", "factory:net", "store/x", "--weights", "V9"), 2, "factory:net has no weights called 'V9'"),
         (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hapi.cli.main import main
-from hapi.profiler.profile import Profile
+from hapi.profiler.profile import Job, Profile
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -105,7 +105,7 @@ def test_memory_that_nothing_fits_says_what_would(capsys: pytest.CaptureFixture[
     [
         ([], "give a MODEL"),
         (["resnet18", "--strategy", "best"], "known are auto, hapi"),
-        (["resnet18", "--bs", "0"], "--bs: expected 1 to"),
+        (["resnet18", "--bs", "0"], "--bs/--batch-size: expected 1 to"),
         (["resnet18", "--bs", "-3"], "--bs"),
         (["resnet18", "--samples", "many"], "--samples"),
         (["resnet18", "--bandwidth", "0bps"], "out of range"),
@@ -289,3 +289,25 @@ def test_a_file_has_one_use_and_can_be_written(
 def test_a_figure_of_an_unknown_kind_is_refused_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "no-such-model", "--figure", "plan.bmp")
     assert code == 2 and "must end in .png, .svg or .pdf" in err
+
+
+def test_a_profile_plans_its_own_run(capsys: pytest.CaptureFixture[str], saved: str, tmp_path: Path) -> None:
+    """Of a run's report, and of a profile that a run saved; flags change single facts."""
+    own = {"bs": 64, "samples": 512, "epochs": 5, "memory_bytes": 1 << 34}
+    report = str(tmp_path / "report.json")
+    Path(report).write_text(
+        json.dumps({"epochs": [], "plan": {"profile": Profile.load(saved).to_json(), "job": own}})
+    )
+    found = document(capsys, report)["job"]
+    assert {name: found[name] for name in own} == own
+    assert document(capsys, report, "--batch-size", "16")["job"] == {**found, "bs": 16}
+    path = str(tmp_path / "of-a-run.json")
+    Profile.load(saved).save(path, Job(bs=5, samples=50))
+    assert (document(capsys, path)["job"]["bs"], document(capsys, path)["job"]["samples"]) == (5, 50)
+    assert document(capsys, saved)["job"]["bs"] == 128
+
+
+def test_a_model_by_its_flag(capsys: pytest.CaptureFixture[str], saved: str) -> None:
+    assert document(capsys, saved, "--model", "resnet18")["model"] == "resnet18"
+    code, _, err = run(capsys, "resnet18", "--model", "resnet50")
+    assert code == 2 and "a model is given already, resnet18" in err

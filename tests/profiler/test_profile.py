@@ -97,3 +97,15 @@ def test_the_profile_in_a_report_of_a_run(tmp_path: Path) -> None:
 def test_a_job_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="bs is 0"):
         Job(bs=0)
+
+
+def test_the_run_of_a_profile(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    PROFILE.save(path)
+    assert Job.load(path) is None
+    job = Job(bs=7, samples=91, memory_bytes=1 << 30)
+    PROFILE.save(path, job)
+    assert Job.load(path) == job and Profile.load(path) == PROFILE
+    Path(path).write_text(json.dumps({**PROFILE.to_json(), "job": {"bs": "many"}}))
+    with pytest.raises(ConfigError, match=r"profile\.json: job\.bs: expected a number"):
+        Job.load(path)

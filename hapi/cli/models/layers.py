@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hapi.cli.models.push import configure_shape, input_shape_of, spec_of
 from hapi.errors import UsageError
 from hapi.factories import check_allowed, search_here
-from hapi.models.graph.layers import LayeredModel
-from hapi.models.zoo.build import structure
-from hapi.repository.repository import open_model
 from hapi.store.open import open_store, split_address
 from hapi.text import printable
+
+if TYPE_CHECKING:
+    from hapi.models.graph.layers import LayeredModel
 
 _STORE = "store:"
 
@@ -49,11 +49,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _structure(args: argparse.Namespace) -> LayeredModel:
     if not args.model.startswith(_STORE):
-        return structure(spec_of(args, "random:0"), allow_import=True)
+        spec = spec_of(args, "random:0")
+        from hapi.models.zoo.build import structure
+
+        return structure(spec, allow_import=True)
     if args.blocks:
         raise UsageError("a pushed model has the blocks it was pushed with; leave --blocks out")
     input_shape = input_shape_of(args)
     url, name = split_address(args.model.removeprefix(_STORE))
+    from hapi.repository.repository import open_model  # brings torch
+
     stored = open_model(open_store(url), name)
     check_allowed(stored.spec.architecture, args.allow_model, name)
     if args.allow_model:

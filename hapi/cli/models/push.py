@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from hapi.api.models import push
 from hapi.cli.shared.common import say
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.writing import lasting_store
 from hapi.factories import is_factory, search_here
-from hapi.models.zoo.build import MAX_CLASSES, MAX_SIDE, ModelSpec
-from hapi.models.zoo.names import is_file
+from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_file
 from hapi.store.open import split_address
+
+if TYPE_CHECKING:
+    from hapi.models.zoo.build import ModelSpec
 
 _SHARED_HELP = "a torchvision name, transformer (vit_b_16), timm:NAME, or package.module:factory"
 
@@ -65,6 +67,9 @@ def spec_of(args: argparse.Namespace, weights: str, num_classes: int | None = No
     """
     if is_factory(args.model):
         search_here()
+    check_model(args.model)
+    from hapi.models.zoo.build import ModelSpec  # brings torch, after what can be told without
+
     return ModelSpec(
         architecture=args.model,
         num_classes=num_classes,
@@ -91,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
     store = lasting_store(store_url)
     if is_factory(args.model) or is_file(args.model):
         search_here()
+    if not is_file(args.model):
+        check_model(args.model)
+        check_weights(args.model, args.weights or "auto")
+    from hapi.api.models import push  # brings torch, after what can be told without
+
     pushed = push(
         args.model,
         args.address,

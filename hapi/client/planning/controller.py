@@ -33,16 +33,15 @@ from hapi.client.planning.meter import Meter
 from hapi.client.planning.plan_records import OtherDeviceError, fitted, kept_splits
 from hapi.client.planning.profile_phase import Profiling
 from hapi.client.planning.split_range import SplitRange, first_that_fits, late_split, received_ahead
+from hapi.client.settings import ORACLE
 from hapi.profiler.change import Change
 from hapi.profiler.cost import estimate
 from hapi.profiler.fit import Arrivals, Sizes
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.strategies import PLANNERS, Plan, choices, plan
+from hapi.profiler.strategies import Plan, choices, plan
 
-ORACLE = "oracle"
 ORACLE_BATCHES = 3
 """Batches that the oracle runs at each split; the first shows what the pipeline held of the split before."""
-STRATEGY_NAMES = (*PLANNERS, ORACLE)
 
 
 class SplitController:

@@ -19,12 +19,9 @@ from hapi.models.zoo.architectures import (
     find_architecture,
 )
 from hapi.models.zoo.head import find_head, retarget
-from hapi.models.zoo.names import ALIASES, is_file, random_seed
+from hapi.models.zoo.names import ALIASES, MAX_CLASSES, MAX_SIDE, is_file, random_seed
 from hapi.models.zoo.weights import file_state, fit_head, library_state, load_state
 from hapi.wire.documents import check_int, strict_fields
-
-MAX_CLASSES = 10_000_000
-MAX_SIDE = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,9 @@ from hapi.paths import user_path
 
 ALIASES = {"transformer": "vit_b_16"}
 TIMM = "timm:"
+MAX_CLASSES = 10_000_000
+MAX_SIDE = 65_536
+"""Bounds of a model's classes, and of each side of its input."""
 _RANDOM = re.compile(r"random:(\d{1,18})")
 FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 _FAMILY = r"^@register_model\(\)\n(?:^@.*\n)*^def (\w+)\("

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hapi.client.connect import connect
-from hapi.client.models import STORE_PREFIX, open_client_model
-from hapi.client.settings import ModelSettings, SessionSettings
+from hapi.client.models import open_client_model
+from hapi.client.settings import STORE_PREFIX, ModelSettings, SessionSettings
 from hapi.config.token import read_token
 from hapi.errors import HapiError, ModelError, UsageError
 from hapi.models.model_file import ModelCard, read_model, untrained

@@ -27,7 +27,7 @@ class ProfileFile:
         if path is None or measured is None or measured is self._kept:
             return
         try:
-            measured.save(path)
+            measured.save(path, None if planning is None else planning.job)
         except UsageError as error:  # that it can be written was tried before training began
             log.warning("--save-profile %s; training goes on", error)
         self._kept = measured

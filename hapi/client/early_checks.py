@@ -1,0 +1,113 @@
+"""Names in a session's settings, checked before torch is imported or a server started: wrong ones are told at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from hapi.client.settings import (
+    STORE_PREFIX,
+    STRATEGY_NAMES,
+    ModelSettings,
+    PlanningSettings,
+    SessionSettings,
+    default_store,
+)
+from hapi.data.listing import check_store
+from hapi.errors import UsageError
+from hapi.models.zoo.names import check_model, check_weights, could_be_layer
+from hapi.paths import user_path
+from hapi.store.base import ObjectStore
+from hapi.store.local import LocalStore
+from hapi.wire.references import given_name
+
+_ALIKE = 0.7
+"""Similarity from which a word that is no strategy was probably meant to be one; no library's layer comes as close."""
+
+
+def check_names(settings: SessionSettings) -> None:
+    """Check the names of model, weights, split, store and datasets, as far as this machine alone can tell.
+
+    Raises:
+        UsageError: a name is wrong, or a file or the store is not there; the message names near misses.
+        ModelChoiceError: there is no such model.
+    """
+    pushed = settings.model.startswith(STORE_PREFIX)
+    if not pushed:
+        check_model(settings.model)
+        check_weights(settings.model, settings.weights)
+    _check_split(settings, settings)
+    try:
+        store = _folder(settings)
+    except UsageError:  # told by whoever opens it, after what is wrong elsewhere
+        return
+    if store is None:
+        return
+    if not store.list_names("datasets"):
+        check_store(settings.store or default_store(), "--dataset")
+        return
+    validation = settings.validation if isinstance(settings.validation, str) else None
+    for flag, folder, name in (
+        ("--dataset", "datasets", settings.dataset),
+        ("--validation", "datasets", validation),
+        ("--model", "models", settings.model.removeprefix(STORE_PREFIX) if pushed else None),
+    ):
+        if name is not None:
+            _check_stored(store, folder, given_name(name, flag), flag)
+
+
+def local_store(settings: SessionSettings) -> LocalStore | None:
+    """The folder that an embedded server is to serve; None where servers are named, or the store is remote.
+
+    Raises:
+        UsageError: no dataset is in it.
+    """
+    store = _folder(settings)
+    if store is not None and not store.list_names("datasets"):
+        raise UsageError(
+            f"no dataset in the store {store.url!r}; make one with 'hapi pack SOURCE {store.url}/NAME', "
+            "name another store (--store), or a running server (--server URL)"
+        )
+    return store
+
+
+def _folder(settings: SessionSettings) -> LocalStore | None:
+    url = settings.store or default_store()
+    if settings.server or ("://" in url and not url.startswith("file://")):
+        return None
+    folder = user_path(url.removeprefix("file://"), "--store")
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"--store {url}: cannot be read: {error.strerror}") from None
+    return LocalStore(folder)
+
+
+def _check_split(model: ModelSettings, planning: PlanningSettings) -> None:
+    word = planning.split
+    if not isinstance(word, str) or word in STRATEGY_NAMES or ":" in model.model or model.blocks:
+        return
+    alike = difflib.get_close_matches(word, STRATEGY_NAMES, 1, _ALIKE)
+    if alike or not could_be_layer(model.model, word):
+        meant = (
+            f"; did you mean {alike[0]}?" if alike else f": neither a strategy ({', '.join(STRATEGY_NAMES)}) "
+        )
+        layer = "" if alike else f"nor a layer ('hapi layers {model.model}' lists them)"
+        raise UsageError(f"--split {word[:80]}{meant}{layer}")
+
+
+def _check_stored(store: ObjectStore, folder: str, name: str, flag: str) -> None:
+    known = store.list_names(folder)
+    if name in known:
+        return
+    kind = "dataset" if folder == "datasets" else "pushed model"
+    raise UsageError(f"{flag}: there is no {kind} {name!r} in {store.url}; {_advice(name, known)}")
+
+
+def _advice(name: str, known: Sequence[str]) -> str:
+    alike = difflib.get_close_matches(name, known, 1, 0.6)
+    if alike:
+        return f"did you mean {alike[0]!r}?"
+    return f"there are {', '.join(known[:20])}" if known else "there are none"

@@ -1,0 +1,91 @@
+"""Wrong names in commands: told in one line before torch is imported, so before any server is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.local_job import pack_blobs
+
+from hapi.client.session import Session
+from hapi.client.settings import SessionSettings
+from hapi.errors import HapiError, UsageError
+
+ROWS = (
+    (
+        "train --store one/flowers",
+        "flowers is a data set of the store one; give --store one --dataset flowers",
+    ),
+    ("server --store one/flowers", "flowers is a data set of the store one; give --store one"),
+    ("train --store one --model resnet81", "unknown architecture 'resnet81'; did you mean resnet18"),
+    ("train --store one --model store:net", "there is no pushed model 'net'"),
+    ("train --store one --model timm:no_such_model", "timm"),
+    ("train --store one --dataset flower", "there is no dataset 'flower' in"),
+    ("train --store one --dataset flower", "did you mean 'flowers'?"),
+    ("train --store one --validation flour", "--validation: there is no dataset 'flour'"),
+    ("train --store one --weights none.pth", "--weights none.pth: there is no such file"),
+    ("train --store one --weights IMAGENET1K_V9", "it has DEFAULT, IMAGENET1K_V1"),
+    ("train --store one --weights random:x", "random:0"),
+    ("train --store one --optimizer adm", "expected one of sgd, adam, adamw"),
+    ("train --store one --split frezee", "--split frezee; did you mean freeze?"),
+    ("train --store one --split nonsense", "--split nonsense: neither a strategy (auto, "),
+    ("push resnet81 one/net", "did you mean resnet18"),
+    ("push resnet18 one/net --weights none.pth", "there is no such file"),
+    ("layers resnet81", "did you mean resnet18"),
+    ("plan resnet81", "did you mean resnet18"),
+    ("plan --model resnet81", "did you mean resnet18"),
+)
+SCRIPT = """
+import contextlib, io, json, sys
+from hapi.cli.main import main
+found = []
+for row in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = main(row.split())
+    found.append((code, said.getvalue(), "torch" in sys.modules))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the store ``one``, which has the dataset ``flowers``."""
+    pack_blobs(tmp_path / "one", "flowers")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_told_without_torch(place: Path) -> None:
+    rows = json.dumps([row for row, _ in ROWS])
+    done = subprocess.run([sys.executable, "-c", SCRIPT, rows], capture_output=True, text=True, check=True)
+    for (row, says), (code, said, torch) in zip(ROWS, json.loads(done.stdout), strict=True):
+        assert code == 2 and says in said and said.count("\n") == 1 and not torch, (row, said)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": "resnet81"},
+        {"dataset": "flower"},
+        {"weights": "none.pth"},
+        {"split": "frezee"},
+        {"store": "one/flowers"},
+    ],
+)
+def test_a_session_starts_no_server(
+    place: Path, wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hapi.client.connect.EmbeddedServer", pytest.fail)
+    with pytest.raises(HapiError):
+        Session.open(SessionSettings(**{"store": "one", **wrong}))  # type: ignore[arg-type]
+
+
+def test_servers_elsewhere_know_their_names_themselves(place: Path) -> None:
+    settings = SessionSettings(server=("http://127.0.0.1:9",), dataset="flower", store="nowhere", patience=0)
+    with pytest.raises(HapiError, match=r"127\.0\.0\.1:9") as caught:
+        Session.open(settings)
+    assert not isinstance(caught.value, UsageError)
