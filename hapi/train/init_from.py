@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from hapi.client.models import STORE_PREFIX
 from hapi.client.session import Session
+from hapi.client.settings import STORE_PREFIX
 from hapi.errors import ModelError, UsageError
 from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel

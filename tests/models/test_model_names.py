@@ -41,6 +41,8 @@ def test_unknown_models() -> None:
     with pytest.raises(ModelChoiceError, match="unknown architecture 'resnet81'; did you mean resnet18"):
         check_model("resnet81")
     with pytest.raises(ModelChoiceError, match="use a torchvision name such as"):
+        check_model("xyzzy")
+    with pytest.raises(ModelChoiceError, match="is not an architecture's name"):
         check_model("my network")
     with pytest.raises(ModelChoiceError, match="timm"):
         check_model("timm:no_such_model")

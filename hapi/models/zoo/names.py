@@ -13,6 +13,7 @@ from pathlib import Path
 from hapi.errors import ModelChoiceError, UsageError
 from hapi.factories import is_factory
 from hapi.paths import user_path
+from hapi.wire.references import ARCHITECTURE_PATTERN
 
 ALIASES = {"transformer": "vit_b_16"}
 TIMM = "timm:"
@@ -64,6 +65,8 @@ def check_model(model: str) -> None:
         ModelChoiceError: there is no such model; the message names near misses.
     """
     name = ALIASES.get(model, model)
+    if ARCHITECTURE_PATTERN.fullmatch(name) is None:
+        raise ModelChoiceError(f"{name[:80]!r} is not an architecture's name")
     if name.startswith(TIMM):
         _check_timm(name)
     elif is_factory(name):
@@ -99,8 +102,10 @@ def check_weights(model: str, weights: str, flag: str = "--weights") -> None:
 def could_be_layer(model: str, name: str) -> bool:
     """Return whether ``name`` may be a layer of ``model``; False only when it surely is none."""
     source = "" if ":" in model else _source("torchvision")
-    first = re.sub(r"_\d+$", "", name.partition(".")[0])
-    return not source or first in dir(operator) or re.search(rf"\b{re.escape(first)}\b", source) is not None
+    first = re.sub(r"_?\d+$", "", name.partition(".")[0])
+    return (
+        not source or first in dir(operator) or re.search(rf"\b{re.escape(first)}_?\d*\b", source) is not None
+    )
 
 
 @cache
