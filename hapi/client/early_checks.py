@@ -21,7 +21,7 @@ from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 from hapi.wire.references import given_name
 
-_ALIKE = 0.7
+_CUTOFF = 0.7
 """Similarity from which a word that is no strategy was probably meant to be one; no library's layer comes as close."""
 
 
@@ -89,12 +89,14 @@ def _check_split(model: ModelSettings, planning: PlanningSettings) -> None:
     word = planning.split
     if not isinstance(word, str) or word in STRATEGY_NAMES or ":" in model.model or model.blocks:
         return
-    alike = difflib.get_close_matches(word, STRATEGY_NAMES, 1, _ALIKE)
-    if alike or not could_be_layer(model.model, word):
+    matches = difflib.get_close_matches(word, STRATEGY_NAMES, 1, _CUTOFF)
+    if matches or not could_be_layer(model.model, word):
         meant = (
-            f"; did you mean {alike[0]}?" if alike else f": neither a strategy ({', '.join(STRATEGY_NAMES)}) "
+            f"; did you mean {matches[0]}?"
+            if matches
+            else f": neither a strategy ({', '.join(STRATEGY_NAMES)}) "
         )
-        layer = "" if alike else f"nor a layer ('hapi layers {model.model}' lists them)"
+        layer = "" if matches else f"nor a layer ('hapi layers {model.model}' lists them)"
         raise UsageError(f"--split {word[:80]}{meant}{layer}")
 
 
@@ -107,7 +109,7 @@ def _check_stored(store: ObjectStore, folder: str, name: str, flag: str) -> None
 
 
 def _advice(name: str, known: Sequence[str]) -> str:
-    alike = difflib.get_close_matches(name, known, 1, 0.6)
-    if alike:
-        return f"did you mean {alike[0]!r}?"
+    matches = difflib.get_close_matches(name, known, 1, 0.6)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
     return f"there are {', '.join(known[:20])}" if known else "there are none"
