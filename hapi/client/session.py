@@ -208,7 +208,7 @@ class Session(Closing):
         """Yield (features [B, ...], labels) of each training batch of ``epoch``, on the session's device.
 
         Labels are int64 [B], the numbers of classes; of a dataset with several labels for a sample, or with
-        numbers as labels, float32 [B, k] (:attr:`label_kind`).
+        numbers as labels, float32 [B, k] (``label_kind``).
 
         Args:
             epoch: number from 0.
