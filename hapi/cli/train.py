@@ -187,6 +187,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     freeze = (
         f"{job_context.freeze} ({names[job_context.freeze - 1]})" if job_context.freeze else "0 (nothing)"
     )
+    freeze += "" if settings.frozen_precision == "fp32" else f" in {settings.frozen_precision}"
     embedded = " (embedded)" if job_context.embedded else ""
     print_parts(
         "model", settings.model, f"{len(names)} layers", f"weights {job_context.weights}",
@@ -214,6 +215,12 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
     from hapi.train.checkpoints.checkpoint_files import existing
 
     settings, count = session.settings, len(session.job_context.training_ids)
+    rounding = session.job_context.frozen.rounding
+    if rounding is not None and rounding.arithmetic != rounding.features:
+        yield (
+            f"--frozen-precision: {session.device} has no units for {settings.frozen_precision}, so layers "
+            "compute in float32 and are rounded: half the bytes on the wire, no more speed here"
+        )
     if settings.bs > count:
         yield f"--bs {settings.bs} is more than the {count} samples: every epoch is one batch of {count}"
     if not training.init_from:

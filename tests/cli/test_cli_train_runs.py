@@ -39,6 +39,26 @@ from hapi.cli.main import main
 
 
 @pytest.mark.slow
+def test_frozen_layers_in_bf16_over_a_real_server(
+    capsys: pytest.CaptureFixture[str],
+    running: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hapi.models.graph.precision.arithmetic_type", lambda *_: torch.float32)
+    received = {}
+    for kind in ("fp32", "bf16"):
+        report = tmp_path / f"{kind}.json"
+        flags = ["--split", "4", "--frozen-precision", kind, "--report", str(report)]
+        assert command.main(["--server", running.url, *FAST, *flags]) == 0
+        received[kind] = report_of(report)["epochs"][0]["bytes_received"]
+        out = " ".join(capsys.readouterr().out.split())
+        assert (f"in {kind}, split 4" in out) is (kind != "fp32")
+        assert ("note --frozen-precision: cpu has no units for bf16" in out) is (kind != "fp32")
+    assert received["bf16"] == pytest.approx(received["fp32"] / 2, rel=0.02)
+
+
+@pytest.mark.slow
 def test_a_batch_beyond_the_data_and_a_diverging_loss(
     capsys: pytest.CaptureFixture[str], running: ServerProcess, tmp_path: Path
 ) -> None:
