@@ -148,8 +148,10 @@ def _after_failure(
 def check_together(loaded: Loaded[TrainSettings]) -> None:
     """Refuse settings that would have no effect beside the others."""
     from hapi.train.objective.checks import check_objective
+    from hapi.train.steps.settings import check_steps
 
     settings = loaded.value
+    check_steps(settings)
     if settings.checkpoint_path is None and settings.resume:
         raise UsageError(
             "--resume needs --checkpoint FILE or --output DIR, the folder of the run to go on with"
@@ -264,9 +266,15 @@ def _summarise(report: Mapping[str, Any], trained_epochs: int, training: TrainSe
     from hapi.train.objective.names import metrics_text
 
     epochs = report["epochs"]
+    ended = report["ended"]
     if not trained_epochs:
-        print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
+        if ended["how"] == "stopped early":
+            print(f"nothing to do: training stopped early, {ended['detail']}; give a larger --early-stopping")
+        else:
+            print(f"nothing to do: the checkpoint has {len(epochs)} epochs already; give more --epochs")
         return
+    if ended["how"] == "stopped early":
+        print(f"stopped early: {ended['detail']}")
     received = sum(e["bytes_received"] for e in epochs)
     share = epochs[-1]["accuracy"]
     print_wrapped(

@@ -13,7 +13,7 @@ def state(run: Run) -> str:
     done = len(run.epochs)
     if run.epochs_asked is None or done >= run.epochs_asked:
         return f"{done} epoch{'' if done == 1 else 's'}"
-    how = run.ended if run.ended in ("diverged", "failed", "interrupted") else "stopped"
+    how = run.ended if run.ended in ("diverged", "failed", "interrupted", "stopped early") else "stopped"
     return f"{how} after {done} of {run.epochs_asked} epochs"
 
 

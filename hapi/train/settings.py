@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from hapi.client.settings import (
     DataSettings,
@@ -16,26 +15,7 @@ from hapi.client.settings import (
 from hapi.config.settings import setting, with_other_names
 from hapi.train.loggers.choose import LoggerName
 from hapi.train.objective.names import BestName, LossName, MetricName
-
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop"]
-OPTIMIZER_BYTES = {"sgd": 0.0, "adam": 2.0, "adamw": 2.0, "rmsprop": 2.0}
-"""Bytes that torch's optimisers keep per byte of parameters, beside the gradients (sgd: without, rmsprop: with
-momentum)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """The optimiser and its steps."""
-
-    lr: float = setting("learning rate", default=0.01, above=0, high=1e6, flags=("--learning-rate",))
-    optimizer: OptimizerName = setting("optimiser", default="sgd")
-    momentum: float = setting("momentum of sgd and rmsprop", default=0.9, low=0, high=1)
-    weight_decay: float = setting("weight decay", default=0.0, low=0, high=1e3)
-
-    @property
-    def optimizer_bytes(self) -> float:
-        """Bytes that the optimiser keeps per byte of trained parameters, beside the gradients."""
-        return 1.0 if self.optimizer == "sgd" and self.momentum else OPTIMIZER_BYTES[self.optimizer]
+from hapi.train.steps.settings import AllStepSettings, OptimizerSettings, ScheduleSettings, StepSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +110,8 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(CheckpointSettings, ObjectiveSettings, OptimizerSettings):
-    """Optimiser, objective, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
+class TrainingSettings(CheckpointSettings, ObjectiveSettings, AllStepSettings):
+    """Optimiser, steps, objective, checkpoints and model files of a :class:`hapi.Trainer`, which checks them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +146,8 @@ GROUPS = {
     "split": PlanningSettings,
     "network": NetworkSettings,
     "optimiser": OptimizerSettings,
+    "learning-rate schedule": ScheduleSettings,
+    "steps": StepSettings,
     "objective": ObjectiveSettings,
     "model files and checkpoints": CheckpointSettings,
     "output": OutputSettings,

@@ -32,7 +32,7 @@ from hapi.train.objective.criterion import make_criterion
 from hapi.train.objective.growth import LossGrowth
 from hapi.train.objective.objective import Objective
 from hapi.train.objective.validation import DETAILS, validate
-from hapi.train.outputs.best import BestEpoch
+from hapi.train.outputs.best import BestEpoch, score
 from hapi.train.outputs.model_out import card_of, network_facts, whole_state
 from hapi.train.outputs.profile_file import ProfileFile
 from hapi.train.outputs.run_folder import BEST_FILE, MODEL_FILE
@@ -41,8 +41,9 @@ from hapi.train.report_facts import job_facts, plan_facts
 from hapi.train.running_epoch import RunningEpoch
 from hapi.train.settings import TrainingSettings
 from hapi.train.steps.divergence import Finite
+from hapi.train.steps.early_stopping import stop_reason
 from hapi.train.steps.gradient_step import GradientStep
-from hapi.train.steps.optimizer import make_optimizer
+from hapi.train.steps.settings import check_steps
 
 log = logging.getLogger("hapi.client")
 
@@ -73,12 +74,16 @@ class Trainer:
         self.settings = settings = checked(settings or own)
         if settings.save_profile is not None and session.planning is None:
             raise UsageError(f"--save-profile {fixed_split(session.settings)}")
+        check_steps(settings)
         check_objective(settings, validated=session.settings.validation is not None)
         self._callbacks = Callbacks(callbacks)
         self.trained = session.trained
         if settings.init_from is not None and not goes_on(settings.checkpoint_path, settings.resume):
             begin_from(session, settings.init_from)
-        self.optimizer = make_optimizer(settings, self.trained)
+        self._criterion = criterion = make_criterion(settings, session)
+        self._objective = Objective(criterion, session.device)
+        self._step = GradientStep(session, settings, self._objective)
+        self.optimizer = self._step.optimizer
         self.progress = Progress()
         self.epochs: list[dict[str, Any]] = []
         """The report's entries, with those from before a resume."""
@@ -90,18 +95,8 @@ class Trainer:
         """Layers of the best epoch; None without a folder for the model files."""
         save = self._save if settings.checkpoint_path else None
         self.keeper = Keeper(save, settings.checkpoint_every, session.settings.patience)
-        self._criterion = criterion = make_criterion(settings, session)
         growth = LossGrowth(criterion.kind, len(criterion.classes))
-        self._finite = Finite(self.trained, self.optimizer, settings.lr, growth)
-        self._objective = Objective(criterion, session.device)
-        self._step = GradientStep(
-            self.trained,
-            self.optimizer,
-            self._objective,
-            seed=session.settings.seed,
-            bs=session.settings.bs,
-            device=session.device,
-        )
+        self._finite = Finite(self.trained, self.optimizer, growth)
         self._running = RunningEpoch(session)
         self._changes = Changes()
         self._earlier = Totals()
@@ -137,12 +132,13 @@ class Trainer:
                 self._resume(path)
             try:
                 self._callbacks.training_started(self._start())
-                while self.progress.epoch < self.session.settings.epochs:
+                while self.progress.epoch < self.session.settings.epochs and not self._stop_reason():
                     self._epoch(interrupts)
             except (KeyboardInterrupt, Exception) as error:
                 self._end(error)
                 raise
-            self._note_end("finished")
+            early = self.progress.epoch < self.session.settings.epochs
+            self._note_end("stopped early" if early else "finished", self._stop_reason() if early else "")
             self.keeper.last(self._position)
             self._write_models()
 
@@ -157,7 +153,7 @@ class Trainer:
             HapiError: the file cannot be written, or the frozen layers' weights are no longer in reach.
         """
         entry: Mapping[str, Any] = self.epochs[-1] if self.epochs else {}
-        trained = self.trained.state_dict()
+        trained = self._step.evaluated.state_dict()
         if best:
             if self.best is None or self.best.entry is None:
                 raise UsageError("there is no best epoch: give 'output' in the settings, and train an epoch")
@@ -210,6 +206,14 @@ class Trainer:
         epoch, batch = self._position
         self.ended = {"how": how, "epoch": epoch, "batch": batch, "detail": detail}
 
+    def _stop_reason(self) -> str:
+        """Why training stops before its last epoch; empty while it goes on."""
+        patience = self.settings.early_stopping
+        if patience is None:
+            return ""
+        best, least = self.settings.best, self.settings.min_improvement
+        return stop_reason([score(entry, best) for entry in self.epochs], patience, least)
+
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch
         planned = self.session.batch_ids(epoch)
@@ -232,7 +236,7 @@ class Trainer:
         finally:
             stream.close()  # type: ignore[attr-defined]
         # When it is interrupted, the checkpoint stands between it and the last step.
-        validation = validate(self.session, self.trained, self._criterion)
+        validation = validate(self.session, self._step.evaluated, self._criterion, self._step.precision)
         with interrupts.deferred():
             self._finish_epoch(epoch, validation)
             self._profile_file.keep()
@@ -256,16 +260,18 @@ class Trainer:
         )
 
     def _finish_epoch(self, epoch: int, validation: Mapping[str, Any]) -> None:
-        entry = self._running.finish(epoch, self._objective.samples, self._objective.figures())
+        figures = {**self._objective.figures(), **self._step.figures(epoch)}
+        entry = self._running.finish(epoch, self._objective.samples, figures)
         entry.update(validation)
         self._objective.clear()
+        self._step.clear()
         for earlier in self.epochs:
             earlier.pop(DETAILS, None)
         self.epochs.append(entry)
         self.trained_epochs += 1
         self.progress = Progress(epoch=epoch + 1)
         if self.best is not None:
-            self.best.offer(entry, self.trained)
+            self.best.offer(entry, self._step.evaluated)
         self.keeper.epoch(self._position)
         self._callbacks.epoch_done(entry)
 
@@ -294,6 +300,7 @@ class Trainer:
             "optimizer": self.optimizer,
             "objective": self._objective,
             "changes": self._changes,
+            "step": self._step,
         }
         if self.best is not None:
             parts["best"] = self.best
@@ -307,7 +314,6 @@ class Trainer:
         return {**job, **self._criterion.identity()}
 
     def _resume(self, path: str) -> None:
-        rates = [group["lr"] for group in self.optimizer.param_groups]
         found = checkpoint.load_newest(
             path,
             parts=self._parts(),
@@ -320,8 +326,6 @@ class Trainer:
             self._earlier = replace(found.totals, resumes=found.totals.resumes + 1)
             self.keeper.saved = self._position
             self._changes.add(found.changes)
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate  # the settings' own, which may have changed
             if not found.is_newest:  # the next one takes the damaged one's place, and no whole one's
                 self._keep = 1
 

@@ -99,7 +99,7 @@ def test_ctrl_c_does_not_keep_what_diverged(remembered: Handler, tmp_path: Path)
 def test_masks_of_infinities_are_no_divergence() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("mask", torch.full((2, 2), -math.inf))
-    finite = Finite(module, torch.optim.SGD(module.parameters(), lr=0.1), 0.1)
+    finite = Finite(module, torch.optim.SGD(module.parameters(), lr=0.1))
     finite.check_state(0, 0)
     finite.note(0, 0, torch.tensor(1.0))
     module.weight.data[0, 0] = math.nan

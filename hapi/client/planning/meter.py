@@ -42,6 +42,8 @@ class Meter:
         self._answered: list[str] = []
         """Servers of the newest answers of passes that are over."""
         self._cpu = time.process_time()
+        self._shift = 0.0
+        """Seconds that the next step counts beside its own."""
         self.servers: dict[int, Tier] = {}
         """Resources of the servers of each split."""
 
@@ -62,8 +64,18 @@ class Meter:
             yield
             done = samples
         finally:
-            work: dict[str, Any] = {kind: Work(done, self._clock() - start, new_pages() - pages)}
+            seconds = self._clock() - start
+            if kind == "step":
+                seconds, self._shift = max(0.0, seconds + self._shift), 0.0
+            work: dict[str, Any] = {kind: Work(done, seconds, new_pages() - pages)}
             self._count(split, ClientCounts(main_cpu=time.thread_time() - cpu, **work))
+
+    def shift_step(self, seconds: float) -> None:
+        """Count ``seconds`` more (or less) for the training step that is under way.
+
+        For loops whose batches share costs, which would otherwise fall on one of them.
+        """
+        self._shift += seconds
 
     def layers(self, split: int, seconds: list[float]) -> None:
         """Add the seconds in each layer of timed work."""

@@ -21,7 +21,7 @@ from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.checkpoints.resuming import Change, changes_of
 from hapi.train.report import Measured, Totals
 
-FORMAT = 8
+FORMAT = 9
 log = logging.getLogger("hapi.client")
 
 
@@ -197,6 +197,16 @@ def load_newest(
     if first is not None:
         raise first
     return None
+
+
+def evaluated_layers(document: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the state of the layers that were validated: the moving average if the checkpoint has one.
+
+    Args:
+        document: from :func:`read_document`; KeyError or TypeError when its parts are of another form.
+    """
+    average = document["step"]["average"]
+    return dict(document["trained"] if average is None else average["module"])
 
 
 def read_document(path: str, what: str) -> dict[str, Any]:

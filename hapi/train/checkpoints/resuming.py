@@ -14,11 +14,12 @@ from hapi.train.settings import CheckpointSettings, OutputSettings, TrainingSett
 
 log = logging.getLogger("hapi.client")
 
-FOLLOWING = frozenset(("epochs", "lr"))
+FOLLOWING = frozenset(("epochs", "lr", "head_lr", "backbone_lr"))
 """Settings that may change, and count from where the training goes on; the report says from when."""
 FREE = frozenset(
     (
         *("allow_model", "device", "threads", "micro_batch", "memory", "metric"),
+        *("early_stopping", "min_improvement"),
         *(
             field.name
             for group in (NetworkSettings, PlanningSettings, CheckpointSettings, OutputSettings)

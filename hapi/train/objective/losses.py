@@ -38,6 +38,12 @@ class Loss:
             return functional.binary_cross_entropy_with_logits(outputs, smooth, pos_weight=self.weights)
         return self._plain(outputs, targets, "mean")
 
+    def mean_weight(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Return the mean weight of a batch's samples, a scalar, if the mean is divided by the weights' sum."""
+        if self.name != "cross-entropy" or self.weights is None:
+            return None
+        return self.weights[targets].mean()
+
     def total(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum over samples, a scalar, with neither smoothing nor weights: for validation."""
         columns = 1 if self.name == "cross-entropy" else outputs.shape[1]

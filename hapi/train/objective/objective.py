@@ -47,6 +47,12 @@ class Objective:
         """
         return self.criterion.value(outputs, targets)
 
+    def mean_weight(self, targets: Targets) -> torch.Tensor | None:
+        """Return the mean over the batch of the weights that :meth:`loss` divides by; None when it divides by the
+        number of samples.
+        """
+        return self.criterion.loss.mean_weight(targets.own)
+
     def note(self, outputs: torch.Tensor, targets: Targets, loss: torch.Tensor) -> None:
         """Add a batch to the sums.
 

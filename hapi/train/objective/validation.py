@@ -17,6 +17,7 @@ from hapi.wire.labels import LabelKind
 if TYPE_CHECKING:
     from hapi.client.session import Session
     from hapi.train.objective.criterion import Criterion
+    from hapi.train.steps.precision import Precision
 
 DETAILS = "validation_details"
 """Field of the last epoch's entry with what is told of the last validation alone."""
@@ -77,13 +78,16 @@ class Validation:
         }
 
 
-def validate(session: Session, module: nn.Module, criterion: Criterion) -> dict[str, Any]:
+def validate(
+    session: Session, module: nn.Module, criterion: Criterion, precision: Precision
+) -> dict[str, Any]:
     """Return the figures over the session's validation samples by their names in the report; none without samples.
 
     Args:
         session: delivers the samples' features.
         module: the layers after the freeze; in eval mode while this runs, in train mode afterwards.
         criterion: loss and metrics.
+        precision: arithmetic of the layers.
     """
     ids = session.job_context.validation_ids
     if not len(ids):
@@ -93,7 +97,7 @@ def validate(session: Session, module: nn.Module, criterion: Criterion) -> dict[
     with torch.no_grad():
         for features, labels in session.validation():
             done = found.scores.samples
-            found.update(ids[done : done + len(labels)].tolist(), module(features), labels)
+            found.update(ids[done : done + len(labels)].tolist(), precision.outputs(module, features), labels)
     module.train()
     return {
         "validation_loss": found.loss,

@@ -21,7 +21,7 @@ from hapi.models.zoo.weights import load_state
 from hapi.paths import user_path
 from hapi.repository.repository import open_model
 from hapi.store.open import open_store
-from hapi.train.checkpoints.checkpoint import read_document
+from hapi.train.checkpoints.checkpoint import evaluated_layers, read_document
 from hapi.train.outputs.model_out import after_epoch
 
 _RETRY_SECONDS = 10.0
@@ -111,7 +111,7 @@ def read_checkpoint(
     facts, found, card = document["network"], document.get("best"), _card(path, document)
     try:
         epochs = document["epochs"]
-        trained, entry = dict(document["trained"]), epochs[-1] if epochs else {}
+        trained, entry = evaluated_layers(document), epochs[-1] if epochs else {}
         digest = str(document["identity"]["frozen layers"])
         if best:
             if found is None or found["entry"] is None:

@@ -25,10 +25,9 @@ class Finite:
         self,
         trained: nn.Module,
         optimizer: torch.optim.Optimizer,
-        lr: float,
         growth: LossGrowth | None = None,
     ) -> None:
-        self._trained, self._optimizer, self._lr = trained, optimizer, lr
+        self._trained, self._optimizer = trained, optimizer
         self._growth = growth
         """Looks at each loss that is finite."""
         self._noted: tuple[int, int, torch.Tensor] | None = None
@@ -72,7 +71,10 @@ class Finite:
                 yield f"the optimiser's {name} of parameter {number}", value
 
     def _said(self, what: str, epoch: int, batch: int) -> str:
-        return f"training has diverged: {what} at epoch {epoch}, batch {batch}, learning rate {self._lr:g}; {ADVICE}"
+        rate = max(group["lr"] for group in self._optimizer.param_groups)
+        return (
+            f"training has diverged: {what} at epoch {epoch}, batch {batch}, learning rate {rate:g}; {ADVICE}"
+        )
 
 
 def _floats(values: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
+from hapi.client.session import Session
 from hapi.errors import DeviceMemoryError, UnprocessableError
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.train.objective.objective import Objective
+from hapi.train.steps.accumulation import Accumulation
+from hapi.train.steps.clipping import Clipping
+from hapi.train.steps.ema import MovingAverage
+from hapi.train.steps.optimizer import head_names, make_optimizer
+from hapi.train.steps.precision import Precision
+from hapi.train.steps.settings import AllStepSettings, schedule_of
+from hapi.train.steps.update_spread import UpdateSpread
 
 
 def step_seed(seed: int, epoch: int, batch: int) -> int:
@@ -21,33 +30,39 @@ def step_seed(seed: int, epoch: int, batch: int) -> int:
 
 
 class GradientStep:
-    """Trains the layers after the freeze by one batch at a time."""
+    """Trains the layers after the freeze by one batch at a time, and updates them after each accumulation."""
 
-    def __init__(
-        self,
-        trained: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        *,
-        seed: int,
-        bs: int,
-        device: torch.device,
-    ) -> None:
-        """See the attributes of the trainer for the first three.
+    def __init__(self, session: Session, settings: AllStepSettings, objective: Objective) -> None:
+        """Begin with the session's layers as they are.
 
         Args:
-            trained: the trained layers.
-            optimizer: their optimiser.
+            session: has the layers, their device and the batches.
+            settings: of the optimiser and its steps, checked.
             objective: computes the loss, and sums what the report tells.
-            seed: of the job.
-            bs: samples of a batch, for messages.
-            device: of the layers, for messages.
+
+        Raises:
+            UsageError: settings that do not fit the model, the device or the length of the training.
         """
-        self._trained, self._optimizer, self._objective = trained, optimizer, objective
-        self._seed, self._bs, self._device = seed, bs, device
+        self._session, self._objective = session, objective
+        self.trained, device = session.trained, session.device
+        head = head_names(session.job_context.model)
+        self.optimizer = make_optimizer(settings, self.trained, head)
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+        sizes = [len(ids) for ids in session.batch_ids(0)]  # those of all epochs
+        self._accumulation = Accumulation(sizes, settings.accumulate)
+        self._schedule = schedule_of(settings, session.settings.epochs, self._accumulation.steps_per_epoch)
+        self.precision = Precision(settings.precision, device)
+        self._clipping = None if settings.clip_norm is None else Clipping(settings.clip_norm, device)
+        self._average = None if settings.ema is None else MovingAverage(self.trained, settings.ema)
+        self._spread = UpdateSpread(session.meter, device, settings.accumulate)
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The layers to validate and to keep: the moving average if there is one, else the trained ones."""
+        return self.trained if self._average is None else self._average.module
 
     def take(self, features: torch.Tensor, labels: torch.Tensor, epoch: int, batch: int) -> torch.Tensor:
-        """Take one step and return its loss. Its randomness (dropout, mixup) depends on seed, epoch and batch alone.
+        """Train with one batch and return its loss. Its randomness (dropout, mixup) depends on seed, epoch and batch.
 
         The caller keeps other threads of the process from torch's generator meanwhile.
 
@@ -61,16 +76,82 @@ class GradientStep:
             DeviceMemoryError: the step does not fit the memory.
             UnprocessableError: BatchNorm has one value for each channel.
         """
-        torch.manual_seed(step_seed(self._seed, epoch, batch))
+        torch.manual_seed(step_seed(self._session.settings.seed, epoch, batch))
+        accumulation = self._accumulation
         with self._explained(batch, len(labels)):
             inputs, targets = self._objective.batch_of(features, labels, epoch, batch)
-            outputs = self._trained(inputs)
+            outputs = self.precision.outputs(self.trained, inputs)
             loss = self._objective.loss(outputs, targets)
-            self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self._optimizer.step()
+            if accumulation.begins(batch):
+                self.optimizer.zero_grad(set_to_none=True)
+                accumulation.is_open = True
+            self.precision.backward(accumulation.weighed(loss, batch, self._objective.mean_weight(targets)))
+            is_last = accumulation.ends(batch)
+            with self._spread.batch(is_last):
+                if is_last:
+                    self._update(accumulation.step(epoch, batch))
         self._objective.note(outputs, targets, loss)
         return loss.detach()
+
+    def _update(self, step: int) -> None:
+        """Take the optimiser step of the gradients so far."""
+        self._accumulation.finish(self._parameters())
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = self._schedule.rate(rate, step)
+        if self._clipping is not None:
+            self.precision.unscale(self.optimizer)
+            self._clipping.clip(self._parameters())
+        self.precision.step(self.optimizer)
+        if self._average is not None:
+            self._average.update()
+
+    def figures(self, epoch: int) -> dict[str, float]:
+        """Return the facts of the steps of ``epoch``, which has just ended, by their names in the report."""
+        last = self._accumulation.step(epoch + 1, 0) - 1
+        rates = {self._schedule.rate(rate, last): None for rate in self._rates}
+        figures: dict[str, float] = {"learning_rate": next(iter(rates))}
+        if len(rates) > 1:  # of the layers before the head, and of the head
+            figures["head_learning_rate"] = list(rates)[-1]
+        clipping = {} if self._clipping is None else self._clipping.figures()
+        return {**figures, **clipping, **self.precision.figures()}
+
+    def clear(self) -> None:
+        """Begin a new epoch's figures."""
+        self.precision.clear()
+        if self._clipping is not None:
+            self._clipping.clear()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on beside layers and optimiser, for a checkpoint."""
+        return {
+            "gradients": self._gradients() if self._accumulation.is_open else {},
+            "accumulation": self._accumulation.state_dict(),
+            "precision": self.precision.state_dict(),
+            "clipping": None if self._clipping is None else self._clipping.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave; any error for anything else."""
+        gradients = dict(state["gradients"])
+        self.optimizer.zero_grad(set_to_none=True)
+        for name, gradient in gradients.items():
+            parameter = self.trained.get_parameter(name)
+            parameter.grad = gradient.to(parameter.device)
+        self._accumulation.load_state_dict(state["accumulation"], self._session.device)
+        self.precision.load_state_dict(state["precision"])
+        if self._clipping is not None:
+            self._clipping.load_state_dict(state["clipping"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        return {n: p.grad for n, p in self.trained.named_parameters() if p.grad is not None}
 
     @contextmanager
     def _explained(self, batch: int, samples: int) -> Iterator[None]:
@@ -81,7 +162,7 @@ class GradientStep:
             if not is_out_of_memory(error):
                 raise
             raise DeviceMemoryError(
-                f"the trained layers with a batch of {self._bs} do not fit {self._device}; "
+                f"the trained layers with a batch of {self._session.settings.bs} do not fit {self._session.device}; "
                 "choose a smaller --bs or a later --freeze"
             ) from None
         except ValueError as error:
