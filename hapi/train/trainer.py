@@ -208,11 +208,11 @@ class Trainer:
 
     def _stop_reason(self) -> str:
         """Why training stops before its last epoch; empty while it goes on."""
-        patience = self.settings.early_stopping
-        if patience is None:
+        allowed = self.settings.early_stopping
+        if allowed is None:
             return ""
-        best, least = self.settings.best, self.settings.min_improvement
-        return stop_reason([score(entry, best) for entry in self.epochs], patience, least)
+        best, improvement = self.settings.best, self.settings.min_improvement
+        return stop_reason([score(entry, best) for entry in self.epochs], allowed, improvement)
 
     def _epoch(self, interrupts: Interrupts) -> None:
         epoch, first = self.progress.epoch, self.progress.batch

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 
 
-def stop_reason(scores: Iterable[float], patience: int, min_improvement: float = 0.0) -> str:
+def stop_reason(scores: Iterable[float], allowed: int, min_improvement: float = 0.0) -> str:
     """Return why training stops after epochs with these scores, or an empty text when it goes on.
 
     Args:
         scores: figures that the epochs from epoch 0 on are judged by, higher is better.
-        patience: epochs in a row without improvement that end the training.
+        allowed: epochs in a row without improvement that end the training.
         min_improvement: a score is better if it exceeds the best by more than this.
     """
     best, since, at = -math.inf, 0, 0
@@ -19,4 +19,4 @@ def stop_reason(scores: Iterable[float], patience: int, min_improvement: float =
         since += 1
         if value > best + min_improvement:
             best, since, at = value, 0, number
-    return "" if since < patience else f"no improvement in {since} epochs after epoch {at}"
+    return "" if since < allowed else f"no improvement in {since} epochs after epoch {at}"

@@ -49,7 +49,7 @@ class Schedule:
     """Steps between two falls of a step schedule."""
     factor: float = 0.1
     """Factor of each fall."""
-    least: float = 0.0
+    min_rate: float = 0.0
     """Rate at the end of a cosine schedule."""
 
     def rate(self, base: float, step: int) -> float:
@@ -60,7 +60,7 @@ class Schedule:
             return base * (WARMUP_FACTOR + (1 - WARMUP_FACTOR) * step / self.warmup)
         step -= self.warmup
         if self.kind == "cosine":
-            return _cosine(base, self.least, step / max(1, self.total - self.warmup))
+            return _cosine(base, self.min_rate, step / max(1, self.total - self.warmup))
         return base * self.factor ** (step // self.every) if self.kind == "step" else base
 
     def _one_cycle(self, base: float, step: int) -> float:

@@ -153,9 +153,9 @@ def check_steps(settings: AllStepSettings) -> None:
     ):
         if found and s.schedule != needed:
             raise UsageError(f"{line} needs --schedule {needed}, here it is {s.schedule}")
-    least = min(rate for rate in (s.lr, s.head_lr, s.backbone_lr) if rate is not None)
-    if s.min_lr > least:
-        raise UsageError(f"--min-lr {s.min_lr:g} is above the learning rate of {least:g}")
+    smallest = min(rate for rate in (s.lr, s.head_lr, s.backbone_lr) if rate is not None)
+    if s.min_lr > smallest:
+        raise UsageError(f"--min-lr {s.min_lr:g} is above the learning rate of {smallest:g}")
     if s.nesterov and (s.optimizer != "sgd" or not s.momentum):
         raise UsageError("--nesterov needs --optimizer sgd with --momentum above 0")
     if s.betas != BETAS and s.optimizer not in ("adam", "adamw"):
@@ -187,5 +187,5 @@ def schedule_of(settings: ScheduleSettings, epochs: int, steps_per_epoch: int) -
         warmup=warmup,
         every=steps_in(settings.step_every or 1, steps_per_epoch),
         factor=0.1 if settings.step_factor is None else settings.step_factor,
-        least=settings.min_lr,
+        min_rate=settings.min_lr,
     )

@@ -65,7 +65,7 @@ def one_cycle(rise: float) -> Maker:
     ],
 )
 def test_the_rates_are_torchs(kind: str, warmup: int, expected: Callable[[], list[float]]) -> None:
-    schedule = Schedule(kind=kind, total=TOTAL, warmup=warmup, every=7, factor=0.5, least=0.02)
+    schedule = Schedule(kind=kind, total=TOTAL, warmup=warmup, every=7, factor=0.5, min_rate=0.02)
     assert [schedule.rate(BASE, n) for n in range(TOTAL)] == pytest.approx(expected(), rel=1e-6, abs=1e-12)
 
 
