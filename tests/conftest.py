@@ -62,6 +62,15 @@ def _memory_as_before(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr("hapi.allocator._function", lambda name: None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_run_folder() -> Iterator[None]:
+    """Commands in the checkout leave no ``runs/`` there: tests say ``--no-output``, or work in a folder of theirs."""
+    runs = Path(__file__).parent.parent / "runs"
+    before = runs.exists()
+    yield
+    assert before or not runs.exists(), f"a test left {runs}: give --no-output or --output"
+
+
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """A server sets up the logging of its process, which here is the tests' own."""
