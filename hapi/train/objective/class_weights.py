@@ -11,7 +11,7 @@ from hapi.wire.labels import LabelKind
 
 MAX_FILE_BYTES = 64 << 20
 MAX_WEIGHT = 1e6
-_FORM = 'expected JSON such as {"cat": 1.0, "dog": 2.5}, one number from 0 to 1e6 for each class'
+_FORM = 'expected JSON such as {"cat": 1.0, "dog": 2.5}, one number above 0, up to 1e6, for each class'
 
 
 def weights_file(chosen: str) -> str | None:
@@ -23,7 +23,7 @@ def read_class_weights(path: str) -> dict[str, float]:
     """Return the weights in a JSON file, by the classes' names; whether they are the dataset's is checked later.
 
     Raises:
-        UsageError: the file cannot be read, or is no object of numbers from 0 to 1e6.
+        UsageError: the file cannot be read, or is no object of numbers above 0, up to 1e6.
     """
     try:
         with Path(path).open("rb") as file:
@@ -38,7 +38,7 @@ def read_class_weights(path: str) -> dict[str, float]:
     if not isinstance(document, dict) or not document:
         raise UsageError(f"--class-weights {path}: {_FORM}")
     for name, weight in document.items():
-        if type(weight) not in (int, float) or not 0 <= weight <= MAX_WEIGHT:
+        if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
             raise UsageError(f"--class-weights {path}: class {name[:100]!r}: {_FORM}")
     return {name: float(weight) for name, weight in document.items()}
 
@@ -52,10 +52,7 @@ def in_order(given: Mapping[str, float], classes: Sequence[str], path: str) -> t
         raise UsageError(f"--class-weights {path}: the dataset has no class {strange[:100]!r}")
     if absent is not None:
         raise UsageError(f"--class-weights {path}: class {absent!r} has no weight")
-    weights = tuple(given[name] for name in classes)
-    if not any(weights):
-        raise UsageError(f"--class-weights {path}: all weights are 0")
-    return weights
+    return tuple(given[name] for name in classes)
 
 
 def balanced(counts: Sequence[int], samples: int, kind: LabelKind) -> tuple[float, ...]:
