@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from hapi import __version__
 from hapi.cli.entry import Leaving
@@ -41,6 +42,7 @@ GROUPS = {
     "operation": {
         "status": "say what a server does now",
         "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
+        "completion": "print what bash, zsh or fish reads to complete commands and flags",
     },
 }
 """Help lines by name of a sub-command, below the headings of ``hapi --help``. Each has a module of its name, with
@@ -70,6 +72,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser_with(chosen: str | None) -> OneLineParser:
     """The command line of ``hapi`` with the flags of the sub-command ``chosen``; the others are only named."""
+    parser, commands = _bare_parser()
+    for name, summary in (*PROGRAMS.items(), *COMMANDS.items()):
+        sub = commands.add_parser(name, description=summary, epilog=EXIT_CODES)
+        if name == chosen and name in COMMANDS:
+            with Leaving(f"hapi {name}"):
+                module_of(name).configure(sub)
+    return parser
+
+
+def whole_parser() -> OneLineParser:
+    """The command line of ``hapi`` with the flags of all sub-commands, as shells complete it."""
+    parser, commands = _bare_parser()
+    for name, summary in PROGRAMS.items():
+        program = importlib.import_module(f"hapi.cli.{name}").parser()
+        commands.add_parser(name, help=summary, parents=[program], add_help=False)
+    for name, summary in COMMANDS.items():
+        module_of(name).configure(commands.add_parser(name, help=summary))
+    return parser
+
+
+def _bare_parser() -> tuple[OneLineParser, Any]:
     parser = OneLineParser(
         prog="hapi",
         description="Near-data transfer learning over an object store.",
@@ -77,13 +100,7 @@ def parser_with(chosen: str | None) -> OneLineParser:
         epilog=_grouped(),
     )
     parser.add_argument("--version", action="version", version=f"hapi {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in (*PROGRAMS.items(), *COMMANDS.items()):
-        sub = commands.add_parser(name, description=summary, epilog=EXIT_CODES)
-        if name == chosen and name in COMMANDS:
-            with Leaving(f"hapi {name}"):
-                module_of(name).configure(sub)
-    return parser
+    return parser, parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
 
 def _grouped() -> str:
@@ -93,7 +110,7 @@ def _grouped() -> str:
     lines = [
         line
         for title, group in groups.items()
-        for line in (f"{title}:", *(f"  {name:<10}{summary}" for name, summary in group.items()), "")
+        for line in (f"{title}:", *(f"  {name:<12}{summary}" for name, summary in group.items()), "")
     ]
     return "\n".join([*lines, "hapi COMMAND --help says more of each.", EXIT_CODES, ""])
 

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.harness import ROOT
 from support.local_job import pack_blobs
 
 from hapi.cli import server, train
+from hapi.cli.entry import EXIT_INTERRUPTED
 from hapi.cli.main import COMMANDS, GROUPS, main
+from hapi.cli.shared.common import EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from hapi.store.open import open_store
 
 
@@ -75,6 +78,13 @@ def test_every_help_has_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> No
     assert all(
         re.search(rf"^  {name} +\w", helps[0], re.MULTILINE) for name in (*COMMANDS, "train", "server")
     )
+
+
+def test_the_exit_codes_are_documented() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page[page.index("| exit code of any command |") :].split("\n\n")[0]
+    codes = (EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED)
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == list(codes)
 
 
 @pytest.mark.parametrize(
