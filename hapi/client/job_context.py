@@ -115,6 +115,11 @@ class JobContext:
             if not validation:
                 self._jobs[split, validation] = replace(job, windows=self.order.windows())
 
+    def use_transform(self, transform: TransformSpec | None) -> None:
+        """Read all samples with ``transform``, whose outputs have the same shape; before any batch is asked for."""
+        self.transforms = (transform, transform)
+        self._jobs.update({key: replace(job, transform=transform) for key, job in self._jobs.items()})
+
     def close(self) -> None:
         """End the embedded server, if there is one."""
         if self.embedded is not None:
