@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,18 @@ from hapi.process.processors import processor_count
 from hapi.train.objective.losses import Loss
 from hapi.train.objective.names import KIND_WORDS, LOSSES, MetricName, metrics_of
 from hapi.train.objective.validation import Validation
+from hapi.wire.labels import LabelKind
 
-__all__ = ("Evaluation", "Outputs", "evaluate", "image_files", "predict_dataset", "predict_images")
+__all__ = (
+    "Evaluation",
+    "Labelled",
+    "Outputs",
+    "evaluate",
+    "image_files",
+    "predict_dataset",
+    "predict_images",
+    "score",
+)
 
 
 class Outputs(NamedTuple):
@@ -156,18 +166,52 @@ def evaluate(
         DataError: a sample is damaged or cannot be decoded, or the dataset has no samples.
         UsageError: the dataset's classes, labels or samples are others than the network's.
     """
-    kind, classes = model.card.label_kind, model.classes
-    found_kind = dataset.dataset.label_form.kind
+    facts = Labelled(dataset.count, dataset.dataset.classes, dataset.dataset.label_form.kind)
+    found = score(model, facts, predict_dataset(model, dataset, batch_size), on_progress, metrics)
+    return replace(found, worst=tuple(_named(sample, dataset) for sample in found.worst))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Facts of a dataset that outputs are compared with."""
+
+    count: int
+    """Number of samples."""
+    classes: Sequence[str]
+    kind: LabelKind
+
+
+def score(
+    model: LoadedModel,
+    dataset: Labelled,
+    outputs: Iterable[Outputs],
+    on_progress: Callable[[int], None] = lambda samples: None,
+    metrics: Sequence[MetricName] = (),
+) -> Evaluation:
+    """Compare ``outputs``, of all samples in the order of their ids, with the samples' labels.
+
+    Args:
+        model: the network.
+        dataset: facts of the samples; they are checked before the first output is asked for.
+        outputs: made while they are asked for.
+        on_progress: told how many samples more are done, after each batch.
+        metrics: their names, as for ``--metric``; none for those that suit the labels.
+
+    Raises:
+        DataError: the dataset has no samples.
+        UsageError: the dataset's classes or labels are others than the network's.
+    """
+    kind, classes, found_kind = model.card.label_kind, model.classes, dataset.kind
     if found_kind != kind:
         raise UsageError(
             f"the dataset has {KIND_WORDS[found_kind]}, the model was trained for {KIND_WORDS[kind]}"
         )
-    _check_classes(classes, dataset.dataset.classes, whole=kind != "single")
+    _check_classes(classes, dataset.classes, whole=kind != "single")
     if not dataset.count:
         raise DataError("the dataset has no samples")
     names = metrics_of(metrics, "auto", kind, len(classes))
     found = Validation(kind, classes, Loss(name=LOSSES[kind][0]), names, dataset.count)
-    for ids, labels, logits in predict_dataset(model, dataset, batch_size):
+    for ids, labels, logits in outputs:
         found.update([int(i) for i in ids], logits, torch.from_numpy(labels))
         on_progress(len(ids))
     confusion = found.findings.confusion
@@ -178,7 +222,7 @@ def evaluate(
         class_samples=tuple(found.scores.class_samples.tolist()),
         class_accuracy=tuple(found.scores.class_accuracy()),
         confusion=None if confusion is None else tuple(map(tuple, confusion)),
-        worst=tuple(_named(sample, dataset) for sample in found.findings.worst),
+        worst=tuple(found.findings.worst),
     )
 
 

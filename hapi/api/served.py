@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from hapi.api.inference import Outputs
+from hapi.api.inference import Labelled, Outputs
 from hapi.api.model_files import LoadedModel
 from hapi.client.models import STORE_PREFIX
 from hapi.client.session import Session
@@ -21,7 +21,6 @@ from hapi.factories import is_factory
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.model_file import ModelCard
 from hapi.models.zoo.build import architecture_of, layers_of
-from hapi.wire.messages import DatasetDescription
 
 __all__ = ("ServedModel", "open_served")
 
@@ -45,9 +44,10 @@ class ServedModel(Closing):
         return self._session.split
 
     @property
-    def description(self) -> DatasetDescription:
-        """The dataset."""
-        return self._session.job_context.description
+    def facts(self) -> Labelled:
+        """Facts of the dataset that the outputs are compared with."""
+        described = self._session.job_context.description
+        return Labelled(described.count, described.classes, described.label_kind)
 
     def outputs(self) -> Iterator[Outputs]:
         """Yield the outputs for all samples in the order of their ids, a batch at a time.

@@ -242,3 +242,24 @@ def test_the_worst_samples_are_named_where_each_has_an_object(
     assert len({sample["object"] for sample in worst}) == 12
     for sample in worst:
         assert (tmp_path / sample["object"]).is_file() and f"/{sample['label']}/" in f"/{sample['object']}"
+
+
+@pytest.mark.slow
+def test_evaluation_beside_the_store(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same figures as here; with frozen layers that the server cannot make, a line says that they run here."""
+    command = ("evaluate", "--quiet", "--device", "cpu", "--json", str(tmp_path / "e.json"))
+    assert run(capsys, *command, "m.safetensors", "--dataset", "store/insects")[0] == 0
+    expected = json.loads((tmp_path / "e.json").read_text())
+    code, _, err = run(capsys, *command, "m.safetensors", "--dataset", "insects", "--store", "store")
+    found = json.loads((tmp_path / "e.json").read_text())
+    assert code == 0 and not err, err
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert found["accuracy"] == expected["accuracy"] and found["class_samples"] == expected["class_samples"]
+    state = {name: 1.1 * tensor for name, tensor in load_file("m.safetensors").items()}
+    write_model(tmp_path / "other.safetensors", state, load_model("m.safetensors").card)
+    code, _, err = run(
+        capsys, *command, str(tmp_path / "other.safetensors"), "--dataset", "insects", "--store", "store"
+    )
+    assert code == 0 and len(err.splitlines()) == 1 and "so all run here" in err
+    code, _, err = run(capsys, *command, "m.safetensors", "--dataset", "none", "--store", "store")
+    assert code == 1 and len(err.splitlines()) == 1 and "none" in err

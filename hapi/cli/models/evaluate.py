@@ -7,12 +7,16 @@ import json
 from contextlib import closing
 from dataclasses import asdict
 
-from hapi.api.inference import Evaluation, evaluate
-from hapi.cli.models.origin import configure_model
+from hapi.api.inference import Evaluation, evaluate, score
+from hapi.api.model_files import LoadedModel, load_model
+from hapi.api.served import open_served
+from hapi.cli.models.origin import configure_model, source_of
 from hapi.cli.models.predict import configure_running, open_model
-from hapi.cli.shared.common import EXIT_OK, say
+from hapi.cli.shared.common import EXIT_OK, say, tell
 from hapi.cli.shared.progress import TransferBar
+from hapi.client.settings import SessionSettings
 from hapi.data.mount import open_dataset
+from hapi.factories import search_here
 from hapi.paths import check_outputs, write_whole
 from hapi.train.objective.names import METRICS, metrics_text
 from hapi.train.report import finite
@@ -22,8 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     configure_model(parser)
     parser.add_argument(
-        "--dataset", required=True, metavar="STORE/NAME", help="labelled samples of the model's classes"
-    )
+        "--dataset", required=True, metavar="STORE/NAME",
+        help="labelled samples of the model's classes; with --server or --store its NAME there: then the frozen layers "
+        "run beside the store, as in training",
+    )  # fmt: skip
     parser.add_argument(
         "--metric", action="append", default=[], choices=tuple(METRICS), metavar="NAME",
         help=f"metric to measure; may be repeated ({', '.join(METRICS)}; default: those that suit the labels)",
@@ -37,17 +43,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print loss, metrics, and the accuracy of each class."""
     check_outputs((("--json", args.json),), (("MODEL", args.model),))
-    model = open_model(args)
-    with closing(open_dataset(args.dataset)) as dataset, TransferBar("evaluating", args.quiet) as bar:
-        bar.start(dataset.count)
-        found = evaluate(
-            model, dataset, args.batch_size, lambda samples: bar.advance(samples, 0), args.metric
-        )
+    model, found = _evaluated_beside(args) if args.server or args.store else _evaluated_here(args)
     if args.json is not None:
         document = {**asdict(found), **found.metrics, "classes": list(model.classes), "dataset": args.dataset}
         write_whole(args.json, json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "--json")
     _print(found, model.classes)
     return EXIT_OK
+
+
+def _evaluated_here(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
+    model = open_model(args)
+    with closing(open_dataset(args.dataset)) as dataset, TransferBar("evaluating", args.quiet) as bar:
+        bar.start(dataset.count)
+        return model, evaluate(
+            model, dataset, args.batch_size, lambda samples: bar.advance(samples, 0), args.metric
+        )
+
+
+def _evaluated_beside(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
+    """With the frozen layers on the servers; a line on stderr when they have to run here after all."""
+    settings = SessionSettings(
+        server=tuple(args.server),
+        store=args.store,
+        token_file=args.token_file,
+        ca_file=args.ca_file,
+        dataset=args.dataset,
+        bs=args.batch_size,
+        device=args.device,
+    )
+    search_here()
+    model = load_model(args.model, source=source_of(args), best=args.best)
+    with open_served(model, settings) as served, TransferBar("evaluating", args.quiet) as bar:
+        if served.note is not None:
+            tell("hapi evaluate", f"note: {served.note}")
+        bar.start(served.facts.count)
+        return model, score(
+            model, served.facts, served.outputs(), lambda samples: bar.advance(samples, 0), args.metric
+        )
 
 
 def _print(found: Evaluation, classes: tuple[str, ...]) -> None:
