@@ -9,9 +9,8 @@ import torch
 
 from hapi.api.inference import Labelled, Outputs
 from hapi.api.model_files import LoadedModel
-from hapi.client.models import STORE_PREFIX
 from hapi.client.session import Session
-from hapi.client.settings import SessionSettings
+from hapi.client.settings import STORE_PREFIX, SessionSettings
 from hapi.client.transport.http import Transport
 from hapi.closing import Closing
 from hapi.data.manifest import SampleLayout
