@@ -96,18 +96,18 @@ def open_served(
     )
     try:
         session = Session.open(
-            _beside(settings, card), transports=None if transports is None else transports()
+            _prefix_settings(settings, card), transports=None if transports is None else transports()
         )
     except (ModelError, NotFoundError, ConflictError) as error:
-        return _here(settings, model, layers, str(error), transports)
+        return _all_local(settings, model, layers, str(error), transports)
     found = session.job_context
     if found.prefix_digest != layers.prefix_digest(card.freeze):
         session.close()
-        return _here(settings, model, layers, f"those of {found.weights} are others", transports)
+        return _all_local(settings, model, layers, f"those of {found.weights} are others", transports)
     return _checked(session, model, layers, None)
 
 
-def _beside(settings: SessionSettings, card: ModelCard) -> SessionSettings:
+def _prefix_settings(settings: SessionSettings, card: ModelCard) -> SessionSettings:
     spec = card.spec
     own = (spec.architecture,) if is_factory(spec.architecture) else ()
     if card.pushed is None:
@@ -115,7 +115,7 @@ def _beside(settings: SessionSettings, card: ModelCard) -> SessionSettings:
     return replace(settings, model=f"{STORE_PREFIX}{card.pushed}", blocks=(), split="freeze", allow_model=own)
 
 
-def _here(
+def _all_local(
     settings: SessionSettings,
     model: LoadedModel,
     layers: LayeredModel,

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print loss, metrics, and the accuracy of each class."""
     check_outputs((("--json", args.json),), (("MODEL", args.model),))
-    model, found = _evaluated_beside(args) if args.server or args.store else _evaluated_here(args)
+    model, found = _evaluated_by_servers(args) if args.server or args.store else _evaluated_locally(args)
     if args.json is not None:
         document = {**asdict(found), **found.metrics, "classes": list(model.classes), "dataset": args.dataset}
         write_whole(args.json, json.dumps(finite(document), indent=2, allow_nan=False) + "\n", "--json")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _evaluated_here(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
+def _evaluated_locally(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
     model = open_model(args)
     with closing(open_dataset(args.dataset)) as dataset, TransferBar("evaluating", args.quiet) as bar:
         bar.start(dataset.count)
@@ -60,7 +60,7 @@ def _evaluated_here(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
         )
 
 
-def _evaluated_beside(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
+def _evaluated_by_servers(args: argparse.Namespace) -> tuple[LoadedModel, Evaluation]:
     """With the frozen layers on the servers; a line on stderr when they have to run here after all."""
     settings = SessionSettings(
         server=tuple(args.server),
