@@ -5,6 +5,7 @@
 # HAPI_VENV   another folder for the environment. When its Python already has what EXTRA needs, nothing is
 #             installed there, and Hapi is taken from this checkout: run commands as "$HAPI_PYTHON" -m hapi.cli.NAME.
 # HAPI_PYTHON an interpreter that has everything already: it is used as it is, nothing is made or installed.
+# HAPI_CONSTRAINTS  a constraints file for pip.
 # PYTHON      the interpreter to make the environment with, when the one found is not the one wanted.
 
 HAPI_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -67,7 +68,7 @@ _install() {
   say "installing Hapi and PyTorch into $venv (once, a minute or two; log: $log)"
   set +e
   "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
-    --editable "$HAPI_ROOT[$extra]" 2>&1 | tee "$log" | _show_progress
+    ${HAPI_CONSTRAINTS:+--constraint "$HAPI_CONSTRAINTS"} --editable "$HAPI_ROOT[$extra]" 2>&1 | tee "$log" | _show_progress
   local status=${PIPESTATUS[0]}
   set -e
   if [ "$status" != 0 ]; then
@@ -80,7 +81,7 @@ _install() {
 has_extra() {
   local path="$HAPI_ROOT${PYTHONPATH:+:$PYTHONPATH}"
   case "$2" in
-    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, pytest, xdist, hypothesis, schemathesis, ruff, mypy, sphinx, furo, myst_parser' ;;
+    test) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, matplotlib, torchmetrics, pyarrow, setuptools, pytest, xdist, hypothesis, schemathesis, ruff, mypy, sphinx, furo, myst_parser' ;;
     docs) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sphinx, furo, myst_parser' ;;
     gpu) PYTHONPATH="$path" "$1" -c 'import hapi.cli.main, torch, torchvision, aiohttp, obstore, sklearn, pytest, hypothesis' ;;
     *) PYTHONPATH="$path" "$1" -c 'import hapi, torch, aiohttp, obstore, sklearn' ;;

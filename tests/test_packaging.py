@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from support.train_cli import refused
@@ -251,3 +252,38 @@ def test_a_training_that_is_to_draw_ends_before_it_begins(
         capsys, "--store", str(tmp_path), "--no-output", "--html", str(tmp_path / "a.html")
     )
     assert (code, "--html needs matplotlib" in message) == (2, True)
+
+
+def test_the_lowest_versions_are_those_of_the_dependencies() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/lowest_versions.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = [Requirement(line) for line in done.stdout.splitlines()]
+    declared = [Requirement(line) for line in project()["dependencies"]]
+    assert [line.name for line in lines] == [line.name for line in declared]
+    for line, known in zip(lines, declared, strict=True):
+        (version,) = (specifier.version for specifier in line.specifier)
+        assert version in known.specifier, line
+
+
+def test_workflows_call_scripts_that_there_are() -> None:
+    document = yaml.safe_load((ROOT / ".github/workflows/tests.yaml").read_text(encoding="utf-8"))
+    commands = [job["command"].split() for job in document["jobs"]["tests"]["strategy"]["matrix"]["include"]]
+    usage = (ROOT / "scripts/test").read_text(encoding="utf-8")
+    for program, *flags in commands:
+        assert (ROOT / program).stat().st_mode & 0o100
+        assert all(f"{flag})" in usage for flag in flags if flag.startswith("--"))
+
+
+def test_files_that_a_forge_looks_for() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (hapi.__version__, project()["license"])
+    for name in ("CONTRIBUTING.md", "SECURITY.md"):
+        for target in re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), f"{name}: {target}"
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0][
+        "hooks"
+    ]
+    assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "mypy"}
+    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yaml"):
+        assert {"name", "description", "body"} <= set(yaml.safe_load(form.read_text(encoding="utf-8")))
