@@ -262,4 +262,4 @@ def test_evaluation_beside_the_store(here: Path, tmp_path: Path, capsys: pytest.
     )
     assert code == 0 and len(err.splitlines()) == 1 and "so all run here" in err
     code, _, err = run(capsys, *command, "m.safetensors", "--dataset", "none", "--store", "store")
-    assert code == 1 and len(err.splitlines()) == 1 and "none" in err
+    assert code == 2 and len(err.splitlines()) == 1 and "none" in err, err
