@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.killed_deleting import killed_deleting
 from support.stores import DyingStore, Killed
 
 from hapi.data import replaced
@@ -192,31 +191,8 @@ def test_killed_at_any_change(store: ObjectStore, keep_old: float) -> None:
     assert changes >= 2
 
 
-KILLED = """
-import os, signal, sys
-from hapi.cli.main import main
-from hapi.store.local import LocalStore
-
-left, delete = int(sys.argv[1]), LocalStore.delete
-
-def dying(self, key):
-    global left
-    if "lock" not in key:
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    delete(self, key)
-
-LocalStore.delete = dying
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 def killed(changes: int, *arguments: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(changes), *arguments], capture_output=True, text=True
-    )
-    return done.returncode
+    return killed_deleting("hapi.store.local:LocalStore", changes, *arguments).returncode
 
 
 @pytest.mark.slow
