@@ -358,7 +358,6 @@ def test_old_densenet_names_are_understood(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 @pytest.mark.parametrize(("name", "side"), [("timm:resnet10t", 32), ("timm:vit_tiny_patch16_224", 32)])
 def test_timm_models(name: str, side: int) -> None:
     model = build(spec(name, input_shape=(3, side, side), num_classes=4))
@@ -371,7 +370,6 @@ def test_timm_models(name: str, side: int) -> None:
     assert torch.equal(out, whole)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 def test_timm_errors() -> None:
     with pytest.raises(ModelError, match="timm has no model 'resnet10x'; did you mean resnet10"):
         build(spec("timm:resnet10x"))
@@ -381,7 +379,6 @@ def test_timm_errors() -> None:
         build(spec("timm:resnet10t.bogus"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 def test_timm_fits_its_weights_to_the_input_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = importlib.import_module("timm")
     name = "vit_tiny_patch16_224"
@@ -394,7 +391,6 @@ def test_timm_fits_its_weights_to_the_input_shape(monkeypatch: pytest.MonkeyPatc
     assert stored["pos_embed"].shape == (1, 10, 192) and loaded.tensors.get("pos_embed").shape == (1, 5, 192)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 @pytest.mark.parametrize(
     ("failure", "expected", "message"),
     [
