@@ -75,6 +75,7 @@ def test_frozen_layers_run_on_the_server(service: Service, store: Path, tmp_path
         torch.testing.assert_close(found, here, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_frozen_layers_run_here(service: Service, store: Path, tmp_path: Path) -> None:
     """Those of weights that the server has otherwise, or that it no longer has: bit for bit as without a server."""
     file = trained(service, tmp_path / "run")
@@ -92,6 +93,7 @@ def test_other_frozen_layers_run_here(service: Service, store: Path, tmp_path: P
     assert "gone" in str(beside.note) and torch.equal(found, here)
 
 
+@pytest.mark.slow
 def test_datasets_that_do_not_fit(service: Service, tmp_path: Path) -> None:
     file = trained(service, tmp_path / "run")
     with pytest.raises(NotFoundError, match="nothing"):

@@ -26,6 +26,7 @@ def test_a_simulated_job_follows_its_link_and_is_the_same_again() -> None:
     assert simulate(truth(), job, SCENES["link /10"], 0) == slow
 
 
+@pytest.mark.slow
 def test_each_mechanism_is_off_in_its_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("none (all on)", "re-planning at all", "evidence of two batches")
     monkeypatch.setattr(module, "MECHANISMS", {name: MECHANISMS[name] for name in names})

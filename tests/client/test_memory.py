@@ -37,6 +37,8 @@ def rest(layers: nn.Module, micro_batch: int, shape: tuple[int, ...] = (3,)) -> 
 )
 def test_weights_that_do_not_fit_are_told(error: Exception, raised: type[Exception]) -> None:
     class Model:
+        rounding = None
+
         def to(self, *span: object) -> None:
             assert span == (CPU, 3, 8)
             raise error

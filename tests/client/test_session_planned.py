@@ -365,7 +365,7 @@ def test_an_epoch_that_is_resumed_late_leaves_the_rest_of_profiling_to_the_next(
 def test_a_profile_that_can_no_longer_be_kept_does_not_end_training(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: Profile, path: str) -> None:
+    def full(self: Profile, path: str, job: object) -> None:
         raise UsageError(f"{path}: cannot be written: No space left on device")
 
     monkeypatch.setattr(Profile, "save", full)

@@ -170,6 +170,7 @@ def test_the_server_tells_the_samples_of_each_class(service: Service) -> None:
         assert session.job_context.description.label_counts == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_file_knows_what_its_outputs_mean(
     service: Service, store: Path, kind: LabelKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -134,7 +134,7 @@ def test_profiles_with_keys_from_elsewhere(home: dict[str, str]) -> None:
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UsageError, match=r"hapi\[aws\].*export-credentials --profile corporate"):
+    with pytest.raises(UsageError, match=r"hapi-split\[aws\].*export-credentials --profile corporate"):
         profile_credentials("corporate")
 
 

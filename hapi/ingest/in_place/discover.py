@@ -123,8 +123,11 @@ def _key_prefix(store: ObjectStore, folder: str) -> str:
 def _checked_prefix(store: ObjectStore, folder: str) -> str:
     try:
         prefix = check_prefix(_key_prefix(store, folder))
-    except BadRequestError as error:
-        raise UsageError(str(error)) from None
+    except BadRequestError:
+        raise UsageError(
+            f"{folder} is not in the store {store.url}: give the key prefix of the shards there, as FOLDER, without "
+            "empty parts or leading dots"
+        ) from None
     if prefix.partition("/")[0] in _OWN:
         raise UsageError(
             f"{store.url}/{prefix}: {_OWN[0]}/ and {_OWN[1]}/ of a store are Hapi's own; if these are yours, "
