@@ -95,6 +95,8 @@ class Cluster:
         self._file = folder / "settings.json"
         self.ports: dict[str, int] = {}
         """The port of each process by its name, storage nodes first."""
+        self._started: list[subprocess.Popen[bytes]] = []
+        """Kept: a signal that comes while Python frees one would be lost."""
         self.nodes = self.replicas = 0
         with contextlib.suppress(FileNotFoundError):
             settings = json.loads(self._file.read_text())
@@ -208,6 +210,7 @@ class Cluster:
             )  # fmt: skip
             # The start time tells it from a later process with the same number.
             (self.run / f"{name}.pid").write_text(f"{process.pid} {started_at(process.pid)}")
+            self._started.append(process)
 
     def _last_output(self, name: str) -> str:
         lines = (self.log / f"{name}.log").read_text(errors="replace").split("\n")

@@ -46,6 +46,17 @@ def test_ctrl_c_in_the_work_is_an_exception() -> None:
     assert outcome(program) == (130, "cleaned up\n", "prog: interrupted\n")
 
 
+def test_ctrl_c_where_python_wraps_it() -> None:
+    """While a class is made, as in torch's imports: Python 3.11 raises a RuntimeError from the interrupt."""
+    program = (
+        "import sys; from hapi.cli.shared.common import run_command\n"
+        f"class Name:\n    def __set_name__(self, owner, name): {INTERRUPT}; sum(range(10**6))\n"
+        "def body(): type('Owner', (), {'name': Name()})\n"
+        "sys.exit(run_command('prog', body))"
+    )
+    assert outcome(program) == (130, "", "prog: interrupted\n")
+
+
 def test_ignored_interrupts_stay_ignored() -> None:
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from hapi.cli.entry import Leaving\n"

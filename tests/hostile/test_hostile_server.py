@@ -131,7 +131,7 @@ class Trainer:
     ) -> None:
         self.started = time.monotonic()
         self.process = ForkedProcess(
-            ["hapi.cli.train", *all_flags, *flags, "--server", server.url],
+            ["hapi.cli.train", "--no-output", *all_flags, *flags, "--server", server.url],
             env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         # Should it grow all the same, it and not the machine runs out.

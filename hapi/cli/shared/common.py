@@ -85,12 +85,21 @@ def _guarded(program: str, body: Callable[[], int], goes_on: bool) -> int:
         print(f"{program}: error: {printable(error, MESSAGE_CHARACTERS)}", file=sys.stderr)
         return exit_code(error)
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted(program)
     except BrokenPipeError:
         if goes_on:
             raise
         return EXIT_FAILED  # whoever read our output is gone
+    except RuntimeError as error:
+        # Python 3.11 wraps what comes up in __set_name__, where most of the time of some imports is spent.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return _interrupted(program)
+
+
+def _interrupted(program: str) -> int:
+    print(f"{program}: interrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def say(line: str) -> None:
