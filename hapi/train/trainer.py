@@ -294,7 +294,7 @@ class Trainer:
         self._keep = self.settings.keep
 
     def _parts(self) -> dict[str, checkpoint.Part]:
-        """What has a state, by its name in the checkpoint."""
+        """Parts of the training that have a state, by their names in the checkpoint."""
         parts: dict[str, checkpoint.Part] = {
             "trained": self.trained,
             "optimizer": self.optimizer,

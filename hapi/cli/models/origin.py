@@ -1,4 +1,4 @@
-"""What commands say of the network that they take: a model file, or a checkpoint and where its frozen layers are."""
+"""Flags for the network that a command takes: a model file, or a checkpoint and where its frozen layers are."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ BETWEEN = ";"
 
 
 class Predicted(ABC):
-    """What is said of each sample."""
+    """The lines about samples, and the figures of all of them."""
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = classes
