@@ -21,6 +21,7 @@ from benchmarks.cli.options import (
     models,
     number,
     option,
+    repeated,
     results,
     samples,
     switch,
@@ -99,10 +100,14 @@ def _overlap(args: argparse.Namespace) -> Outcome:
 
 def _steps(args: argparse.Namespace) -> Outcome:
     from benchmarks.split.steps import StepsSettings, measure_steps
+    from benchmarks.split.without import SWITCHES
 
+    for name in args.off or ():
+        if name not in SWITCHES:
+            raise UsageError(f"--off {name}: unknown mechanism; known are {', '.join(SWITCHES)}")
     settings = with_given(
         StepsSettings(), args, model="model", epochs="epochs", samples="samples", batch="bs", repeats="repeats",
-        bandwidths="bandwidth",
+        bandwidths="bandwidth", off="off",
     )  # fmt: skip
     return outcome_of(measure_steps(settings, tell))
 
@@ -194,6 +199,7 @@ BENCHMARKS = (
             samples("640"),
             batch("64"),
             number("--repeats", count(1, 1000), "times that all is measured", "3"),
+            repeated("--off", "mechanism of planning that is off in a further run; may be repeated", metavar="NAME"),
         ),
         run=_steps,
     ),

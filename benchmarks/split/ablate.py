@@ -84,7 +84,9 @@ SCENES: Mapping[str, Scene] = {
 }
 
 
-def _set(target: Any, **values: Any) -> Switch:
+def set_values(target: Any, **values: Any) -> Switch:
+    """A switch that replaces attributes of ``target``."""
+
     def switch(stack: ExitStack) -> None:
         for name, value in values.items():
             stack.enter_context(_patched(target, name, value))
@@ -129,26 +131,26 @@ def _without_small(scaled: Callable[..., Profile]) -> Callable[..., Profile]:
 
 MECHANISMS: Mapping[str, Switch] = {
     "none (all on)": lambda stack: None,
-    "re-planning at all": _set(
+    "re-planning at all": set_values(
         SplitController, _follow_plan=lambda self, at: None, _probe_link=lambda *a: None
     ),
-    "evidence of two batches": _set(Drift, EVIDENCE=1),
-    "margin of 25%": _set(Drift, MARGIN=0.05),
+    "evidence of two batches": set_values(Drift, EVIDENCE=1),
+    "margin of 25%": set_values(Drift, MARGIN=0.05),
     "parts of a tier apart": _whole_tiers,
-    "small parts left out": _set(DriftDetector, SIGNIFICANT=0.0),
-    "hysteresis of 5%": _set(DriftDetector, HYSTERESIS=0.0),
-    "holds": _set(ChangeHold, FIRST=0, LONGEST=0),
-    "growing holds": _set(ChangeHold, LONGEST=ChangeHold.FIRST),
-    "leaving at once what is worse": _set(
+    "small parts left out": set_values(DriftDetector, SIGNIFICANT=0.0),
+    "hysteresis of 5%": set_values(DriftDetector, HYSTERESIS=0.0),
+    "holds": set_values(ChangeHold, FIRST=0, LONGEST=0),
+    "growing holds": set_values(ChangeHold, LONGEST=ChangeHold.FIRST),
+    "leaving at once what is worse": set_values(
         SplitController, _worse=property(lambda self: False, lambda self, value: None)
     ),
-    "link probes": _set(SplitController, _probe_link=lambda *a: None),
+    "link probes": set_values(SplitController, _probe_link=lambda *a: None),
     "small unmeasured rests left out": lambda stack: stack.enter_context(
         _patched(drift, "_scaled", _without_small(drift._scaled))
     ),
-    "a probe's share of time": _set(LinkProbe, SHARE=math.inf),
-    "outlier filter": _set(profile_phase, OUTLIER_FACTOR=1e9),
-    "new-memory filter": _set(profile_phase, FEW_PAGES=1 << 40),
+    "a probe's share of time": set_values(LinkProbe, SHARE=math.inf),
+    "outlier filter": set_values(profile_phase, OUTLIER_FACTOR=1e9),
+    "new-memory filter": set_values(profile_phase, FEW_PAGES=1 << 40),
 }
 
 

@@ -2,7 +2,8 @@
 
 A real ``hapi-server`` and real ``hapi-train`` processes on the two-tier test bed, in turns: one run at each
 bandwidth from its beginning to its end, then one whose link is changed between two epochs. Two things count:
-the last epoch of each stretch, over the same bandwidth's run, and the equality of all runs' losses.
+the last epoch of each stretch, over the same bandwidth's run, and the equality of all runs' losses. With ``--off``
+the changed run is repeated in the same turn with a mechanism of planning turned off.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.split.without import ALL_ON
 from benchmarks.testbed.conditions import conditions
 from benchmarks.testbed.photos import make_store
 from benchmarks.testbed.testbed import TestBed
@@ -46,6 +48,8 @@ class StepsSettings:
     request_size: int = 16
     image_size: int = 64
     repeats: int = 3
+    off: tuple[str, ...] = ()
+    """Mechanisms of :data:`benchmarks.split.without.SWITCHES`, each turned off in a further run of each turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,8 @@ class StepsResult:
     """All rows of one run, and its conditions."""
 
     rows: tuple[StepsRow, ...]
+    without: Mapping[str, tuple[StepsRow, ...]]
+    """The same stretches with a mechanism off, by its name."""
     loss_difference: float
     """The largest difference between two runs' losses of the same epoch, as a share of the loss."""
     conditions: dict[str, Any]
@@ -101,7 +107,8 @@ class StepsResult:
         """The figures as a document."""
         return {
             "benchmark": "steps",
-            "rows": [{**asdict(row), "ratio": row.ratio} for row in self.rows],
+            "rows": _documents(self.rows),
+            "without": {name: _documents(rows) for name, rows in self.without.items()},
             "worst": self.worst,
             "goal": GOAL,
             "loss_difference": self.loss_difference,
@@ -115,18 +122,28 @@ class StepsResult:
         ]
         for r in self.rows:
             splits, known = (",".join(map(str, found)) for found in (r.splits, r.known_splits))
-            each = " ".join(f"{ratio:.2f}" for ratio in r.ratios)
             lines.append(
                 f"{r.stretch:>7}{format_bandwidth(r.bandwidth):>14}  {splits:<12}{known:<12}"
-                f"{r.seconds:>7.2f} s{r.known_seconds:>7.2f} s{r.ratio:>8.3f}  ({each})"
+                f"{r.seconds:>7.2f} s{r.known_seconds:>7.2f} s{r.ratio:>8.3f}  ({_listed(r.ratios)})"
             )
             lines += [f"{'':>23}{'; '.join(changes) or 'no change'}" for changes in r.changes]
+        for name, rows in self.without.items():
+            ratios = "  ".join(f"{r.ratio:.3f} ({_listed(r.ratios)})" for r in rows)
+            lines.append(f"without {name + ':':<34} {ratios}")
         verdict = "reached" if self.worst <= GOAL else "missed"
         lines.append(
             f"goal: each stretch ends within {GOAL - 1:.0%} of the run that knew; worst {self.worst:.3f}: {verdict}"
         )
         lines.append(f"losses of all runs differ by at most {self.loss_difference:.1e} of the loss")
         return lines
+
+
+def _documents(rows: Sequence[StepsRow]) -> list[dict[str, Any]]:
+    return [{**asdict(row), "ratio": row.ratio} for row in rows]
+
+
+def _listed(ratios: Sequence[float]) -> str:
+    return " ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def measure_steps(settings: StepsSettings, tell: Callable[[str], None]) -> StepsResult:
@@ -136,7 +153,7 @@ def measure_steps(settings: StepsSettings, tell: Callable[[str], None]) -> Steps
     """
     found = {**conditions(), "settings": asdict(settings), "threads": "1 per tier"}
     known: dict[float, list[Stretch]] = {bandwidth: [] for bandwidth in settings.bandwidths}
-    stepped: list[list[Stretch]] = []
+    stepped: dict[str, list[list[Stretch]]] = {name: [] for name in (ALL_ON, *settings.off)}
     losses: list[list[float]] = []
     with tempfile.TemporaryDirectory(prefix="hapi-steps-") as folder, TestBed() as bed:
         store = make_store(Path(folder), settings.samples, settings.image_size, ("images",))
@@ -150,11 +167,13 @@ def measure_steps(settings: StepsSettings, tell: Callable[[str], None]) -> Steps
                 stretches, run_losses = bench.run([bandwidth])
                 runs += stretches
                 losses.append(run_losses)
-            stretches, run_losses = bench.run(settings.bandwidths)
-            stepped.append(stretches)
-            losses.append(run_losses)
+            for off, turns in stepped.items():
+                stretches, run_losses = bench.run(settings.bandwidths, off)
+                turns.append(stretches)
+                losses.append(run_losses)
+    rows = {off: rows_of(known, turns) for off, turns in stepped.items()}
     return StepsResult(
-        rows=rows_of(known, stepped), loss_difference=loss_difference(losses), conditions=found
+        rows=rows.pop(ALL_ON), without=rows, loss_difference=loss_difference(losses), conditions=found
     )
 
 
@@ -232,8 +251,11 @@ class _Bench:
         self._bed, self._url, self._token, self._folder = bed, url, token, folder
         self._settings, self._tell = settings, tell
 
-    def run(self, bandwidths: Sequence[float]) -> tuple[list[Stretch], list[float]]:
-        """(the stretches, the epochs' losses) of a run whose link has these bandwidths, one after the other."""
+    def run(self, bandwidths: Sequence[float], off: str = ALL_ON) -> tuple[list[Stretch], list[float]]:
+        """(the stretches, the epochs' losses) of a run whose link has these bandwidths, one after the other.
+
+        ``off`` is the mechanism of planning that does not run.
+        """
         settings, log, report = self._settings, self._folder / "train.log", self._folder / "report.json"
         flags = {
             "--server": self._url,
@@ -248,7 +270,7 @@ class _Bench:
             "--device": "cpu",
             "--report": report,
         }
-        command = [sys.executable, "-m", "hapi.cli.train", "--no-progress", "--no-output"]
+        command = [sys.executable, "-m", "benchmarks.split.without", off, "--no-progress", "--no-output"]
         command += [f"{flag}={value}" for flag, value in flags.items()]
         self._bed.set_bandwidth(bandwidths[0])
         with log.open("wb") as output:
@@ -265,7 +287,7 @@ class _Bench:
         stretches = stretches_of(found, bandwidths, settings.epochs)
         for s in stretches:
             seconds = " ".join(f"{x:.2f}" for x in s.seconds)
-            self._tell(f"{format_bandwidth(s.bandwidth)}: splits {s.splits}, seconds {seconds}")
+            self._tell(f"{off}, {format_bandwidth(s.bandwidth)}: splits {s.splits}, seconds {seconds}")
         return stretches, [e["loss"] for e in found["epochs"]]
 
     def _wait(self, process: subprocess.Popen[str], log: Path, epochs: int | None) -> None:

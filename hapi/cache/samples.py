@@ -91,6 +91,10 @@ class SampleCache(Closing):
         """Share of ``samples`` of ``mean_bytes`` each for which the whole budget has room, from 0 to 1."""
         return min(1.0, self.folder.budget / max(1.0, samples * (mean_bytes + record_bytes(self._form))))
 
+    def held(self, ids: IntArray) -> Flags:
+        """Return which of samples ``ids`` are cached; bool [n]."""
+        return self._catalogue.held(ids)
+
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
         return float(self._catalogue.held(ids).mean()) if len(ids) else 0.0

@@ -50,11 +50,12 @@ def test_a_stretch_ends_beside_the_run_of_its_turn_that_knew() -> None:
 
 def test_the_verdict() -> None:
     (row,) = rows_of({9e6: [stretch(9e6, 1.0)]}, [[stretch(9e6, 1.2)]])
-    result = StepsResult(rows=(row,), loss_difference=0.0, conditions={})
+    result = StepsResult(rows=(row,), without={"holds": (row,)}, loss_difference=0.0, conditions={})
     assert result.worst == 1.2 and "missed" in result.table()[-2]
     row = replace(row, ratios=(1.1,))
-    assert "reached" in StepsResult(rows=(row,), loss_difference=0.0, conditions={}).table()[-2]
+    assert "reached" in StepsResult(rows=(row,), without={}, loss_difference=0.0, conditions={}).table()[-2]
     assert "no change" in result.table()[2]
+    assert any("without holds" in line and "1.200" in line for line in result.table())
 
 
 def test_losses() -> None:
@@ -67,15 +68,17 @@ def test_losses() -> None:
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--samples", "128", "--bs", "32", "--epochs", "2", "--repeats", "1"]
     link = ["--bandwidth", "100Mbps", "--bandwidth", "8Mbps"]
-    assert main(["steps", *sizes, *link, "--json", str(tmp_path / "out.json")]) == 0
+    off = ["--off", "holds"]
+    assert main(["steps", *sizes, *link, *off, "--json", str(tmp_path / "out.json")]) == 0
     out = capsys.readouterr().out
     assert "goal: each stretch ends within 10%" in out and "test bed" in out
     found = json.loads((tmp_path / "out.json").read_text())
     assert [row["bandwidth"] for row in found["rows"]] == [100e6, 8e6]
+    assert [row["bandwidth"] for row in found["without"]["holds"]] == [100e6, 8e6]
     assert found["loss_difference"] < 1e-4 and all(row["seconds"] > 0 for row in found["rows"])
 
 
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["--repeats", "0"], ["--bandwidth", "fast"], ["--bs", "x"]):
+    for wrong in (["--repeats", "0"], ["--bandwidth", "fast"], ["--bs", "x"], ["--off", "x"]):
         assert main(["steps", *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1

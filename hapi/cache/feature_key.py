@@ -1,0 +1,62 @@
+"""Identity of cached features: everything that decides their numbers, and nothing else.
+
+Features are the output of a frozen layer, the *cut*. The key names the dataset version, the transform, the structure
+and weights of the layers up to the cut, the type of their results, and the code that computes them. Batch sizes,
+machines, paths, the order of samples and whatever comes after the cut are not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from hapi.wire.references import DatasetReference, Precision, TransformSpec
+
+KEY_FORMAT = "hapi-features-1"
+"""Version of the text that is digested; it changes whenever features of one key would get other numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureKey:
+    """Identity of the features of one dataset version at one cut."""
+
+    dataset: DatasetReference
+    transform: TransformSpec | None
+    """Never a random one whose outcome is not yet known; None for samples that are stored as tensors."""
+    prefix: str
+    """Digest of structure and weights of layers 1..cut."""
+    cut: int
+    cut_name: str
+    """Name of layer ``cut``, for people."""
+    shape: tuple[int, ...]
+    """Shape of one sample's features."""
+    dtype: str
+    """Element type, as on the wire."""
+    precision: Precision = "fp32"
+    tf32: bool = False
+    code: str
+    """Versions of what computes the features on both tiers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the key as JSON."""
+        return {
+            "format": KEY_FORMAT,
+            "dataset": self.dataset.to_json(),
+            "transform": None if self.transform is None else self.transform.to_json(),
+            "prefix": self.prefix,
+            "cut": self.cut,
+            "cut_name": self.cut_name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "precision": self.precision,
+            "tf32": self.tf32,
+            "code": self.code,
+        }
+
+    @property
+    def digest(self) -> str:
+        """Digest of the key, 32 hex digits."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""Codecs for the bytes of tensors: on the wire and at rest."""
