@@ -19,7 +19,6 @@ SWITCHES: Mapping[str, Switch] = {
     **MECHANISMS,
     "pacing": set_values(pacing.RequestPacer, delay=lambda self, split: 0.0),
     "pacing lead": set_values(pacing, LONGEST_LEAD=0.0),
-    "pacing lead that shrinks": set_values(pacing, SHRINK=1.0),
     "overlap norm": set_values(cost, OVERLAP_NORM=512.0),
 }
 """Mechanisms by name. Those of requests' times do not exist in simulated worlds, so that these have none."""

@@ -3,9 +3,8 @@
 Answers that come at the same time share the link, so that the first training batch comes as late as the
 fourth. One answer after the other leaves the link idle while the server works on the next. So a request is
 sent when the outstanding bytes would take the link no longer than an answer needs to begin. That *lead* is
-learned: it grows by the time for which the link was idle although a request had been held back, and shrinks a
-little with every answer without such idle time. If the server or the trainer is the bottleneck, few bytes are
-outstanding, and as many requests are under way as allowed.
+learned: it grows by the time for which the link was idle although a request had been held back. If the server
+or the trainer is the bottleneck, few bytes are outstanding, and as many requests are under way as allowed.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from hapi.client.loading.link_stats import LinkMeter
 
 LONGEST_LEAD = 10.0
 """Seconds."""
-SHRINK = 0.95
-"""A lead's factor with each answer before which the link was not idle."""
 IDLE = 0.02
 """Share of an answer's time on the link for which the link may be idle before it."""
 MAX_DELAY_FACTOR = 2.0
@@ -96,8 +93,6 @@ class RequestPacer:
         known = self._learned
         known.rate, known.answered = self._link.recent() or known.rate, True
         idle, self._idle = self._link.idle - self._idle, self._link.idle
-        if not self._held or known.rate is None or idle <= IDLE * nbytes / known.rate:
-            known.lead[split] *= SHRINK
-        else:
+        if self._held and known.rate is not None and idle > IDLE * nbytes / known.rate:
             known.lead[split] = min(LONGEST_LEAD, known.lead[split] + idle)
         self._held = False
