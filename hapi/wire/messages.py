@@ -273,6 +273,8 @@ class DatasetDescription:
     """Kind of the labels; see :class:`hapi.wire.labels.LabelForm`."""
     label_counts: tuple[int, ...] = ()
     """Samples of each class; none for numbers as labels, and from a server that does not tell."""
+    keeps_features: bool = False
+    """True when the server keeps extracted features on its disk for later requests, of any job."""
 
     @property
     def label_form(self) -> LabelForm:
@@ -284,11 +286,12 @@ class DatasetDescription:
         """Parse strictly; :class:`BadRequestError` for anything else."""
         sizes = ("count", "total_bytes", "group", "window")
         names = dict.fromkeys(("reference", "classes", "layout", "transform", *sizes), True)
-        optional = {"prefers_chunks": False, "label_kind": False, "label_counts": False}
+        flags = ("prefers_chunks", "keeps_features")
+        optional = dict.fromkeys((*flags, "label_kind", "label_counts"), False)
         d = strict_fields(document, {**names, **optional}, "dataset description")
-        prefers_chunks = d.get("prefers_chunks", False)
-        if not isinstance(prefers_chunks, bool):
-            raise BadRequestError("dataset description: prefers_chunks is not true or false")
+        for flag in flags:
+            if not isinstance(d.get(flag, False), bool):
+                raise BadRequestError(f"dataset description: {flag} is not true or false")
         classes, layout = d["classes"], d["layout"]
         if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
             raise BadRequestError("dataset description: classes is not a list of strings")
@@ -314,9 +317,10 @@ class DatasetDescription:
             transform=None if d["transform"] is None else TransformSpec.from_json(d["transform"]),
             group=check_int(d["group"], 1, MOST_GROUP, "group"),
             window=check_int(d["window"], 1, MOST_GROUP, "window"),
-            prefers_chunks=prefers_chunks,
+            prefers_chunks=d.get("prefers_chunks", False),
             label_kind=LabelForm(kind, len(classes)).checked("dataset description: classes").kind,
             label_counts=tuple(check_int(n, 0, 1 << 48, "label_counts") for n in counts),
+            keeps_features=d.get("keeps_features", False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -333,4 +337,5 @@ class DatasetDescription:
             **({"prefers_chunks": True} if self.prefers_chunks else {}),
             **({} if self.label_kind == "single" else {"label_kind": self.label_kind}),
             **({"label_counts": list(self.label_counts)} if self.label_counts else {}),
+            **({"keeps_features": True} if self.keeps_features else {}),
         }

@@ -70,7 +70,16 @@ class RequestReport:
     """Seconds in each layer, if they were asked for."""
     wait: float = 0.0
     """Seconds that the tenant's next request would wait in the queue now."""
+    joined: int = 0
+    """Samples that another request was computing anyway."""
+    kept: int = 0
+    """Samples whose features the server had kept."""
     tier: ServerTier
+
+    @property
+    def shared(self) -> int:
+        """Samples that this request did not compute: its seconds say nothing about the server's speed."""
+        return self.joined + self.kept
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -95,6 +104,8 @@ class RequestReport:
                 cos_batch=_count(document["cos_batch"], 0),
                 layers=tuple(_figure(v) for v in document["layers"][:MAX_SPLIT]),
                 wait=_figure(document["wait"]),
+                joined=_count(document.get("joined", 0), 0),
+                kept=_count(document.get("kept", 0), 0),
                 tier=ServerTier(
                     device=printable(tier["device"], 64),
                     processors=_count(tier["processors"], 1),
@@ -125,6 +136,8 @@ class RequestReport:
             "cos_batch": self.cos_batch,
             "layers": [round(v, 9) for v in self.layers],
             "wait": round(self.wait, 6),
+            **({"joined": self.joined} if self.joined else {}),
+            **({"kept": self.kept} if self.kept else {}),
             "tier": vars(self.tier),
         }
 

@@ -300,6 +300,23 @@ def test_what_others_leave_of_the_server(clock: Clock, others: float, processors
     assert between(meter)[2].share == pytest.approx(share)
 
 
+def test_answers_that_a_server_did_not_compute_do_not_make_it_fast(clock: Clock) -> None:
+    traffic = Traffic()
+    meter = meter_with(traffic)
+    traffic.answered(2, 10, REPORT, 500, 0.05, 0.1)
+    kept = replace(REPORT, seconds=dict.fromkeys(STAGES, 0.001), cpu=dict.fromkeys(STAGES, 0.001), kept=6)
+    traffic.answered(2, 30, kept, 500, 0.05, 0.1)
+    work_on(meter, clock, 2, 40, 1.0, 1.0)
+    found = between(meter)[2]
+    assert found.samples == 40 and found.server_cpu["forward"] == 4 * REPORT.cpu["forward"]
+    assert found.server_wall["forward"] == 4 * REPORT.seconds["forward"] and found.cos_batch == 16
+    assert [f.samples for f in traffic.take_forwards()] == [10]
+    before = meter.snapshot()
+    traffic.answered(2, 10, replace(kept, kept=0, joined=1), 500, 0.05, 0.1)
+    work_on(meter, clock, 2, 10, 1.0, 1.0)
+    assert not between(meter, before), "nothing was measured of the server"
+
+
 def test_a_server_without_clocks_is_alone_and_has_no_factor(clock: Clock) -> None:
     traffic = Traffic()
     meter = meter_with(traffic)

@@ -152,6 +152,26 @@ def test_samples_of_each_class(counts: Any, message: str) -> None:
         DatasetDescription.from_json({**document, "label_counts": counts})
 
 
+def test_whether_a_server_keeps_features() -> None:
+    """A server that keeps none describes its datasets as one from before did."""
+    document = {
+        "reference": EXTRACT["dataset"], "count": 3, "classes": ["a"], "total_bytes": 1, "layout": {},
+        "transform": None, "group": 1, "window": 1,
+    }  # fmt: skip
+    assert DatasetDescription.from_json(document).to_json() == document
+    kept = DatasetDescription.from_json({**document, "keeps_features": True})
+    assert kept.keeps_features and kept.to_json()["keeps_features"] is True
+    with pytest.raises(BadRequestError, match="keeps_features is not true or false"):
+        DatasetDescription.from_json({**document, "keeps_features": 1})
+
+
+def test_a_report_tells_what_was_shared() -> None:
+    """Another server's report, without these figures, shares nothing."""
+    alone, shared = report_with(), report_with(joined=3, kept=4)
+    assert "kept" not in alone.to_json() and RequestReport.from_json(alone.to_json()).shared == 0
+    assert RequestReport.from_json(shared.to_json()) == shared and shared.shared == 7
+
+
 def test_ids_are_bounded() -> None:
     with pytest.raises(TooLargeError, match="several requests"):
         SamplesRequest.from_json({"dataset": EXTRACT["dataset"], "ids": list(range(MAX_SAMPLES + 1))})

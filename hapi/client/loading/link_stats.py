@@ -57,6 +57,9 @@ class SplitTraffic:
     cached_bytes: int = 0
     """Their stored bytes."""
     bytes_received: int = 0
+    shared_samples: int = 0
+    """Samples of requests that a server answered, in part at least, with features that it had or that others computed:
+    their seconds are in none of the server's sums."""
     receive_cpu_seconds: float = 0.0
     """CPU seconds of receiving payloads and checking them."""
     decode_cpu_seconds: float = 0.0
@@ -94,6 +97,10 @@ class SplitTraffic:
         self.request_seconds = trip if self.request_seconds is None else min(self.request_seconds, trip)
         self.requests += 1
         self.samples += samples
+        self.tier = report.tier
+        if report.shared:
+            self.shared_samples += samples
+            return
         for sums, seconds in (
             (self.server_cpu_seconds, report.cpu),
             (self.server_wall_seconds, report.seconds),
@@ -109,7 +116,6 @@ class SplitTraffic:
             intervals[report.server] = (min(first, start), max(last, end))
         self.server_clock_seconds += max(0.0, report.clock[1] - report.clock[0])
         self.cos_batch = max(self.cos_batch, report.cos_batch)
-        self.tier = report.tier
 
 
 class LinkMeter:
@@ -308,7 +314,7 @@ class Traffic:
         with self._lock:
             self._of(split).add(samples, report, began)
             self._answered.append(report.server)
-            if split:
+            if split and not report.shared:
                 wall, cpu = (stages.get("forward", 0.0) for stages in (report.seconds, report.cpu))
                 self._forwards.append(Forward(split, samples, wall, cpu, report.pages, report.layers))
             start, end = self._busy.get(report.server, report.busy)

@@ -70,6 +70,9 @@ class TrafficCounts:
     samples: int = 0
     """Samples that crossed."""
     cached: int = 0
+    shared: int = 0
+    """Samples that crossed and whose seconds on the server are not known: it had their features, or others computed
+    them."""
     bytes_received: int = 0
     receive_cpu: float = 0.0
     decode_cpu: float = 0.0
@@ -95,6 +98,7 @@ class TrafficCounts:
             requests=share.requests,
             samples=share.samples,
             cached=share.cached_samples,
+            shared=share.shared_samples,
             bytes_received=share.bytes_received,
             receive_cpu=share.receive_cpu_seconds,
             decode_cpu=share.decode_cpu_seconds,
@@ -122,6 +126,7 @@ class TrafficCounts:
             requests=self.requests + sign * other.requests,
             samples=self.samples + sign * other.samples,
             cached=self.cached + sign * other.cached,
+            shared=self.shared + sign * other.shared,
             bytes_received=self.bytes_received + sign * other.bytes_received,
             receive_cpu=self.receive_cpu + sign * other.receive_cpu,
             decode_cpu=self.decode_cpu + sign * other.decode_cpu,

@@ -18,18 +18,25 @@ FAIR_SHARE = 0.5
 def observed_between(
     before: Snapshot, after: Snapshot, servers: Mapping[int, Tier], client: Tier
 ) -> dict[int, Observed]:
-    """Return the costs of the splits between two snapshots; splits without any sample are left out."""
+    """Return the costs of the splits between two snapshots.
+
+    Splits without any sample are left out, and those at which the server computed none itself.
+    """
     found = {}
     for split, counts in after.items():
         delta = counts - before.get(split, SplitCounts())
-        if delta.client.samples > 0 and delta.traffic.samples + delta.traffic.cached > 0:
+        traffic = delta.traffic
+        if delta.client.samples > 0 and traffic.samples + traffic.cached > traffic.shared:
             found[split] = _observed(split, delta, servers.get(split, Tier()), client)
     return found
 
 
 def _observed(split: int, delta: SplitCounts, server: Tier, client: Tier) -> Observed:
     d, own = delta.traffic, delta.client
-    cpu, loads = d.server_cpu, not server.reuse
+    # What the server did not compute is to cost what it would have cost there.
+    whole = d.samples / (d.samples - d.shared) if d.samples > d.shared else 1.0
+    cpu, wall = ({k: v * whole for k, v in sums.items()} for sums in (d.server_cpu, d.server_wall))
+    loads = not server.reuse
     # Requests ahead of the batches that were handed out are in one sum and not in the other.
     samples = d.samples + d.cached
     ahead = samples / own.samples
@@ -51,7 +58,7 @@ def _observed(split: int, delta: SplitCounts, server: Tier, client: Tier) -> Obs
         decode_seconds=d.decode_cpu,
         client_other_seconds=other,  # below 0 where another split's batches did what was received for this one
         server_cpu={stage: v / server.count for stage, v in cpu.items() if loads or stage != "model"},
-        server_wall={stage: _shared(stage, v, cpu, server.count) for stage, v in d.server_wall.items()},
+        server_wall={stage: _shared(stage, v, cpu, server.count) for stage, v in wall.items()},
         server_factor=_factor(d, server),
         share=_share(d, server),
         cos_batch=d.cos_batch,
