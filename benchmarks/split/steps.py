@@ -167,11 +167,11 @@ def measure_steps(settings: StepsSettings, tell: Callable[[str], None]) -> Steps
                 stretches, run_losses = bench.run([bandwidth])
                 runs += stretches
                 losses.append(run_losses)
-            for off, turns in stepped.items():
+            for off, repeated in stepped.items():
                 stretches, run_losses = bench.run(settings.bandwidths, off)
-                turns.append(stretches)
+                repeated.append(stretches)
                 losses.append(run_losses)
-    rows = {off: rows_of(known, turns) for off, turns in stepped.items()}
+    rows = {off: rows_of(known, repeated) for off, repeated in stepped.items()}
     return StepsResult(
         rows=rows.pop(ALL_ON), without=rows, loss_difference=loss_difference(losses), conditions=found
     )
