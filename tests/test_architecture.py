@@ -44,6 +44,7 @@ LIGHT_ROOMS = ("ground", "process", "codecs", "wire", "config")
 LAZY_LOADERS = {"lazy_torchvision.py"}
 """Imports heavy libraries when they are first needed, for rooms that may not."""
 PLANNERS = (
+    "codecs/choose.py",
     "data/epoch_order.py",
     "data/transforms/random_params.py",
     "server/batching/policies.py",
