@@ -23,6 +23,7 @@ class FeatureKey:
     """Identity of the features of one dataset version at one cut."""
 
     dataset: DatasetReference
+    """Its version counts, not its name."""
     transform: TransformSpec | None
     """Never a random one whose outcome is not yet known; None for samples that are stored as tensors."""
     prefix: str
@@ -43,7 +44,7 @@ class FeatureKey:
         """Return the key as JSON."""
         return {
             "format": KEY_FORMAT,
-            "dataset": self.dataset.to_json(),
+            "dataset": self.dataset.version,
             "transform": None if self.transform is None else self.transform.to_json(),
             "prefix": self.prefix,
             "cut": self.cut,

@@ -186,6 +186,7 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
     else:
         at = f"chosen by {job_context.strategy} after profiling"
     augmented = f", augmented by {','.join(settings.augment)}" if settings.augment else ""
+    augmented += "" if settings.augment_views is None else f" ({settings.augment_views} views)"
     freeze = (
         f"{job_context.freeze} ({names[job_context.freeze - 1]})" if job_context.freeze else "0 (nothing)"
     )

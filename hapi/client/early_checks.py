@@ -32,6 +32,7 @@ def check_names(settings: SessionSettings) -> None:
         UsageError: a name is wrong, or a file or the store is not there; the message names near misses.
         ModelChoiceError: there is no such model.
     """
+    check_views(settings.augment, settings.augment_views)
     pushed = settings.model.startswith(STORE_PREFIX)
     if not pushed:
         check_model(settings.model)
@@ -54,6 +55,14 @@ def check_names(settings: SessionSettings) -> None:
     ):
         if name is not None:
             _check_stored(store, folder, given_name(name, flag), flag)
+
+
+def check_views(augment: Sequence[str], views: int | None) -> None:
+    """Raise :class:`UsageError` when there are ``views`` of a transform that draws nothing."""
+    if views is not None and not augment:
+        raise UsageError(
+            f"--augment-views {views}: nothing is drawn without --augment; give it, or leave --augment-views away"
+        )
 
 
 def local_store(settings: SessionSettings) -> LocalStore | None:

@@ -5,37 +5,33 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import numpy as np
 import torch
 
 from hapi.arrays import IntArray
 from hapi.cache.folder import CacheFolder
 from hapi.client.augment import augmented
 from hapi.client.connect import Connected, connect, over
+from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
+from hapi.client.early_checks import check_views
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
 from hapi.client.settings import STRATEGY_NAMES, DataSettings, NetworkSettings, SessionSettings
-from hapi.client.soundness import check_count, check_inputs
+from hapi.client.soundness import check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
-from hapi.data.epoch_order import EpochOrder, Shuffle, epoch_sequence
+from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
-from hapi.errors import BadRequestError, ModelError, UsageError
+from hapi.errors import ModelError, UsageError
 from hapi.models.graph.layers import LayeredModel
 from hapi.models.graph.precision import check_kernels, in_precision
 from hapi.models.zoo.freeze import choose_freeze
 from hapi.profiler.strategies import STRATEGIES, choose_split
-from hapi.wire import messages
 from hapi.wire.messages import DatasetDescription
-from hapi.wire.references import Precision, TransformSpec, check_name, given_name
-
-HOLDOUT_EPOCH = (1 << 62) - 1
-"""The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
+from hapi.wire.references import Precision, TransformSpec
 
 
 @dataclass(eq=False)
@@ -52,13 +48,13 @@ class JobContext:
     frozen: LayeredModel
     """The layers up to the last split as they run on both tiers: ``model``, or its layers in the job's precision."""
     precision: Precision
-    rough: bool
-    """True when the frozen layers' results are rounded to fewer bits than float32 has."""
+    tf32: bool
+    """True when a GPU of this side rounds the inputs of float32 products."""
     weights: str
     """Source of the model's weights; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
-    prefix_digest: str
-    """Over the frozen layers' structure and weights."""
+    prefix_digests: tuple[str, ...]
+    """Over structure and weights of the layers up to each candidate split."""
     candidate_splits: range
     """Splits that may be extracted at."""
     strategy: str | None
@@ -74,6 +70,8 @@ class JobContext:
     """Ids of the validation samples."""
     transforms: tuple[TransformSpec | None, TransformSpec | None]
     """Transforms of the training samples, perhaps random, and of the validation samples, never random."""
+    views: int | None
+    """Draws of a random transform that take turns from epoch to epoch; None: a new one in each."""
     sample_cache: CacheFolder | None
     """Cache of stored samples on this machine."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
@@ -82,6 +80,16 @@ class JobContext:
     def last_split(self) -> int:
         """The largest of the candidate splits: layers after it are trained."""
         return self.candidate_splits[-1]
+
+    @property
+    def rough(self) -> bool:
+        """True when the frozen layers' results are rounded to fewer bits than float32 has."""
+        return self.precision != "fp32" or self.tf32
+
+    @property
+    def prefix_digest(self) -> str:
+        """Digest over the frozen layers' structure and weights."""
+        return self.prefix_digests[self.freeze]
 
     def job(self, split: int, *, validation: bool = False) -> ExtractionJob:
         """Return the job of requests at ``split``. Thread-safe: the jobs are made before training begins."""
@@ -96,7 +104,7 @@ class JobContext:
                 job = _job(description, self.client_model, self.frozen, split, transform)
                 windows = None if validation else self.order.windows()
                 self._jobs[split, bool(validation)] = replace(
-                    job, id=run, windows=windows, precision=self.precision
+                    job, id=run, windows=windows, precision=self.precision, views=self.views
                 )
 
     def place_weights(self, split: int) -> None:
@@ -146,6 +154,7 @@ def resolve_job(
     Raises:
         HapiError: the settings do not fit each other, the store or the servers; one line with the reason.
     """
+    check_views(settings.augment, settings.augment_views)
     folder = settings.sample_cache
     cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
     if settings.threads is not None:
@@ -175,7 +184,7 @@ def _build_context(
     freeze = choose_freeze(layered, settings.freeze)
     frozen = _frozen(layered, freeze, settings.frozen_precision, device)
     strategy, split = resolve_split(frozen, settings.split, freeze)
-    training, validation, held_out = _hold_out(settings, servers, description)
+    training, validation, held_out = hold_out(settings, servers, description)
     return JobContext(
         servers=servers,
         urls=connected.urls,
@@ -185,10 +194,10 @@ def _build_context(
         model=layered,
         frozen=frozen,
         precision=settings.frozen_precision,
-        rough=settings.frozen_precision != "fp32" or settings.tf32,
+        tf32=settings.tf32,
         weights=model.weights,
         freeze=freeze,
-        prefix_digest=layered.prefix_digest(freeze),
+        prefix_digests=tuple(layered.prefix_digests(layered.last_split(freeze))),
         candidate_splits=layered.candidate_splits(freeze),
         strategy=strategy,
         split=split,
@@ -201,6 +210,7 @@ def _build_context(
             augmented(transform, layout, settings.augment),
             transform if held_out is None else transform_of(settings, held_out),
         ),
+        views=settings.augment_views,
         sample_cache=cache,
     )
 
@@ -229,44 +239,6 @@ def _frozen(model: LayeredModel, freeze: int, precision: Precision, device: torc
     except ModelError as error:
         raise UsageError(str(error)) from None
     return frozen
-
-
-def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
-    """Return dataset ``name``, given as ``flag``, or the only one there; :class:`UsageError` names the
-    choices.
-    """
-    if name is None:
-        names = _names(servers.call("GET", messages.DATASETS_PATH))
-        if not names:
-            raise UsageError("the store has no dataset; make one with 'hapi pack SOURCE STORE/NAME'")
-        if len(names) > 1:
-            raise UsageError(f"the store has several datasets, choose one with --dataset: {', '.join(names)}")
-        name = names[0]
-    given_name(name, flag)
-    document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
-    description = DatasetDescription.from_json(document)
-    if description.count == 0:
-        raise UsageError(f"dataset {name!r} has no samples")
-    check_count(description)
-    return description
-
-
-def _names(listed: Any) -> list[str]:
-    """The datasets that a server lists; what answers there may be anything."""
-    try:
-        return sorted(check_name(d["name"], "datasets[].name") for d in listed["datasets"])
-    except (TypeError, KeyError):
-        raise BadRequestError(
-            "the server's list of datasets has another form than agreed; is this a hapi-server?"
-        ) from None
-
-
-def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
-    """Return the dataset's own transform, or the settings' image size with the dataset's own normalisation."""
-    if settings.image_size is None:
-        return description.transform
-    spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
-    return spec if own is None else replace(spec, mean=own.mean, std=own.std)
 
 
 def order_of(settings: DataSettings, description: DatasetDescription) -> EpochOrder:
@@ -343,39 +315,3 @@ def _job(
         dtype=frozen.output_dtypes()[split],
         labels=description.label_form,
     )
-
-
-def _hold_out(
-    settings: DataSettings, servers: ServerPool, description: DatasetDescription
-) -> tuple[IntArray, IntArray, DatasetDescription | None]:
-    """(training ids, validation ids, description of the validation dataset when it is another one)."""
-    everything = np.arange(description.count, dtype=np.int64)
-    none = everything[:0]
-    validation = settings.validation
-    if validation is None:
-        return everything, none, None
-    if isinstance(validation, str):
-        other = choose_dataset(servers, validation, "--validation")
-        if other.label_kind != description.label_kind:
-            raise UsageError(
-                f"--validation {validation}: it has {other.label_kind} labels, the training data has "
-                f"{description.label_kind} ones; pack both with the same --label-kind"
-            )
-        if other.label_kind != "single" and len(other.classes) != len(description.classes):
-            raise UsageError(
-                f"--validation {validation}: its labels have {len(other.classes)} values, those of the training data "
-                f"{len(description.classes)}; pack both with the same columns"
-            )
-        if other.classes != description.classes[: len(other.classes)]:
-            raise UsageError(
-                f"--validation {validation}: its classes are others than the training data's, or in another order, so "
-                "its labels mean something else; pack both with the same classes"
-            )
-        return everything, np.arange(other.count, dtype=np.int64), other
-    count = round(description.count * float(validation))
-    if not 0 < count < description.count:
-        raise UsageError(
-            f"--validation {validation}: expected a share between 0 and 1 that leaves samples on both sides"
-        )
-    order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
-    return np.sort(order[count:]), np.sort(order[:count]), None

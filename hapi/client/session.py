@@ -179,10 +179,10 @@ class Session(Closing):
         """True when a training sample has the same features in every epoch, so that your own loop may keep
         them.
 
-        A random transform (``--augment``) draws anew in each epoch.
+        A random transform (``--augment``) draws anew in each epoch, unless it has one view only.
         """
         transform = self.job_context.transforms[0]
-        return transform is None or not transform.random
+        return transform is None or not transform.random or self.job_context.views == 1
 
     def batch_ids(self, epoch: int) -> list[IntArray]:
         """Return the sample ids of every training batch of ``epoch``, in order: a pure function of order and

@@ -94,6 +94,13 @@ class DataSettings:
         "jitter[:brightness=X][:contrast=X][:saturation=X][:hue=X], as in torchvision",
         default=(),
     )
+    augment_views: int | None = setting(
+        "draws of --augment for each sample, in turn from epoch to epoch, so that their features can be kept "
+        "(default: a new draw in each epoch)",
+        default=None,
+        low=1,
+        high=1 << 20,
+    )
     validation: float | str | None = setting(
         "share of the samples held out (0.1), or the name of another dataset, measured after each epoch",
         default=None,

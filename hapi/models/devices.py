@@ -33,6 +33,16 @@ def resolve_device(name: str, what: str = "device") -> torch.device:
     return device
 
 
+def arithmetic_name(device: torch.device) -> str:
+    """Return what decides the last bits of float32 results on ``device``: a GPU's name, a processor's instructions.
+
+    On one processor, the layers of ResNet18 with AVX2 and with AVX-512 differ in the last bits, as two GPUs do.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+
+
 def does_not_fit(device: torch.device, text: str) -> HapiError:
     """Return the error for a server's work that found no memory on ``device``, although it was expected to
     fit.

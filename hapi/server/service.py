@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from hapi import __version__
+from hapi.cache.code_version import code_version
 from hapi.data.listing import list_datasets
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.transforms.decode_limits import DecodeLimits
@@ -35,6 +37,7 @@ from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
 from hapi.wire import messages
+from hapi.wire.frames import WIRE_VERSION
 from hapi.wire.references import check_name
 from hapi.wire.sequences import SequenceRange
 
@@ -46,6 +49,8 @@ class Service:
         self.settings = settings
         self.store = store
         self.id = uuid.uuid4().hex[:12]
+        self.code = code_version(settings.arithmetic)
+        """Version of the code that computes features here; see :mod:`hapi.cache.code_version`."""
         self.workers = make_workers(settings, store)
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time, but for one more of a tenant that asks rarely."""
@@ -108,6 +113,8 @@ class Service:
     def document(self, path: str) -> Any:
         """The JSON answer to a GET of ``path``; :class:`NotFoundError` for an unknown one."""
         parts = path.split("/")[1:]
+        if path == messages.VERSION_PATH:
+            return self.version()
         if parts == ["v1", "datasets"]:
             whole = [d for d in list_datasets(self.store) if d.state == "whole"]
             return {"datasets": [{"name": d.name, "version": d.version, "count": d.count} for d in whole]}
@@ -118,6 +125,10 @@ class Service:
         if len(parts) == 3 and parts[:2] == ["v1", "models"]:
             return open_model(self.store, check_name(parts[2], "model")).to_json()
         raise NotFoundError(f"no such path: {path[:200]!r}")
+
+    def version(self) -> dict[str, Any]:
+        """Versions of Hapi, of the wire and of the code that computes features here, and this process's id."""
+        return {"hapi": __version__, "wire": WIRE_VERSION, "server": self.id, "code": self.code}
 
     def _describe_dataset(self, name: str) -> messages.DatasetDescription:
         dataset = self._datasets.current(name)

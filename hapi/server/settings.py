@@ -215,6 +215,12 @@ class ServiceSettings:
         """Real choice of the COS batch."""
         return self.batching if self.cos_batch is None else "fixed"
 
+    @property
+    def arithmetic(self) -> dict[str, str]:
+        """Settings that change features, where they are not the defaults; see :mod:`hapi.cache.code_version`."""
+        known = (("tf32", self.tf32, False), ("memory_format", self.memory_format, "contiguous"))
+        return {name: str(value) for name, value, default in known if value != default}
+
     def pace_limits(self) -> PaceLimits:
         """Requirements on the reader of an answer to keep its slot."""
         return PaceLimits(

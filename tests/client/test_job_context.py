@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.local_job import COUNT, open_session, over_slow_store, pack_blobs, service_of
 
-from hapi.client.job_context import choose_dataset, transform_of
+from hapi.client.dataset_choice import choose_dataset, transform_of
 from hapi.client.session import Session
 from hapi.client.settings import DataSettings, SessionSettings, default_store
 from hapi.client.transport.http import LoopbackTransport

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hapi.client import soundness
-from hapi.client.job_context import choose_dataset
+from hapi.client.dataset_choice import choose_dataset
 from hapi.client.soundness import check_finite, check_head, check_inputs
 from hapi.client.transport.http import LoopbackTransport
 from hapi.client.transport.server_pool import ServerPool

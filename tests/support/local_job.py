@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from PIL import Image
 
 from hapi.client.session import Session
 from hapi.client.transport.http import Handler, LoopbackTransport
@@ -51,6 +52,16 @@ def pack_blobs(
     np.save(folder / "y.npy", labels)
     source = open_source(str(folder / "x.npy"), SourceOptions(labels=folder / "y.npy"))
     return pack(source, open_store(str(store)), name)
+
+
+def pack_pictures(store: Path, name: str = "pictures", count: int = COUNT) -> Manifest:
+    """A dataset of small PNG files of several sizes; picture i is of class i % 4."""
+    folder, random = store.parent / f"{store.name}-{name}", np.random.default_rng(1)
+    for number in range(count):
+        path = folder / f"c{number % 4}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (36 + number % 5, 40, 3), dtype=np.uint8)).save(path)
+    return pack(open_source(str(folder)), open_store(str(store)), name)
 
 
 @contextlib.contextmanager

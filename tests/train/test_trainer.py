@@ -399,7 +399,7 @@ def test_another_job_is_refused(
 def test_a_front_that_was_replaced_is_another_job(remembered: Handler, begun: Path) -> None:
     """The names are the same: pushed anew, or another version of a library's default weights."""
     with open_session(remembered) as session:
-        session.job_context.prefix_digest = "0" * 32
+        session.job_context.prefix_digests = ("0" * 32,) * len(session.job_context.prefix_digests)
         with pytest.raises(ConflictError, match=r"its frozen layers is '[0-9a-f]{32}', this one's '0{32}'"):
             trainer_of(session, Silent(), checkpoint=str(begun), resume=True).run()
 

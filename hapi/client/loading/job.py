@@ -47,6 +47,8 @@ class ExtractionJob:
     """Form of the samples' labels."""
     precision: Precision = "fp32"
     """Type of the frozen layers' results."""
+    views: int | None = None
+    """Draws of a random transform that take turns from epoch to epoch; None: a new one in each."""
     time_layers: bool = False
     """True when the server times each layer for one request of every batch."""
 
@@ -58,10 +60,11 @@ class ExtractionJob:
     def at(self, seed: int, epoch: int) -> ExtractionJob:
         """Return the job in one epoch: chunk windows and a random transform differ from epoch to epoch."""
         windows, transform = self.windows, self.transform
+        view = epoch if self.views is None else epoch % self.views
         return replace(
             self,
             windows=None if windows is None else replace(windows, epoch=epoch),
-            transform=transform.at(seed, epoch) if transform is not None and transform.random else transform,
+            transform=transform.at(seed, view) if transform is not None and transform.random else transform,
         )
 
     def request(self, ids: IntArray, *, first: bool = False) -> dict[str, Any]:

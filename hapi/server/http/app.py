@@ -11,7 +11,6 @@ from typing import Any
 
 from aiohttp import web
 
-from hapi import __version__
 from hapi.errors import (
     BusyError,
     DrainingError,
@@ -48,7 +47,6 @@ from hapi.server.service import Service
 from hapi.server.status import Board, RunningRequest
 from hapi.waiting import Interest
 from hapi.wire import messages
-from hapi.wire.frames import WIRE_VERSION
 
 log = logging.getLogger("hapi.server")
 
@@ -233,7 +231,7 @@ class Application:
     # -- handlers ----------------------------------------------------------------------------------------
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"hapi": __version__, "wire": WIRE_VERSION, "server": self.service.id})
+        return web.json_response(self.service.version())
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return web.Response(body=openapi.document(), content_type=openapi.JSON_MEDIA_TYPE)

@@ -250,7 +250,7 @@ def _state(word: str) -> Schema:
 
 
 def _version() -> Schema:
-    return record({"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT})
+    return record({"hapi": TEXT, "wire": {"const": WIRE_VERSION}, "server": TEXT, "code": DIGEST})
 
 
 def _dataset_list() -> Schema:

@@ -1,0 +1,154 @@
+"""Keys of a run's features: what they are named by, or why they may not be kept.
+
+A key is built once for each cut (and view) that features are kept at, before the first batch::
+
+    codes = server_codes(job_context.servers)              # one short question to each server
+    key = feature_key(job_context, job_context.last_split, codes=codes)
+    if isinstance(key, Refusal):
+        ...                                                # ``--cache on``: an error; ``auto``: a line in the report
+    cache = FeatureCache(folder, key, description.count, description.label_form)
+
+The held-out samples have a transform of their own, and may be another dataset: ``validation=True``. With
+``--augment-views K`` there are K keys, one for each view; epoch e has the samples of ``view_of(job_context, e)``.
+
+A key holds while the servers are those that ``codes`` came from. It does not depend on the split: layers after it run
+on this side, of the same digest, and both sides' code is in the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hapi.cache.code_version import code_version
+from hapi.cache.feature_key import FeatureKey
+from hapi.client.job_context import JobContext
+from hapi.client.transport.http import Transport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.errors import BadRequestError
+from hapi.models.graph.numbering import Layer
+from hapi.wire import messages
+from hapi.wire.references import Augmentation, check_digest
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why features may not be kept, with the transform or layer that forbids it."""
+
+    reason: str
+    """One line for people, without an end mark."""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class ServerCode:
+    """What a server tells of the code that computes features there."""
+
+    url: str
+    code: str | None
+    """Digest of :func:`hapi.cache.code_version.code_version`; None from an older server, which tells none."""
+
+
+def server_codes(servers: ServerPool) -> tuple[ServerCode, ...]:
+    """Ask each server of ``servers`` for its code version, in the order given.
+
+    Raises:
+        HapiError: a server cannot be reached within the pool's patience.
+    """
+    return tuple(ServerCode(url, servers.run(_code, only=url)) for url in servers.urls)
+
+
+def _code(transport: Transport) -> str | None:
+    document = transport.call("GET", messages.VERSION_PATH)
+    found = document.get("code") if isinstance(document, dict) else None
+    try:
+        return None if found is None else check_digest(found, "code")
+    except BadRequestError:
+        return None
+
+
+def feature_key(
+    job_context: JobContext,
+    cut: int,
+    *,
+    validation: bool = False,
+    view: int = 0,
+    codes: Sequence[ServerCode],
+) -> FeatureKey | Refusal:
+    """Return the key of the samples' features at ``cut``, or the reason why they may not be kept.
+
+    Args:
+        job_context: the run.
+        cut: layer whose output is kept, from 1 to the run's last split.
+        validation: the held-out samples instead of the training ones.
+        view: which of the run's views, from 0; without views the only one.
+        codes: of all servers of the run (:func:`server_codes`).
+    """
+    if cut > job_context.last_split:
+        return Refusal(_trained(job_context.model.layers[job_context.last_split]))
+    transform = job_context.transforms[validation]
+    if transform is not None and transform.augment is not None:
+        if job_context.views is None:
+            return Refusal(_random(transform.augment))
+        transform = transform.at(job_context.order.seed, view % job_context.views)
+    unknown = [server.url for server in codes if server.code is None]
+    if unknown:
+        return Refusal(f"{unknown[0]} is of an older hapi, which does not tell the versions it computes with")
+    description = job_context.held_out if validation else job_context.description
+    frozen = job_context.frozen
+    return FeatureKey(
+        dataset=description.reference,
+        transform=transform,
+        prefix=job_context.prefix_digests[cut],
+        cut=cut,
+        cut_name=frozen.layers[cut - 1].name if cut else "",
+        shape=tuple(frozen.output_shapes()[cut]),
+        dtype=str(frozen.output_dtypes()[cut]).removeprefix("torch."),
+        precision=job_context.precision,
+        tf32=job_context.tf32,
+        code=joined_code([server.code for server in codes if server.code is not None]),
+    )
+
+
+def joined_code(codes: Sequence[str]) -> str:
+    """Return the code of features that any of these servers and this side compute: each version once, sorted.
+
+    Args:
+        codes: code versions of the servers, in any order.
+    """
+    return "+".join(sorted({*codes, code_version()}))
+
+
+def _trained(layer: Layer) -> str:
+    if layer.random:
+        why = "draws anew in every batch while training"
+    elif layer.mixes:
+        why = "normalises by the batch at hand"
+    else:
+        why = "is trained"
+    return f"layer {layer.index} ({layer.name}) {why}, so what comes after it differs from epoch to epoch"
+
+
+def view_of(job_context: JobContext, epoch: int) -> int:
+    """Return the view whose samples ``epoch`` has: 0 for a run without views."""
+    return epoch % (job_context.views or 1)
+
+
+def _random(augment: Augmentation) -> str:
+    return (
+        f"--augment {','.join(_random_parts(augment))} draws anew in each epoch, so no epoch has the samples of "
+        "another; --augment-views K draws K times for each sample"
+    )
+
+
+def _random_parts(augment: Augmentation) -> list[str]:
+    """Names of the random parts, as ``--augment`` takes them."""
+    on = {
+        "resized-crop": augment.scale is not None,
+        "crop": augment.padding is not None,
+        "flip": augment.flip > 0,
+        "jitter": augment.jitters,
+    }
+    return [name for name, is_on in on.items() if is_on]

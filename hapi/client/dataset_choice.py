@@ -1,0 +1,99 @@
+"""The samples that settings name: a dataset of the servers, its transform, and the samples that are held out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hapi.arrays import IntArray
+from hapi.client.settings import DataSettings
+from hapi.client.soundness import check_count
+from hapi.client.transport.server_pool import ServerPool
+from hapi.data.epoch_order import epoch_sequence
+from hapi.errors import BadRequestError, UsageError
+from hapi.wire import messages
+from hapi.wire.messages import DatasetDescription
+from hapi.wire.references import TransformSpec, check_name, given_name
+
+HOLDOUT_EPOCH = (1 << 62) - 1
+"""The sequence's "epoch" that picks held-out samples, so that they do not depend on any training epoch."""
+
+
+def choose_dataset(servers: ServerPool, name: str | None, flag: str = "--dataset") -> DatasetDescription:
+    """Return dataset ``name``, given as ``flag``, or the only one there; :class:`UsageError` names the
+    choices.
+    """
+    if name is None:
+        names = _names(servers.call("GET", messages.DATASETS_PATH))
+        if not names:
+            raise UsageError("the store has no dataset; make one with 'hapi pack SOURCE STORE/NAME'")
+        if len(names) > 1:
+            raise UsageError(f"the store has several datasets, choose one with --dataset: {', '.join(names)}")
+        name = names[0]
+    given_name(name, flag)
+    document = servers.call("GET", f"{messages.DATASETS_PATH}/{name}")
+    description = DatasetDescription.from_json(document)
+    if description.count == 0:
+        raise UsageError(f"dataset {name!r} has no samples")
+    check_count(description)
+    return description
+
+
+def _names(listed: Any) -> list[str]:
+    """The datasets that a server lists; what answers there may be anything."""
+    try:
+        return sorted(check_name(d["name"], "datasets[].name") for d in listed["datasets"])
+    except (TypeError, KeyError):
+        raise BadRequestError(
+            "the server's list of datasets has another form than agreed; is this a hapi-server?"
+        ) from None
+
+
+def transform_of(settings: DataSettings, description: DatasetDescription) -> TransformSpec | None:
+    """Return the dataset's own transform, or the settings' image size with the dataset's own normalisation."""
+    if settings.image_size is None:
+        return description.transform
+    spec, own = TransformSpec.for_image_size(settings.image_size), description.transform
+    return spec if own is None else replace(spec, mean=own.mean, std=own.std)
+
+
+def hold_out(
+    settings: DataSettings, servers: ServerPool, description: DatasetDescription
+) -> tuple[IntArray, IntArray, DatasetDescription | None]:
+    """Return (training ids, validation ids, description of the validation dataset when it is another one).
+
+    Raises:
+        UsageError: the share leaves no samples on one side, or the labels of the other dataset mean something else.
+    """
+    everything = np.arange(description.count, dtype=np.int64)
+    none = everything[:0]
+    validation = settings.validation
+    if validation is None:
+        return everything, none, None
+    if isinstance(validation, str):
+        other = choose_dataset(servers, validation, "--validation")
+        if other.label_kind != description.label_kind:
+            raise UsageError(
+                f"--validation {validation}: it has {other.label_kind} labels, the training data has "
+                f"{description.label_kind} ones; pack both with the same --label-kind"
+            )
+        if other.label_kind != "single" and len(other.classes) != len(description.classes):
+            raise UsageError(
+                f"--validation {validation}: its labels have {len(other.classes)} values, those of the training data "
+                f"{len(description.classes)}; pack both with the same columns"
+            )
+        if other.classes != description.classes[: len(other.classes)]:
+            raise UsageError(
+                f"--validation {validation}: its classes are others than the training data's, or in another order, so "
+                "its labels mean something else; pack both with the same classes"
+            )
+        return everything, np.arange(other.count, dtype=np.int64), other
+    count = round(description.count * float(validation))
+    if not 0 < count < description.count:
+        raise UsageError(
+            f"--validation {validation}: expected a share between 0 and 1 that leaves samples on both sides"
+        )
+    order = epoch_sequence(settings.seed, HOLDOUT_EPOCH, description.count)
+    return np.sort(order[count:]), np.sort(order[:count]), None

@@ -1,0 +1,105 @@
+"""Tests of the keys of a run's features: what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.local_job import open_session, pack_blobs, pack_pictures, service_of
+
+from hapi.cache.code_version import code_version
+from hapi.cache.feature_key import FeatureKey
+from hapi.client.caching.keys import Refusal, ServerCode, feature_key, joined_code, server_codes, view_of
+from hapi.client.session import Session
+from hapi.client.transport.http import LoopbackTransport
+from hapi.client.transport.server_pool import ServerPool
+from hapi.errors import UsageError
+from hapi.server.service import Service
+
+PICTURES: dict[str, Any] = {"dataset": "pictures", "image_size": 32, "split": "freeze"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    store = tmp_path_factory.mktemp("keys") / "store"
+    pack_blobs(store)
+    pack_pictures(store, count=24)
+    with service_of(store) as running:
+        yield running
+
+
+def key_of(session: Session, cut: int | None = None, **options: Any) -> FeatureKey | Refusal:
+    job_context = session.job_context
+    at = job_context.last_split if cut is None else cut
+    return feature_key(job_context, at, codes=server_codes(job_context.servers), **options)
+
+
+def test_a_key_of_a_run(service: Service) -> None:
+    with open_session(service) as session:
+        job_context, key = session.job_context, key_of(session)
+        assert isinstance(key, FeatureKey)
+        assert key.dataset == job_context.description.reference
+        assert (key.cut, key.shape, key.dtype, key.precision) == (13, (512,), "float32", "fp32")
+        assert key.prefix == job_context.prefix_digests[13] and key.code == code_version()
+        assert key_of(session) == key
+        digests = {getattr(key_of(session, cut), "digest") for cut in range(14)}  # noqa: B009
+        assert len(digests) == 14
+
+
+def test_what_is_trained_is_refused_by_name(service: Service) -> None:
+    with open_session(service) as session:
+        assert str(key_of(session, 14)) == (
+            "layer 14 (fc) is trained, so what comes after it differs from epoch to epoch"
+        )
+
+
+def test_what_is_drawn_anew_is_refused_by_name(service: Service) -> None:
+    with open_session(service, **PICTURES, augment=("imagenet",), validation=0.2) as session:
+        refusal = key_of(session)
+        assert str(refusal).startswith("--augment resized-crop,flip draws anew in each epoch")
+        assert isinstance(key_of(session, validation=True), FeatureKey), "held-out samples are not augmented"
+
+
+def test_views_have_keys_of_their_own(service: Service) -> None:
+    with open_session(service, **PICTURES, augment=("flip",), augment_views=2, seed=5) as session:
+        keys = [key_of(session, view=view_of(session.job_context, epoch)) for epoch in range(4)]
+        first, second = (key for key in keys[:2] if isinstance(key, FeatureKey))
+        assert keys == [first, second, first, second] and first.digest != second.digest
+        assert first.transform is not None and first.transform.draw is not None
+        assert (first.transform.draw.seed, first.transform.draw.epoch) == (5, 0)
+        jobs = [session.job_context.job(12).at(5, epoch).transform for epoch in range(4)]
+        assert jobs == [key.transform for key in keys if isinstance(key, FeatureKey)]
+
+
+def test_views_without_random_transforms_are_refused(service: Service) -> None:
+    with pytest.raises(UsageError, match=r"--augment-views 3: nothing is drawn without --augment; "):
+        open_session(service, augment_views=3)
+
+
+def test_one_view_is_the_same_in_every_epoch(service: Service) -> None:
+    for views, reusable in ((1, True), (2, False), (None, False)):
+        with open_session(service, **PICTURES, augment=("flip",), augment_views=views) as session:
+            assert session.reusable is reusable
+
+
+def answering(*documents: Any) -> ServerPool:
+    def handler(document: Any) -> Any:
+        return lambda method, path, body: (200, {}, iter([json.dumps(document).encode()]))
+
+    return ServerPool([LoopbackTransport(handler(d), f"server{n}") for n, d in enumerate(documents)])
+
+
+def test_every_server_tells_its_code() -> None:
+    mine, other = code_version(), "0" * 16
+    found = server_codes(answering({"code": mine}, {"code": other}, {"hapi": "1.0"}, {"code": "?"}, []))
+    assert [server.code for server in found] == [mine, other, None, None, None]
+    assert joined_code([other, mine]) == joined_code([mine, other, mine]) == "+".join(sorted({mine, other}))
+
+
+def test_servers_that_tell_no_code_are_refused(service: Service) -> None:
+    with open_session(service) as session:
+        codes = [ServerCode("http://new", code_version()), ServerCode("http://old", None)]
+        refusal = feature_key(session.job_context, 13, codes=codes)
+        assert "http://old is of an older hapi" in str(refusal)
