@@ -14,6 +14,7 @@ from hapi.allocator import keep_freed_memory
 from hapi.cli.entry import Leaving
 from hapi.cli.shared.common import EXIT_CODES, EXIT_DIVERGED, EXIT_FAILED, EXIT_OK, OneLineParser, run_command
 from hapi.cli.shared.lines import print_parts, print_wrapped
+from hapi.cli.shared.resumed import as_kept, run_folder
 from hapi.cli.shared.run_log import RunLog
 from hapi.cli.shared.run_outputs import LAST_SECONDS, RunFiles, wants_folder, write_outputs
 from hapi.cli.shared.settings_file import add_settings_file, print_settings, settings_file
@@ -69,10 +70,9 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(args: argparse.Namespace) -> int:
     from hapi.train.settings import TrainSettings
 
-    experiment = settings_file(args, "experiment")
-    loaded: Loaded[TrainSettings] = load(
-        TrainSettings, experiment, overrides_of(args, TrainSettings), os.environ, VARIABLES
-    )
+    experiment, overrides = run_folder(settings_file(args, "experiment"), overrides_of(args, TrainSettings))
+    loaded: Loaded[TrainSettings] = load(TrainSettings, experiment, overrides, os.environ, VARIABLES)
+    loaded = as_kept(loaded)
     if args.print_config:
         print_settings(loaded)
         return EXIT_OK
@@ -139,9 +139,7 @@ def _after_failure(
     for line in write_outputs(training, tracer, trainer.report(), 0.0):
         print(f"hapi-train: {loaded.as_given(line)}", file=sys.stderr)
     if training.checkpoint_path and trainer.has_checkpoint:
-        place = (
-            f"--checkpoint {training.checkpoint}" if training.checkpoint else f"--output {training.output}"
-        )
+        place = f"--checkpoint {training.checkpoint}" if training.checkpoint else training.output
         print(f"go on with: --resume {place}", file=sys.stderr)
 
 
@@ -154,7 +152,7 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     check_steps(settings)
     if settings.checkpoint_path is None and settings.resume:
         raise UsageError(
-            "--resume needs --checkpoint FILE or --output DIR, the folder of the run to go on with"
+            "--resume needs the folder of the run to go on with (--resume DIR), or --checkpoint FILE"
         )
     if settings.checkpoint_path is None and not wants_folder(loaded):
         for name in ("checkpoint_every", "keep"):

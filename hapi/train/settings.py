@@ -91,7 +91,9 @@ class CheckpointSettings:
         high=1000,
     )
     resume: bool = setting(
-        "go on from the checkpoint of --checkpoint or --output when it exists", default=False
+        "go on from the checkpoint of --checkpoint or --output when it exists, with its settings where none are given "
+        "('--resume DIR' names a run folder, too)",
+        default=False,
     )
     init_from: str | None = setting(
         "model file or checkpoint of another training to begin from; model, frozen weights and freeze are its own "

@@ -24,6 +24,7 @@ from hapi.train.checkpoints import checkpoint
 from hapi.train.checkpoints.checkpoint import Progress
 from hapi.train.checkpoints.checkpoint_files import goes_on
 from hapi.train.checkpoints.keeping import Keeper
+from hapi.train.checkpoints.kept_settings import settings_to_keep
 from hapi.train.checkpoints.resuming import Changes, identity_of
 from hapi.train.init_from import begin_from
 from hapi.train.interrupts import Interrupts
@@ -289,6 +290,7 @@ class Trainer:
             plan=None if self.session.planning is None else self.session.planning.state(),
             totals=self._totals(),
             network=network_facts(self.session),
+            settings=settings_to_keep(self.session.settings, self.settings),
             keep=self._keep,
         )
         self._keep = self.settings.keep

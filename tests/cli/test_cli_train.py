@@ -51,7 +51,7 @@ from hapi.train.settings import TrainSettings
         (["--store", "/nowhere"], "no dataset in the store '/nowhere'; make one with 'hapi pack"),
         (["--store", "memory://"], "lives in one process"),
         ([], "no dataset in the store"),
-        (["--resume"], "--resume needs --checkpoint"),
+        (["--resume"], "--resume needs the folder of the run"),
         (
             ["--mixup", "0.2"],
             "--mixup: images cannot be mixed, because the server runs the frozen layers on single",
@@ -72,7 +72,7 @@ from hapi.train.settings import TrainSettings
         (["--store", "s" * 300], "cannot be read: File name too long"),
         (["--sample-cache", "~no-such-user"], "--sample-cache ~no-such-user: there is no user of this name"),
         (["/nowhere.yaml"], "/nowhere.yaml: cannot read the settings file: No such file"),
-        (["/tmp"], "/tmp: cannot read the settings file: Is a directory"),
+        (["/tmp"], "/tmp: is a folder, no file of settings; to go on with the run in it, give --resume /tmp"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
@@ -142,7 +142,7 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
     ("text", "match"),
     [
         ("bs: 5\ndevice: tpu\n", "job.yaml:2:9: device 'tpu': expected auto, cpu, cuda"),
-        ("resume: yes\n", "job.yaml:1:9: resume needs --checkpoint FILE"),
+        ("resume: yes\n", "job.yaml:1:9: resume needs the folder of the run"),
         ("sample_cache_size: 1GB\n", "job.yaml:1:20: sample_cache_size needs --sample-cache DIR"),
         (
             "epochs: 1\nprofile_epoch: [0, 1]\n",

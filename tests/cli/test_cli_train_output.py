@@ -49,7 +49,7 @@ def test_a_folder_with_the_model(
 def test_what_cannot_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert "--output" in refused(capsys, "--store", "store", *FAST, "--output", str(tmp_path / "file"))[1]
-    assert "--checkpoint FILE or --output DIR" in refused(capsys, "--store", "store", *FAST, "--resume")[1]
+    assert "(--resume DIR), or --checkpoint FILE" in refused(capsys, "--store", "store", *FAST, "--resume")[1]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_killed_and_resumed(running: ServerProcess, tmp_path: Path) -> None:
     finally:
         job.kill()
         job.wait()
-    train(*given, "--checkpoint", str(path), "--resume")
+    train("--resume", "--checkpoint", str(path))
     assert losses(report_of(report)) == expected
     ours, theirs = (torch.load(file, weights_only=True) for file in (path, whole))
     assert ours["progress"]["epoch"] == theirs["progress"]["epoch"] == 6

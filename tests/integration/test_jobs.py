@@ -165,20 +165,27 @@ def test_interrupted_and_resumed(store: Path, undisturbed: dict[str, Any], tmp_p
 
 @pytest.mark.slow
 def test_sigkill_and_resume(store: Path, undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    report, checkpoint = tmp_path / "report.json", tmp_path / "training.pt"
-    arguments = (
-        *COMMON, "--epochs", "3", "--report", str(report), "--checkpoint", str(checkpoint),
-        "--checkpoint-every", "2", "--resume",
-    )  # fmt: skip
+    """With the run folder alone, and then with more epochs."""
+    folder = tmp_path / "run"
+    checkpoint, report, model = (
+        folder / name for name in ("checkpoint.pt", "report.json", "model.safetensors")
+    )
     with server(store) as running:
-        job = start_train(*arguments, "--server", running.url)
+        job = start_train(
+            *COMMON, "--epochs", "3", "--output", str(folder), "--checkpoint-every", "2", "--server", running.url,
+        )  # fmt: skip
         wait_for(checkpoint.exists, 90, "a checkpoint")
         time.sleep(0.3)
         job.kill()
         job.communicate()
-        assert not list(tmp_path.glob("*.json"))
-        train(*arguments, "--server", running.url)
-    check_same(report_of(report), undisturbed)
+        assert not report.exists()
+        train("--resume", "--output", str(folder))
+        check_same(report_of(report), undisturbed)
+        resumed = model.read_bytes()
+        train("--resume", "--output", str(folder), "--epochs", "4", "--server", running.url)
+        assert len(report_of(report)["epochs"]) == 4 and model.read_bytes() != resumed
+        failed = train("--resume", "--output", str(folder), "--bs", "32", code=1)
+    assert "--bs 32" in failed.stderr and "its bs is 64, this one's 32; leave it out" in failed.stderr
 
 
 @pytest.mark.slow

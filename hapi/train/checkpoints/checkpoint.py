@@ -21,7 +21,7 @@ from hapi.train.checkpoints.checkpoint_files import existing, make_way
 from hapi.train.checkpoints.resuming import Change, changes_of
 from hapi.train.report import Measured, Totals
 
-FORMAT = 9
+FORMAT = 10
 log = logging.getLogger("hapi.client")
 
 
@@ -101,6 +101,7 @@ def save(
     plan: dict[str, Any] | None,
     totals: Totals,
     network: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     keep: int = 1,
 ) -> None:
     """Write a checkpoint atomically: after a crash the previous one is still there.
@@ -114,6 +115,7 @@ def save(
         plan: state of the split's choice; None without one.
         totals: costs of the whole training so far.
         network: facts from which the whole network can be built (:mod:`hapi.train.outputs.from_checkpoint`).
+        settings: from :func:`hapi.train.checkpoints.kept_settings.settings_to_keep`.
         keep: checkpoints to keep, this one included.
 
     Raises:
@@ -128,6 +130,7 @@ def save(
         "plan": plan,
         "totals": asdict(totals),
         "network": None if network is None else dict(network),
+        "settings": dict(settings or {}),
     }
     try:
         with replacing(path) as file:
@@ -257,7 +260,8 @@ def load(
         key = different[0]
         raise ConflictError(
             f"--resume: {path} belongs to another job: its {key} is {found.get(key)!r}, this one's {own[key]!r}; "
-            f"give the same settings (only {', '.join(sorted(following))} may change), or another --checkpoint"
+            f"leave such settings out to go on (only {', '.join(sorted(following))} may change), or give another "
+            "--checkpoint"
         )
     try:
         for name, part in parts.items():
