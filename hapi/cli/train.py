@@ -228,7 +228,7 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
         yield from _random_weights(session)
     if settings.shuffle == "full" and session.job_context.description.prefers_chunks:
         yield _full_cost(session.job_context.description)
-    if settings.sample_cache is not None and not session.caches:
+    if settings.sample_cache is not None and not session.keeping.samples:
         yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if training.resume and training.checkpoint and not existing(training.checkpoint):
         yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"

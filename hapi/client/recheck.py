@@ -26,7 +26,7 @@ import torch
 from hapi.arrays import IntArray
 from hapi.client.job_context import JobContext
 from hapi.client.loading.job import ExtractionJob
-from hapi.client.loading.prefetcher import Batch
+from hapi.client.loading.prefetcher import Batch, Fetched
 from hapi.client.loading.receiver import checked_samples, stored_buffers
 from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch
 from hapi.client.transport.http import Transport
@@ -94,20 +94,21 @@ class Recheck:
         }
 
     def check(self, number: int, batch: Batch) -> None:
-        """Compare the drawn samples of batch ``number``, before the batch is used.
+        """Compare the drawn samples of batch ``number`` that servers sent, before the batch is used.
 
         Raises:
             ServerLeftError: a server gave false answers and others remain.
             DataError: no other server remains, or it is unknown which one is wrong.
         """
-        rows = self._drawn.get(number)
-        if rows is None:
+        drawn, fetched = self._drawn.get(number), batch.fetched
+        if drawn is None or fetched is None:
             return
-        for server, its in _by_server(batch, rows):
-            self._compare(batch, its, server)
+        rows = np.flatnonzero(np.isin(fetched.rows, drawn))
+        for server, its in _by_server(fetched, rows):
+            self._compare(fetched, its, server)
         del self._drawn[number]
 
-    def _compare(self, batch: Batch, rows: Rows, server: str | None) -> None:
+    def _compare(self, batch: Fetched, rows: Rows, server: str | None) -> None:
         stored, witness = self._witnessed(batch.job, batch.ids[rows], server)
         problem = self._difference(batch, rows, stored)
         if problem is None:
@@ -119,7 +120,7 @@ class Recheck:
             )
         self._stop_using(self._wrong_server(batch.job, batch.ids[rows], stored, server, witness), reason)
 
-    def _difference(self, batch: Batch, rows: Rows, stored: Samples) -> str | None:
+    def _difference(self, batch: Fetched, rows: Rows, stored: Samples) -> str | None:
         """Difference from the stored samples, and its size; None for nothing beyond rounding."""
         labels = batch.labels.numpy()[rows]
         if wrong := np.flatnonzero(~equal_labels(labels, stored.labels)).tolist():
@@ -208,7 +209,7 @@ class Recheck:
         raise ServerLeftError(server)
 
 
-def _by_server(batch: Batch, rows: Rows) -> Iterator[tuple[str | None, Rows]]:
+def _by_server(batch: Fetched, rows: Rows) -> Iterator[tuple[str | None, Rows]]:
     """``rows`` by the server that sent them; None: the sample cache."""
     known = np.zeros(len(rows), dtype=bool)
     found: dict[str, list[Rows]] = {}

@@ -16,37 +16,31 @@ in eval mode and without gradients. ``trained`` is an ordinary module of the rem
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from hapi.arrays import IntArray
+from hapi.client.caching.keeping import Keeping
+from hapi.client.delivery.passes import Passes
 from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
-from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
-from hapi.client.loading.link_stats import Traffic
-from hapi.client.loading.pacing import Learned, RequestPacer
-from hapi.client.loading.prefetcher import Batch, Prefetcher
-from hapi.client.memory import FrozenSuffix, MemoryBudget, MicroBatch, to_device
-from hapi.client.planning.cache_forecast import Expected, close_caches, open_caches
+from hapi.client.memory import MemoryBudget
+from hapi.client.planning.cache_forecast import Expected
 from hapi.client.planning.meter import Meter
-from hapi.client.planning.split_source import Fixed, Named, Planned, Splits, planning_of
-from hapi.client.recheck import Recheck, ServerLeftError
+from hapi.client.planning.split_source import Fixed, Named, Planned, planning_of
+from hapi.client.recheck import Recheck
 from hapi.client.settings import SessionSettings
-from hapi.client.soundness import check_exactly_once, check_finite
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
 from hapi.closing import Closing
 from hapi.config.settings import checked
 from hapi.config.token import read_token
 from hapi.data.epoch_order import batches
-from hapi.errors import DataError, DeviceMemoryError, UsageError
-from hapi.models.devices import finish, resolve_device, set_arithmetic
-from hapi.models.graph.segment import Segment
-from hapi.profiler.timing import TimedLayers, layer_segments
+from hapi.errors import UsageError
+from hapi.models.devices import resolve_device, set_arithmetic
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelKind
 
@@ -88,22 +82,14 @@ class Session(Closing):
         set_arithmetic(self.device, tf32=settings.tf32)
         self.budget = budget
         self._servers: ServerPool = job_context.servers
-        self._buffers = BufferPool(pinned=self.device.type == "cuda")
-        self._micro_batch = MicroBatch(settings.micro_batch)
-        self._suffixes: dict[int, FrozenSuffix] = {}
-        self._layers: dict[int, list[Segment]] = {}
         model = job_context.model
         self.last_split = job_context.last_split
         """Layers after this one run in :attr:`trained`: the freeze, or later over layers that train nothing."""
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
-        self._trained_dtype = model.output_dtypes()[self.last_split]
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
-        self._learned = Learned()
-        self.caches = open_caches(job_context)
-        """Caches of stored samples, by dataset; none without ``--sample-cache``."""
-        self._used_caches = self.caches
-        """None once a server was left whose samples may be in them."""
+        self.keeping = Keeping(job_context, tracer)
+        """Caches of this side."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
         try:
@@ -116,10 +102,11 @@ class Session(Closing):
             ):  # what no split needs here takes no memory here
                 model.release(self.planning.weights_from, len(model))
         except BaseException:
-            close_caches(self.caches)
+            self.keeping.close()
             raise
-        self.last = PassReport()
-        """Counters of the pass that is under way or was the last."""
+        self._passes = Passes(
+            settings, job_context, budget, tracer, self.meter, self.keeping, self.planning, self.recheck
+        )
 
     @classmethod
     def open(
@@ -161,8 +148,13 @@ class Session(Closing):
     def close(self) -> None:
         """Drop the connections, and end the embedded server if there is one."""
         self._servers.close()
-        close_caches(self.caches)
+        self.keeping.close()
         self.job_context.close()
+
+    @property
+    def last(self) -> PassReport:
+        """Counters of the pass that is under way or was the last."""
+        return self._passes.report
 
     @property
     def label_kind(self) -> LabelKind:
@@ -232,122 +224,23 @@ class Session(Closing):
             if planning is None:
                 raise UsageError("split_of needs a session with a strategy, such as split='auto'")
             named = Named(self.job_context, split_of, planning.weights_from)
-            return self._deliver(named, start_batch, planned, epoch)
+            return self._passes.deliver(named, start_batch, planned, epoch)
         if planning is None:
-            return self._deliver(Fixed(self.job_context, self.split), start_batch, planned, epoch)
+            fixed = Fixed(self.job_context, self.split)
+            return self._passes.deliver(fixed, start_batch, planned, epoch)
         splits = Planned(self.job_context, planning, epoch, len(planned))
-        return self._deliver(splits, start_batch, planned, epoch)
+        return self._passes.deliver(splits, start_batch, planned, epoch)
 
     def validation(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield (features, labels) of the validation samples, in ascending order of id."""
         planned = list(batches(self.job_context.validation_ids, self.settings.bs))
-        return self._deliver(Fixed(self.job_context, self.split, validation=True), 0, planned, 0)
-
-    def _deliver(
-        self, splits: Splits, first: int, planned: Sequence[IntArray], epoch: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches from ``first`` on. One that does not fit the memory is asked for again, at a later split."""
-        delivered: list[IntArray] = []
-        report = self.last = PassReport.over(Traffic(self._servers.received_bytes))
-        if splits.measured:
-            self.meter.follow(report.traffic)
-        splits.begin()
-        if self.recheck is not None:
-            self.recheck.begin(planned)
-        while first + len(delivered) < len(planned):
-            try:
-                begin = first + len(delivered)
-                yield from self._prefetched(splits, epoch, begin, planned, delivered, report)
-            except DeviceMemoryError:
-                unfit, refused = report.unfit, report.refused
-                report.unfit = report.refused = None
-                number = first + len(delivered)
-                if unfit is not None and splits.failed(number, unfit):
-                    # Halved for layers that are no longer run here: what is left runs whole again.
-                    self._micro_batch.size = self.settings.micro_batch
-                elif refused is None or not splits.refused(number, refused):
-                    raise
-            except ServerLeftError:
-                if self._used_caches:
-                    log.warning(
-                        "--sample-cache may hold samples of that server: it is not used any more; empty it with "
-                        "'hapi cache clear'"
-                    )
-                self._used_caches = {}
-        check_exactly_once(planned[first:], delivered)
-        for cache in self.caches.values():
-            cache.flush()
-
-    def _prefetched(
-        self,
-        splits: Splits,
-        epoch: int,
-        first: int,
-        planned: Sequence[IntArray],
-        delivered: list[IntArray],
-        report: PassReport,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        settings = self.settings
-        window = Prefetcher(
-            lambda number: splits.open(first + number).at(settings.seed, epoch),
-            self._servers,
-            planned[first:],
-            request_size=settings.request_size,
-            in_flight=settings.in_flight * self._servers.size,
-            budget=settings.prefetch_bytes if self.planning is None else self.planning.received_ahead,
-            buffers=self._buffers,
-            tracer=self.tracer,
-            traffic=report.traffic,
-            caches=self._used_caches,
-            pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
-            check=settings.check_features == "on",
-            movable=splits.movable,
-        )
-        meter = self.meter if splits.measured else Meter(self.device)
-        before, started = report.seconds, time.monotonic()
-        waiting_since = seen = started
-        try:
-            for batch in window:
-                report.stall_seconds += time.monotonic() - waiting_since
-                split, number, count = batch.job.split, first + batch.number, len(batch.ids)
-                if self.recheck is not None:
-                    self.recheck.check(number, batch)
-                report.timeline.begin(number, len(planned), batch)
-                with report.client.running():
-                    report.unfit = split
-                    with (
-                        self.tracer.span("frozen rest", "client", batch=number),
-                        report.timeline.span("frozen rest"),
-                    ):
-                        features, labels = self._to_last_split(batch, meter)
-                    report.unfit = None
-                    delivered.append(batch.ids)
-                    report.samples += count
-                    report.splits[split] = report.splits.get(split, 0) + 1
-                    del batch
-                    with meter.working(split, "step", count), report.timeline.span("train step"):
-                        yield features, labels
-                        del features, labels
-                        # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
-                        # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
-                        # could have run under the step is short: a link feeds a GPU at least ten times slower.
-                        finish(self.device)
-                meter.batch(split, count)
-                waiting_since = time.monotonic()
-                report.seconds = before + waiting_since - started
-                link = report.traffic.link
-                splits.done(number, split, link.rates(seen), link.bounds(seen))
-                seen = waiting_since
-        finally:
-            report.seconds = before + time.monotonic() - started
-            report.refused = window.refused
-            window.close()
-            finish(self.device)  # also when the loop was left in the middle, before the memory is taken back
+        fixed = Fixed(self.job_context, self.split, validation=True)
+        return self._passes.deliver(fixed, 0, planned, 0, validation=True)
 
     def _expected(self) -> Expected | None:
         """Expected use of the training samples' cache, for a plan."""
         job_context, description = self.job_context, self.job_context.description
-        cache = self.caches.get(description.reference)
+        cache = self.keeping.samples.get(description.reference)
         if cache is None:
             return None
         mean = description.total_bytes / max(1, description.count)
@@ -358,39 +251,3 @@ class Session(Closing):
             epochs=self.settings.epochs,
             trainers=job_context.order.trainers,
         )
-
-    def _to_last_split(self, batch: Batch, meter: Meter) -> tuple[torch.Tensor, torch.Tensor]:
-        """Begun, not awaited: the batch's memory is in use until the device has come past it."""
-        form = batch.job.labels
-        if form.first_wrong(batch.labels.numpy()) is not None:
-            raise DataError(f"batch {batch.number}: the server sent labels that are not {form.bounds}")
-        labels = to_device(batch.labels, self.device)
-        split = batch.job.split
-        if split == self.last_split:
-            return to_device(batch.features, self.device).to(self._trained_dtype), labels
-        suffix = self._suffix(split)
-        timed = TimedLayers(self._layers[split], self.device) if batch.job.time_layers else None
-        with meter.working(split, "suffix" if timed is None else "timed", len(batch.ids)):
-            features = suffix(batch.features, timed)
-            if self.settings.frozen_precision == "fp16" and self.settings.check_features == "on":
-                what = f"features of layer {self.last_split}, computed here,"
-                check_finite(features, batch.ids, what, "fp16")
-            if self.planning is not None:
-                finish(self.device)  # so that these seconds are not counted as the step's
-        if timed is not None:
-            meter.layers(split, timed.seconds)
-        return features, labels
-
-    def _suffix(self, split: int) -> FrozenSuffix:
-        """The frozen layers after ``split``; their weights are fetched when they are not here yet."""
-        if split not in self._suffixes:
-            frozen, last_split = self.job_context.frozen, self.last_split
-            self.job_context.client_model.load_from(split)
-            self.job_context.place_weights(split)
-            segment = frozen.segment(split, last_split, frozen=True)
-            shape, dtype = frozen.output_shapes()[last_split], self._trained_dtype
-            self._suffixes[split] = FrozenSuffix(
-                segment, tuple(shape), dtype, self._micro_batch, self.device, self.budget
-            )
-            self._layers[split] = layer_segments(frozen, split, last_split)
-        return self._suffixes[split]

@@ -170,7 +170,7 @@ def test_two_sessions_at_a_time(service: Service, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_features_are_not_kept(service: Service, tmp_path: Path) -> None:
     with open_session(service, split="freeze", sample_cache=str(tmp_path / "cache")) as session:
-        assert not session.caches
+        assert not session.keeping.samples
         assert list(session.epoch(0))
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"hapi-sample-cache", "lock"}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.local_job import COUNT, open_session, pack_blobs, service_of
 
-from hapi.client import session as session_module
+from hapi.client.delivery import passes
 from hapi.client.loading import receiver as receiving
 from hapi.client.session import Session
 from hapi.client.settings import SessionSettings
@@ -193,26 +193,26 @@ def test_a_closed_session_says_so(service: Service) -> None:
 def test_a_missing_sample_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check counts what frames carried: a window that left something out is found."""
 
-    class Forgetful(session_module.Prefetcher):
+    class Forgetful(passes.Prefetcher):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
                 if batch.number == 2:
                     batch.ids[3] = batch.ids[4]
                 yield batch
 
-    monkeypatch.setattr(session_module, "Prefetcher", Forgetful)
+    monkeypatch.setattr(passes, "Prefetcher", Forgetful)
     with pytest.raises(HapiError, match="exactly once"):
         list(session.epoch(0))
 
 
 def test_labels_beyond_the_classes_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(session_module.Prefetcher):
+    class Wrong(passes.Prefetcher):
         def __iter__(self):  # type: ignore[no-untyped-def]
             for batch in super().__iter__():
-                batch.labels[0] = 4
+                batch.fetched.labels[0] = 4
                 yield batch
 
-    monkeypatch.setattr(session_module, "Prefetcher", Wrong)
+    monkeypatch.setattr(passes, "Prefetcher", Wrong)
     with pytest.raises(DataError, match="labels that are not the number of a class, 0 to 3"):
         list(session.epoch(0))
 

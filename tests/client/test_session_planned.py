@@ -226,11 +226,12 @@ def test_reports_that_are_refused_cost_nothing_but_knowledge(
 
 def starve(session: Session, capacity: Callable[[int], int]) -> list[tuple[int, int]]:
     """The frozen rest after split s runs out of memory above ``capacity(s)`` samples; the (split, samples) it ran."""
-    original, ran = session._suffix, []
+    layers = session._passes._layers
+    original, ran = layers.suffix, []
 
-    def starved(split: int) -> Any:
-        fresh = split not in session._suffixes
-        rest = original(split)
+    def starved(split: int, stop: int) -> Any:
+        fresh = (split, stop) not in layers._suffixes
+        rest = original(split, stop)
         if not fresh:
             return rest
 
@@ -244,10 +245,11 @@ def starve(session: Session, capacity: Callable[[int], int]) -> list[tuple[int, 
             return forward
 
         rest._layers = limited(rest._layers)
-        session._layers[split][0] = limited(session._layers[split][0])
+        layers.timed(split, stop)
+        layers._layers[split, stop][0] = limited(layers._layers[split, stop][0])
         return rest
 
-    session._suffix = starved  # type: ignore[method-assign]
+    layers.suffix = starved  # type: ignore[method-assign]
     return ran
 
 
@@ -278,14 +280,16 @@ def test_a_split_that_runs_out_of_memory_is_left(
     assert [(c["from"], c["to"]) for c in changes[:3]] == [(0, 1), (1, 2), (2, 3)]
     assert all(c["why"].startswith("out of memory") and c["batch"] == 2 for c in changes[:3])
     assert session.planning.split >= 3
-    assert session._micro_batch.size == session.settings.micro_batch, "what is left runs as fast as it can"
+    assert session._passes._layers._micro_batch.size == session.settings.micro_batch, (
+        "what is left runs as fast as it can"
+    )
 
 
 @pytest.mark.slow
 def test_a_smaller_micro_batch_is_enough(service: Service, reference: list[float]) -> None:
     report, session, ran = starved_training(service, lambda split: 3)
     assert losses(report) == pytest.approx(reference, rel=1e-4)
-    assert session._micro_batch.size == 2 and max(n for _, n in ran) <= 3
+    assert session._passes._layers._micro_batch.size == 2 and max(n for _, n in ran) <= 3
     assert report["epochs"][0]["splits"] == [[0, 3], [FREEZE, 2]]
     assert not any("out of memory" in change["why"] for change in report["plan"]["changes"])
 
@@ -336,7 +340,7 @@ def test_a_server_with_little_memory_gets_an_earlier_split(service: Service, ref
 def test_a_server_that_stays_out_of_memory_gets_an_earlier_split(
     service: Service, reference: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hapi.client.loading.prefetcher.SHORT_TRIES", 2)
+    monkeypatch.setattr("hapi.client.loading.fetching.SHORT_TRIES", 2)
     handle, refusals = loopback_handler(service), iter(int, 1)  # without end
 
     def short(method: str, path: str, body: bytes) -> tuple[int, Any, Any]:

@@ -80,8 +80,9 @@ def check_all(window: Prefetcher, batches: list[np.ndarray]) -> None:
     count = 0
     for batch, ids in zip(window, batches, strict=True):
         assert batch.ids.tolist() == ids.tolist()
-        np.testing.assert_array_equal(batch.features.numpy(), features_of(ids))
-        np.testing.assert_array_equal(batch.labels.numpy(), ids % 7)
+        assert batch.fetched is not None and batch.kept is None
+        np.testing.assert_array_equal(batch.fetched.features.numpy(), features_of(ids))
+        np.testing.assert_array_equal(batch.fetched.labels.numpy(), ids % 7)
         count += 1
     assert count == len(batches)
 
@@ -140,7 +141,7 @@ def test_features_that_are_no_numbers_may_be_allowed() -> None:
     server = FakeServer()
     server.features = broken
     window, _ = make_window([server], batches_of(40, 10), check=False)
-    assert sum(int(torch.isnan(batch.features).sum()) for batch in window) == 1
+    assert sum(int(torch.isnan(batch.fetched.features).sum()) for batch in window) == 1
     window.close()
 
 

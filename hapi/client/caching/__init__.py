@@ -1,1 +1,1 @@
-"""Features that this machine keeps: what they are named by, where they come from, and how they are filled."""
+"""Features kept on the trainer's side: read instead of asked for, and filled behind the training."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.prefetcher import Batch
 from hapi.client.loading.receiver import StageSpan
@@ -26,7 +27,7 @@ class Timeline:
         """Note that batch ``number`` of ``batches`` is handed out; the one in the middle is recorded."""
         self._recording = number == batches // 2
         if self._recording:
-            self.batch, self._spans = number, list(batch.spans)
+            self.batch, self._spans = number, [] if batch.fetched is None else list(batch.fetched.spans)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -68,12 +69,22 @@ class PassReport:
     """Seconds in which this side computed: decode, frozen rest, and the training loop's own work."""
     traffic: Traffic = field(default_factory=Traffic)
     splits: dict[int, int] = field(default_factory=dict)
-    """Batches by split."""
+    """Batches that servers were asked for something of, by split."""
+    kept: KeptCounts = field(default_factory=KeptCounts)
     timeline: Timeline = field(default_factory=Timeline)
     unfit: int | None = None
     """The split of a batch that is on its way through the frozen layers here."""
     refused: int | None = None
     """The split that a server had no memory for."""
+
+    def handed_out(self, batch: Batch) -> None:
+        """Count ``batch``."""
+        hits = 0 if batch.kept is None else int(batch.kept.found.sum())
+        self.samples += len(batch.ids)
+        self.kept.used(hits, len(batch.ids) - hits)
+        if batch.fetched is not None:
+            split = batch.fetched.job.split
+            self.splits[split] = self.splits.get(split, 0) + 1
 
     @classmethod
     def over(cls, traffic: Traffic) -> Self:

@@ -5,7 +5,7 @@ any order. The window puts every sample into its place of its batch and hands th
 
 A batch's states::
 
-    planned -> open      its memory is taken and its requests are given out, first batch first
+    planned -> open      its memory is taken, what is kept of it is read, and its requests are given out, in order
     open    -> full      every row has arrived and passed its frame's checksum
     full    -> consumed  it was handed out, and the consumer came back for the next
 
@@ -13,12 +13,12 @@ A batch opens when the batches that are open, full or in the consumer's hands, a
 one batch beyond the consumer's is always allowed, so that one is prefetched whatever the budget
 (HAPI, section 4.2: requests for iteration i+1 are sent before the client starts on i).
 
-A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
-(split 0) that are in a sample cache are not asked for; the others come into it. They are decoded by threads of their
-own, while their connection is asked for the next ones. A scarce link brings one answer after the other (``pacing.py``).
+Where features are kept, a batch's rows that are in the cache are read first, by the threads that also make requests;
+only the others are asked for. A batch that is there whole asks for nothing. How the pieces of batches come is told in
+``fetching.py``. A scarce link brings one answer after the other (``pacing.py``).
 
-Each batch has its own job, asked for when the batch opens, so that the split can change from one batch to the next
-while the batches before are still under way.
+Each batch that asks for anything has its own job, given when the batch opens, so that the split can change from one
+batch to the next while the batches before are still under way.
 """
 
 from __future__ import annotations
@@ -27,39 +27,51 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from hapi.arrays import IntArray
+from hapi.arrays import Flags, IntArray
 from hapi.cache.samples import SampleCache
+from hapi.client.caching.sources import KeptRows, PassFeatures, rows_to_ask
 from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.fetching import Fetcher
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import RequestPacer
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice, StageSpan
-from hapi.client.transport.http import Transport
+from hapi.client.loading.request_line import RequestLine
 from hapi.client.transport.server_pool import ServerPool, Stopped
-from hapi.errors import BadRequestError, DeviceMemoryError, HapiError, HostMemoryError, WireError
+from hapi.errors import DeviceMemoryError, HapiError
 from hapi.process.memory_errors import is_out_of_memory
 from hapi.trace import Tracer
-from hapi.wire.frame_reader import FrameReader
-from hapi.wire.frames import StreamEnd
 from hapi.wire.references import DatasetReference
-from hapi.wire.report import RequestReport
-from hapi.wire.samples import Samples
 
-_SAMPLE_BYTES, _ANSWER_BYTES, _HEAD_BYTES = 16, 2048, 300
-"""Approximate bytes of an answer beside its samples' own and their labels: ids and offsets; frames' headers and the
-report; HTTP's headers. Errors are corrected when the answer has come.
-"""
-SHORT_TRIES = 5
-"""Times that servers may be out of memory for a request before another split is tried, where there is one."""
 CLOSE_SECONDS = 1.0
 """Time for answers to end by themselves when nobody waits for more of them."""
+READ_AHEAD = 8
+"""Batches that are read ahead when servers are asked for nothing; as many buffers are kept for reuse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """The rows of a batch that servers sent."""
+
+    job: ExtractionJob
+    rows: IntArray
+    """Their rows in the batch, ascending."""
+    ids: IntArray
+    """The ids that their frames carried, row by row."""
+    features: torch.Tensor
+    """[n, ...] host tensor."""
+    labels: torch.Tensor
+    """[n] int64 or [n, k] float32 host tensor."""
+    spans: Sequence[StageSpan]
+    """Times of its requests' parts, in the order of their ends."""
+    origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
+    """Rows of these and the server that sent them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,17 +79,49 @@ class Batch:
     """One training batch, whole and in order."""
 
     number: int
-    job: ExtractionJob
     ids: IntArray
-    """The ids that its frames carried, row by row."""
-    features: torch.Tensor
-    """[B, ...] host tensor."""
-    labels: torch.Tensor
-    """[B] int64 or [B, k] float32 host tensor."""
-    spans: Sequence[StageSpan]
-    """Times of its requests' parts, in the order of their ends."""
-    origins: Sequence[tuple[npt.NDArray[np.int64], str]] = ()
-    """Rows and the server that sent them."""
+    """Row by row: as frames carried them, and as the cache was asked for."""
+    fetched: Fetched | None
+    """None when all rows were in the cache."""
+    kept: KeptRows | None
+    """None when no row was."""
+
+
+@dataclass(eq=False)
+class LiveBatch:
+    """A batch between its opening and its consumption."""
+
+    number: int
+    ids: IntArray
+    nbytes: int
+    held: Flags | None
+    """Rows that were kept when it opened."""
+    kept: KeptRows | None = None
+    rows: IntArray | None = None
+    """Rows that are asked for, once that is known."""
+    job: ExtractionJob | None = None
+    """Of what is asked for, as far as it was known when the batch opened."""
+    part: OpenBatch | None = None
+    """What comes from servers; None when nothing does."""
+
+    @property
+    def full(self) -> bool:
+        """True when every row is in its place."""
+        return self.rows is not None and (self.part is None or bool(self.part.arrived.all()))
+
+    def handed_out(self) -> Batch:
+        """Return the batch for its consumer."""
+        part, rows = self.part, self.rows
+        if part is None or rows is None:
+            return Batch(self.number, self.ids, None, self.kept)
+        fetched = Fetched(
+            part.job, rows, part.arrived_ids, part.features, part.labels, part.spans, part.origins
+        )
+        ids = part.arrived_ids
+        if self.kept is not None:
+            ids = self.ids.copy()
+            ids[rows] = part.arrived_ids
+        return Batch(self.number, ids, fetched, self.kept)
 
 
 class Prefetcher:
@@ -96,46 +140,58 @@ class Prefetcher:
         tracer: Tracer,
         traffic: Traffic | None = None,
         caches: Mapping[DatasetReference, SampleCache] | None = None,
+        features: PassFeatures | None = None,
         pacing: RequestPacer | None = None,
         check: bool = True,
         movable: Callable[[int], bool] = lambda split: False,
     ) -> None:
-        """``job_of(n)`` is asked once, when batch ``n`` opens, from any thread; all jobs are of one dataset.
+        """``job_of(n)`` is asked once, when batch ``n`` opens and asks servers for something, from any thread; all jobs
+        are of one dataset.
 
-        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``check``: as in
-        :class:`Receiver`. ``movable(split)``: whether what servers have no memory for at ``split`` may be asked for at
-        an earlier one.
+        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``features``: those
+        that are kept. ``check``: as in :class:`Receiver`. ``movable(split)``: whether what servers have no memory for
+        at ``split`` may be asked for at an earlier one.
         """
         self._job_of = job_of
-        self._tracer = tracer
         self._servers = servers
         self._batches = batches
         self._request_size = request_size
         self._budget = budget
         self._buffers = buffers
+        self._features = features
         self.traffic = traffic or Traffic(servers.received_bytes)
         self._closed = threading.Event()
-        self._receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check)
-        self._pacing = pacing
-        self._movable = movable
         self._changed = threading.Condition()
         self._opened = 0
         self._slices: list[RequestSlice] = []
-        self._in_line: list[RequestSlice] = []
-        """Batches whose requests wait for their turn."""
-        self._live: dict[int, OpenBatch] = {}
+        self._to_read: list[LiveBatch] = []
+        """Batches that have opened, whose kept rows nobody has begun to read."""
+        self._reading = 0
+        """Batches whose kept rows are being read."""
+        self._live: dict[int, LiveBatch] = {}
         self._next_job: ExtractionJob | None = None
         """Job of the batch that opens next, once it was asked for."""
+        self._next_held: Flags | None = None
+        """Which rows of the batch that opens next are kept, once that was looked up."""
+        self._looking = False
         self._failure: BaseException | None = None
-        self.refused: int | None = None
-        """The split that a server said its device has no memory for."""
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
-        self._decoders = ThreadPoolExecutor(max(1, count), thread_name_prefix="hapi-window-decode")
+        receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check)
+        line = RequestLine(pacing, self._changed, lambda: self._closed.is_set() or self._failure is not None)
+        self._fetcher = Fetcher(
+            servers, receiver, line, self.traffic, tracer, self._closed,
+            threads=max(1, count), arrived=self._arrived, failed=self._fail, movable=movable,
+        )  # fmt: skip
         self._threads = [
             threading.Thread(target=self._work, name=f"hapi-window-{i}", daemon=True) for i in range(count)
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def refused(self) -> int | None:
+        """The split that a server said its device has no memory for."""
+        return self._fetcher.refused
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches in order; each is the consumer's until it asks for the next."""
@@ -144,15 +200,14 @@ class Prefetcher:
                 self._changed.wait_for(lambda n=number: self._failure or self._is_full(n))  # type: ignore[misc]
                 if self._failure is not None:
                     raise self._failure
-                batch = self._live[number]
-            yield Batch(
-                number, batch.job, batch.arrived_ids, batch.features, batch.labels, batch.spans, batch.origins
-            )
+                batch = self._live[number].handed_out()
+            yield batch
+            del batch
             with self._changed:
-                del self._live[number], batch
+                del self._live[number]
                 self._changed.notify_all()
         self._joined(CLOSE_SECONDS)  # the last answers' reports come after their samples
-        self._decoders.shutdown()
+        self._fetcher.close()
 
     def close(self) -> None:
         """Stop receiving; returns once no thread writes into a batch any more."""
@@ -166,7 +221,7 @@ class Prefetcher:
             self._changed.notify_all()
         while not self._joined(CLOSE_SECONDS):
             self._servers.interrupt()  # a server that is silent would hold them until its timeout
-        self._decoders.shutdown(cancel_futures=True)
+        self._fetcher.close(cancel=True)
 
     def _joined(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -176,14 +231,19 @@ class Prefetcher:
 
     def _is_full(self, number: int) -> bool:
         batch = self._live.get(number)
-        return batch is not None and bool(batch.arrived.all())
+        return batch is not None and batch.full
 
     # -- worker threads ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            while (part := self._next_slice()) is not None:
-                self._fetch(part)
+            while (task := self._next_task()) is not None:
+                if isinstance(task, RequestSlice):
+                    self._fetcher.fetch(task)
+                elif isinstance(task, LiveBatch):
+                    self._read(task)
+                else:
+                    self._look(task)
         except Stopped:
             self._fail(HapiError("the session was closed while an epoch was under way"))
         except BaseException as error:  # whatever it is, the consumer must learn of it and not wait for ever
@@ -200,176 +260,102 @@ class Prefetcher:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _decode(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
-        """Decode stored samples that came over the network, and keep them; for a thread of its own."""
-        try:
-            self._receiver.decode(batch, rows, samples)
-            self._arrived(batch, rows, samples.ids)
-            self._receiver.keep(batch, samples)
-        except BaseException as error:
-            self._fail(error)
-
-    def _fetch(self, part: RequestSlice) -> None:
-        for rows, ids, samples in self._receiver.cached(part):
-            if samples is not None:
-                self._receiver.decode(part.batch, rows, samples)
-            self._arrived(part.batch, rows, ids)
-        if part.next == len(part.rows):
-            return
-        received = None
-        self._await_turn(part)
-        try:
-            received = self._servers.run(
-                self._attempts_of(part),
-                progress=lambda: part.next,
-                cancelled=self._closed.is_set,
-            )
-        except DeviceMemoryError:
-            self.refused = part.batch.job.split
-            raise
-        finally:
-            if self._pacing is not None:
-                with self._changed:
-                    self._pacing.done(part, part.batch.job.split, received)
-                    self._changed.notify_all()
-
-    def _attempts_of(self, part: RequestSlice) -> Callable[[Transport], int]:
-        """Attempts for ``part``; of servers that stay out of memory it has enough before the patience ends."""
-        split, short = part.batch.job.split, 0
-
-        def attempt(transport: Transport) -> int:
-            """Ask one server; :class:`DeviceMemoryError` once it was short of memory often enough."""
-            nonlocal short
-            try:
-                return self._attempt(transport, part)
-            except HostMemoryError as error:
-                short += 1
-                if short < SHORT_TRIES or not self._movable(split):
-                    raise
-                raise DeviceMemoryError(str(error)) from None
-
-        return attempt
-
-    def _await_turn(self, part: RequestSlice) -> None:
-        """Return when the request for ``part`` should go out: in the order of the pieces, as the pacing has it."""
-        if self._pacing is None:
-            return
-        job = part.batch.job
-        each = (
-            (job.sample_bytes() if job.split else job.mean_stored_bytes) + _SAMPLE_BYTES + job.labels.nbytes
-        )
-        with self._changed:
-            self._in_line.append(part)
-            try:
-                while True:
-                    if self._closed.is_set() or self._failure is not None:
-                        raise Stopped
-                    first = min(self._in_line, key=lambda p: (p.batch.number, p.rows[0])) is part
-                    delay = self._pacing.delay(job.split) if first else None
-                    if delay == 0:
-                        self._pacing.sent(part, len(part.rows) * each + _ANSWER_BYTES)
-                        return
-                    self._changed.wait(delay)
-            finally:
-                self._in_line.remove(part)
-                self._changed.notify_all()
-
-    def _next_slice(self) -> RequestSlice | None:
-        """The first piece nobody works on; opens the next batch when the budget allows."""
+    def _next_task(self) -> RequestSlice | LiveBatch | PassFeatures | None:
+        """What to do next, in this order: a piece nobody fetches, a batch nobody reads, looking up which features are
+        kept of the batch that opens next; opens that batch when the budget allows.
+        """
         with self._changed:
             while True:
                 if self._closed.is_set() or self._failure is not None:
                     return None
                 if self._slices:
                     return self._slices.pop(0)
-                if self._opened == len(self._batches):
+                if self._to_read:
+                    self._reading += 1
+                    return self._to_read.pop(0)
+                if self._opened == len(self._batches) and not self._reading:
                     return None
-                if self._may_open():
+                features = self._features
+                if self._opened == len(self._batches) or self._looking:
+                    self._changed.wait()
+                elif features is not None and self._next_held is None:
+                    self._looking = True
+                    return features
+                elif self._may_open():
                     self._open_next()
                 else:
                     self._changed.wait()
 
+    def _look(self, features: PassFeatures) -> None:
+        """Look up what is kept of the batch that opens next."""
+        held = features.held(self._batches[self._opened])
+        with self._changed:
+            self._next_held, self._looking = held, False
+            self._changed.notify_all()
+
     def _may_open(self) -> bool:
         if len(self._live) < 2:
             return True
-        live = sum(b.nbytes for b in self._live.values())
-        return live + self._batch_bytes(self._coming_job(), len(self._batches[self._opened])) <= self._budget
+        if self._next_held is not None and self._next_held.all() and len(self._live) >= READ_AHEAD:
+            return False
+        return sum(b.nbytes for b in self._live.values()) + self._coming_bytes() <= self._budget
+
+    def _coming_bytes(self) -> int:
+        """Bytes of the batch that opens next."""
+        held, count, nbytes = self._next_held, len(self._batches[self._opened]), 0
+        if held is not None and held.any() and self._features is not None:
+            nbytes, count = count * self._features.sample_bytes, int((~held).sum())
+        return nbytes + (_batch_bytes(self._coming_job(), count) if count else 0)
 
     def _coming_job(self) -> ExtractionJob:
         if self._next_job is None:
             self._next_job = self._job_of(self._opened)
         return self._next_job
 
-    @staticmethod
-    def _batch_bytes(job: ExtractionJob, count: int) -> int:
-        stored = 0 if job.split else count * job.mean_stored_bytes
-        return count * job.sample_bytes() + int(stored)
-
     def _open_next(self) -> None:
-        number, ids, job = self._opened, self._batches[self._opened], self._coming_job()
-        self._next_job = None
-        batch = OpenBatch(
-            number=number,
-            job=job,
-            ids=ids,
-            features=self._buffers.tensor((len(ids), *job.shape), job.dtype),
-            labels=torch.from_numpy(job.labels.empty(len(ids))),
-            arrived=np.zeros(len(ids), dtype=bool),
-            arrived_ids=np.full(len(ids), -1, dtype=np.int64),
-            nbytes=self._batch_bytes(job, len(ids)),
-        )
-        self._opened += 1
+        number, held = self._opened, self._next_held
+        batch = LiveBatch(number, self._batches[number], self._coming_bytes(), held)
         self._live[number] = batch
-        starts = range(0, len(ids), self._request_size)
-        self._slices += [
-            RequestSlice(batch, np.arange(s, min(s + self._request_size, len(ids)))) for s in starts
-        ]
+        if held is None or not held.any():
+            self._request(batch, np.arange(len(batch.ids)), self._coming_job())
+        else:
+            batch.job = None if held.all() else self._coming_job()
+            self._to_read.append(batch)
+        self._opened += 1
+        self._next_job = self._next_held = None
         self._changed.notify_all()
 
-    def _attempt(self, transport: Transport, part: RequestSlice) -> int:
-        """Ask one server for what is missing of ``part``; the bytes of its answer."""
-        if self._closed.is_set():
-            raise Stopped
-        if part.next == len(part.rows):
-            return 0
-        batch, job = part.batch, part.batch.job
-        ids = batch.ids[part.rows[part.next :]]
-        request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
-        began = asked
+    def _read(self, batch: LiveBatch) -> None:
+        """Read what is kept of a batch, and ask for the rest: also for what turned out to be damaged, or gone."""
+        found: Flags = np.zeros(len(batch.ids), dtype=np.bool_)
+        if self._features is not None and batch.held is not None:
+            kept = self._features.read(batch.number, batch.ids, batch.held)
+            found = kept.found
+            batch.kept = kept if found.any() else None
+        with self._changed:
+            rows = rows_to_ask(found, self._request_size)
+            if len(rows):
+                self._request(batch, rows, batch.job or self._job_of(batch.number))
+            else:
+                batch.rows = rows
+            self._reading -= 1
+            self._changed.notify_all()
 
-        def read(reader: FrameReader) -> RequestReport:
-            """Take the answer; :class:`WireError` when samples are missing at its end."""
-            nonlocal received, began
-            began = time.monotonic()
-            end = self._receive(reader, part, transport.url)
-            received = reader.bytes_read
-            if missing := len(part.rows) - part.next:
-                raise WireError(f"{transport.url}: the stream ended {missing} samples early")
-            try:
-                return RequestReport.from_json(end.report)
-            except BadRequestError as error:
-                raise WireError(f"{transport.url}: {error}") from None
-
-        with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
-            try:
-                report = transport.stream(job.path, request, read)
-            except BadRequestError as error:
-                raise job.explained(error, transport.url) from None
-        ended = time.monotonic()
-        self.traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
-        return received + _HEAD_BYTES
-
-    def _receive(self, reader: FrameReader, part: RequestSlice, server: str) -> StreamEnd:
-        """Take the frames of an answer; stored samples are decoded while the connection is asked for the next ones."""
-        while not isinstance(found := self._receiver.next(reader, part, server), StreamEnd):
-            if found.samples is None:
-                self._arrived(part.batch, found.rows, found.ids)
-                continue
-            try:
-                self._decoders.submit(self._decode, part.batch, found.rows, found.samples)
-            except RuntimeError:  # they have been shut down
-                raise Stopped from None
-        return found
+    def _request(self, batch: LiveBatch, rows: IntArray, job: ExtractionJob) -> None:
+        """Make room for these rows of a batch, and give out the requests for them."""
+        count = len(rows)
+        batch.rows = rows
+        batch.part = part = OpenBatch(
+            number=batch.number,
+            job=job,
+            ids=batch.ids[rows],
+            features=self._buffers.tensor((count, *job.shape), job.dtype),
+            labels=torch.from_numpy(job.labels.empty(count)),
+            arrived=np.zeros(count, dtype=bool),
+            arrived_ids=np.full(count, -1, dtype=np.int64),
+        )
+        starts = range(0, count, self._request_size)
+        self._slices += [RequestSlice(part, np.arange(s, min(s + self._request_size, count))) for s in starts]
 
     def _arrived(self, batch: OpenBatch, rows: npt.NDArray[np.int64], ids: npt.ArrayLike) -> None:
         """The samples of ``rows``, which carried ``ids``, are in their places."""
@@ -380,3 +366,9 @@ class Prefetcher:
             batch.arrived_ids[rows] = ids
             if batch.arrived.all():
                 self._changed.notify_all()
+
+
+def _batch_bytes(job: ExtractionJob, count: int) -> int:
+    """Bytes of ``count`` samples that come from servers."""
+    stored = 0 if job.split else count * job.mean_stored_bytes
+    return count * job.sample_bytes() + int(stored)

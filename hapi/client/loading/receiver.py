@@ -44,7 +44,7 @@ class StageSpan(NamedTuple):
 
 @dataclass(eq=False)
 class OpenBatch:
-    """A batch whose samples are coming in."""
+    """The samples of a batch that are coming in from servers."""
 
     number: int
     job: ExtractionJob
@@ -53,7 +53,6 @@ class OpenBatch:
     labels: torch.Tensor
     arrived: npt.NDArray[np.bool_]
     arrived_ids: IntArray
-    nbytes: int
     spans: list[StageSpan] = field(default_factory=list)
     origins: list[tuple[npt.NDArray[np.int64], str]] = field(default_factory=list)
     """Rows and the server that sent them; those of the sample cache are not in it."""

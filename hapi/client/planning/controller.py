@@ -207,6 +207,10 @@ class SplitController:
             self._follow_plan((epoch, batch + 1))
             self._probe_link(split, rates, bounds)
 
+    def batch_passed(self) -> None:
+        """Note that a batch was trained whose features were all kept: it tells nothing of any split."""
+        self._last_done = time.monotonic()
+
     def failed(self, epoch: int, batch: int, split: int) -> bool:
         """Handle a batch at ``split`` that did not fit this side's memory although it should; False if none
         will.

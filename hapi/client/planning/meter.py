@@ -56,19 +56,22 @@ class Meter:
         self._cpu = time.process_time()
 
     @contextmanager
-    def working(self, split: int, kind: Kind, samples: int) -> Iterator[None]:
-        """Measure the main thread's work on ``samples`` in the block; they count when it is done."""
+    def working(self, split: int, kind: Kind, samples: int, share: float = 1.0) -> Iterator[None]:
+        """Measure the main thread's work on ``samples`` in the block; they count when it is done.
+
+        ``share``: the part of the work that is theirs, where the block works on others too.
+        """
         pages, start, cpu = new_pages(), self._clock(), time.thread_time()
         done = 0
         try:
             yield
             done = samples
         finally:
-            seconds = self._clock() - start
+            seconds = share * (self._clock() - start)
             if kind == "step":
                 seconds, self._shift = max(0.0, seconds + self._shift), 0.0
-            work: dict[str, Any] = {kind: Work(done, seconds, new_pages() - pages)}
-            self._count(split, ClientCounts(main_cpu=time.thread_time() - cpu, **work))
+            work: dict[str, Any] = {kind: Work(done, seconds, share * (new_pages() - pages))}
+            self._count(split, ClientCounts(main_cpu=share * (time.thread_time() - cpu), **work))
 
     def shift_step(self, seconds: float) -> None:
         """Count ``seconds`` more (or less) for the training step that is under way.
@@ -81,11 +84,16 @@ class Meter:
         """Add the seconds in each layer of timed work."""
         self._count(split, ClientCounts(timed=Work(layers=tuple(seconds))))
 
-    def batch(self, split: int, samples: int) -> None:
-        """Count a batch that was handed out and worked on."""
+    def batch(self, split: int, samples: int, share: float = 1.0) -> None:
+        """Count a batch that was handed out and worked on, of which ``samples``, this share, came from servers."""
         now = time.process_time()
-        self._count(split, ClientCounts(batches=1, samples=samples, process_cpu=now - self._cpu))
+        cpu = share * (now - self._cpu)
+        self._count(split, ClientCounts(batches=1, samples=samples, process_cpu=cpu))
         self._cpu = now
+
+    def leave_out(self) -> None:
+        """Let the work since the last batch count for none: on one that asked servers for nothing."""
+        self._cpu = time.process_time()
 
     def _count(self, split: int, more: ClientCounts) -> None:
         self._own[split] = self._own.get(split, ClientCounts()).plus(more)

@@ -38,6 +38,9 @@ class Splits(Protocol):
         ``rates`` has (bytes, seconds) of arrivals since the last one, ``bounds`` upper bounds of seconds.
         """
 
+    def passed(self) -> None:
+        """Note that a batch was handed out and worked on that no server was asked for."""
+
     def failed(self, number: int, split: int) -> bool:
         """Return whether batch ``number``, which did not fit this side's memory, is tried at another split."""
 
@@ -70,6 +73,10 @@ class Fixed:
         return self.job_context.job(self.split, validation=self.validation)
 
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
+        """Do nothing."""
+        return
+
+    def passed(self) -> None:
         """Do nothing."""
         return
 
@@ -126,6 +133,10 @@ class Planned:
     def done(self, number: int, split: int, rates: Arrivals, bounds: Arrivals) -> None:
         """Tell the controller about the batch."""
         self.planning.batch_done(self.epoch, number, split, rates, bounds)
+
+    def passed(self) -> None:
+        """Let the controller's clock go on."""
+        self.planning.batch_passed()
 
     def failed(self, number: int, split: int) -> bool:
         """Ask the controller for another split."""

@@ -1,0 +1,103 @@
+"""Cached features for one pass: which of a batch's samples have some, and reading them into its rows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hapi.arrays import Flags, IntArray
+from hapi.cache.features import FeatureCache
+from hapi.client.caching.counts import KeptCounts
+from hapi.client.loading.buffers import BufferPool
+from hapi.trace import Tracer
+from hapi.wire.labels import LabelForm
+
+FEWEST_ROWS = 16
+"""Samples of a forward pass from which on libraries give equal bits whatever their number."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows:
+    """A batch's rows that were in the cache, among rows of the same form for the others."""
+
+    features: torch.Tensor
+    """[B, ...] at the cut, on the host; rows that were not found hold anything."""
+    labels: torch.Tensor
+    """[B] int64 or [B, k] float32."""
+    found: Flags
+
+
+class PassFeatures:
+    """The cache as one pass uses it. Thread-safe."""
+
+    def __init__(
+        self,
+        cache: FeatureCache,
+        cut: int,
+        dtype: torch.dtype,
+        form: LabelForm,
+        buffers: BufferPool,
+        counts: KeptCounts,
+        tracer: Tracer,
+    ) -> None:
+        """Read features of layer ``cut``, of type ``dtype``, with labels of ``form``."""
+        self.cache, self.cut, self.dtype = cache, cut, dtype
+        self.counts = counts
+        self._form, self._buffers, self._tracer = form, buffers, tracer
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample's features."""
+        return self.cache.sample_bytes
+
+    def held(self, ids: IntArray) -> Flags:
+        """Return which of samples ``ids`` are cached, as far as is known; bool [n]."""
+        return self.cache.held(ids)
+
+    def read(self, number: int, ids: IntArray, held: Flags) -> KeptRows:
+        """Read what the cache has of batch ``number``.
+
+        Args:
+            number: of the batch, for the trace.
+            ids: its samples.
+            held: what :meth:`held` said of them when the batch opened; what has come since then does not count.
+        """
+        features = self._buffers.tensor((len(ids), *self.cache.key.shape), self.dtype)
+        labels = self._form.empty(len(ids))
+        started = time.monotonic()
+        with self._tracer.span("read features", "decode", batch=number):
+            found = held & self.cache.read(ids, byte_rows(features), labels)
+        self.counts.read(int(found.sum()) * self.sample_bytes, time.monotonic() - started)
+        return KeptRows(features, torch.from_numpy(labels), found)
+
+
+def byte_rows(features: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the bytes of host features [n, ...], uint8 [n, bytes], over the same memory."""
+    rows: npt.NDArray[np.uint8] = features.reshape(len(features), -1).view(torch.uint8).numpy()
+    return rows
+
+
+def rows_to_ask(found: Flags, request_size: int) -> IntArray:
+    """Return the rows to ask servers for: those that were not found, and some that were.
+
+    The latter make sure that no forward pass is smaller than :data:`FEWEST_ROWS`, neither a request's last COS batch
+    nor a micro-batch, in so far as the batch has as many rows.
+
+    Args:
+        found: bool [B], rows that were in the cache.
+        request_size: most samples of a request.
+
+    Returns:
+        int64, ascending.
+    """
+    missing = np.flatnonzero(~found)
+    count = len(missing)
+    if not count or count == len(found):
+        return missing
+    while count < len(found) and count % request_size % FEWEST_ROWS:
+        count += 1
+    return np.sort(np.concatenate([missing, np.flatnonzero(found)[: count - len(missing)]]))

@@ -1,0 +1,1 @@
+"""Delivery of batches: what came of them becomes what the trained layers take."""

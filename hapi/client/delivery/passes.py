@@ -1,0 +1,226 @@
+"""Passes over samples: batches come ahead, are assembled and handed to the training loop, until each was used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+
+from hapi.arrays import IntArray
+from hapi.client.caching.keeping import Keeping
+from hapi.client.caching.sources import PassFeatures
+from hapi.client.delivery.assembly import Assembled, Assembly
+from hapi.client.delivery.frozen_layers import FrozenLayers
+from hapi.client.job_context import JobContext
+from hapi.client.loading.buffers import BufferPool
+from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.loading.link_stats import LinkMeter, Traffic
+from hapi.client.loading.pacing import Learned, RequestPacer
+from hapi.client.loading.prefetcher import Batch, Prefetcher
+from hapi.client.memory import MemoryBudget
+from hapi.client.planning.controller import SplitController
+from hapi.client.planning.meter import Meter
+from hapi.client.planning.split_source import Splits
+from hapi.client.recheck import Recheck, ServerLeftError
+from hapi.client.settings import SessionSettings
+from hapi.client.soundness import check_exactly_once
+from hapi.errors import DeviceMemoryError
+from hapi.models.devices import finish
+from hapi.trace import Tracer
+
+Handed = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Passes:
+    """Delivers the passes of a session, one at a time. Not thread-safe."""
+
+    def __init__(
+        self,
+        settings: SessionSettings,
+        job_context: JobContext,
+        budget: MemoryBudget,
+        tracer: Tracer,
+        meter: Meter,
+        keeping: Keeping,
+        planning: SplitController | None,
+        recheck: Recheck | None,
+    ) -> None:
+        """Use a session's parts, which it closes itself."""
+        self._settings, self._tracer, self._meter = settings, tracer, meter
+        self._servers, self._device = job_context.servers, job_context.device
+        self._keeping, self._planning, self._recheck = keeping, planning, recheck
+        self._buffers = BufferPool(pinned=self._device.type == "cuda")
+        self._learned = Learned()
+        self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
+        self._assembly = Assembly(
+            job_context,
+            self._layers,
+            self._buffers,
+            check_overflow=settings.frozen_precision == "fp16" and settings.check_features == "on",
+            planned=planning is not None,
+        )
+        self.report = PassReport()
+        """Counters of the pass that is under way or was the last."""
+
+    def deliver(
+        self,
+        splits: Splits,
+        first: int,
+        planned: Sequence[IntArray],
+        epoch: int,
+        *,
+        validation: bool = False,
+    ) -> Handed:
+        """Yield the batches from ``first`` on. One that does not fit the memory is asked for again, at a later split.
+
+        Args:
+            splits: source of each batch's split.
+            first: number of the first batch.
+            planned: sample ids of all batches of the pass.
+            epoch: number from 0.
+            validation: whether these are the validation samples.
+        """
+        delivered: list[IntArray] = []
+        report = self.report = PassReport.over(Traffic(self._servers.received_bytes))
+        if splits.measured:
+            self._meter.follow(report.traffic)
+        splits.begin()
+        self._keeping.follow(self._planning)
+        if self._recheck is not None:
+            self._recheck.begin(planned)
+        while first + len(delivered) < len(planned):
+            try:
+                source = self._keeping.source(report.kept, validation=validation)
+                yield from self._prefetched(splits, epoch, first, planned, delivered, report, source)
+            except DeviceMemoryError:
+                unfit, refused = report.unfit, report.refused
+                report.unfit = report.refused = None
+                number = first + len(delivered)
+                if unfit is not None and splits.failed(number, unfit):
+                    self._layers.restore_micro_batch()
+                elif refused is None or not splits.refused(number, refused):
+                    raise
+            except ServerLeftError:
+                self._keeping.distrust()
+        check_exactly_once(planned[first:], delivered)
+        self._keeping.flush()
+
+    def _prefetched(
+        self,
+        splits: Splits,
+        epoch: int,
+        first: int,
+        planned: Sequence[IntArray],
+        delivered: list[IntArray],
+        report: PassReport,
+        source: PassFeatures | None,
+    ) -> Handed:
+        """The batches that were not ``delivered`` yet, until one fails."""
+        begin = first + len(delivered)
+        window = self._window(splits, epoch, begin, planned, report, source)
+        meter = self._meter if splits.measured else Meter(self._device)
+        before, started = report.seconds, time.monotonic()
+        waiting_since = seen = started
+        try:
+            for batch in window:
+                report.stall_seconds += time.monotonic() - waiting_since
+                number, asked = begin + batch.number, _Asked.of(batch)
+                if self._recheck is not None:
+                    self._recheck.check(number, batch)
+                report.timeline.begin(number, len(planned), batch)
+                with report.client.running():
+                    assembled = self._assembled(batch, number, source, meter, report)
+                    delivered.append(batch.ids)
+                    report.handed_out(batch)
+                    del batch
+                    with asked.step(meter), report.timeline.span("train step"):
+                        yield assembled.features, assembled.labels
+                        # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
+                        # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
+                        # could have run under the step is short: a link feeds a GPU at least ten times slower.
+                        computed = assembled.computed
+                        del assembled
+                        finish(self._device)
+                if source is not None and computed is not None:
+                    self._keeping.keep(source, computed)
+                waiting_since = time.monotonic()
+                report.seconds = before + waiting_since - started
+                self._tell(splits, meter, number, asked, report.traffic.link, seen)
+                seen = waiting_since
+        finally:
+            report.seconds = before + time.monotonic() - started
+            report.refused = window.refused
+            window.close()
+            finish(self._device)  # also when the loop was left in the middle, before the memory is taken back
+
+    def _window(
+        self,
+        splits: Splits,
+        epoch: int,
+        begin: int,
+        planned: Sequence[IntArray],
+        report: PassReport,
+        source: PassFeatures | None,
+    ) -> Prefetcher:
+        settings, planning = self._settings, self._planning
+        return Prefetcher(
+            lambda number: splits.open(begin + number).at(settings.seed, epoch),
+            self._servers,
+            planned[begin:],
+            request_size=settings.request_size,
+            in_flight=settings.in_flight * self._servers.size,
+            budget=settings.prefetch_bytes if planning is None else planning.received_ahead,
+            buffers=self._buffers,
+            tracer=self._tracer,
+            traffic=report.traffic,
+            caches=self._keeping.samples,
+            features=source,
+            pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
+            check=settings.check_features == "on",
+            movable=splits.movable,
+        )
+
+    def _assembled(
+        self, batch: Batch, number: int, source: PassFeatures | None, meter: Meter, report: PassReport
+    ) -> Assembled:
+        report.unfit = None if batch.fetched is None else batch.fetched.job.split
+        with self._tracer.span("frozen rest", "client", batch=number), report.timeline.span("frozen rest"):
+            assembled = self._assembly.assemble(batch, source, meter, keep=self._keeping.fills)
+        report.unfit = None
+        return assembled
+
+    @staticmethod
+    def _tell(splits: Splits, meter: Meter, number: int, asked: _Asked, link: LinkMeter, seen: float) -> None:
+        """Tell the plan what a batch has cost, if it asked servers for something."""
+        if asked.split is None:
+            meter.leave_out()
+            splits.passed()
+            return
+        meter.batch(asked.split, asked.samples, asked.share)
+        splits.done(number, asked.split, link.rates(seen), link.bounds(seen))
+
+
+class _Asked(NamedTuple):
+    """What a batch asked servers for: its costs are told for these samples only."""
+
+    split: int | None
+    """None when everything was kept."""
+    samples: int
+    share: float
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Asked:
+        """Return what ``batch`` asked for."""
+        if batch.fetched is None:
+            return cls(None, 0, 0.0)
+        samples = len(batch.fetched.rows)
+        return cls(batch.fetched.job.split, samples, samples / len(batch.ids))
+
+    def step(self, meter: Meter) -> AbstractContextManager[None]:
+        """Measure the training step in the block."""
+        if self.split is None:
+            return nullcontext()
+        return meter.working(self.split, "step", self.samples, self.share)

@@ -1,0 +1,172 @@
+"""Fetching of a batch's pieces: from the sample cache, then from any server until every row has arrived.
+
+A request that breaks in the middle goes on, on any server, from the first sample that has not arrived. Stored samples
+(split 0) that are in a sample cache are not asked for; the others come into it. They are decoded by threads of their
+own, while their connection is asked for the next ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from hapi.client.loading.link_stats import Traffic
+from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
+from hapi.client.loading.request_line import RequestLine
+from hapi.client.transport.http import Transport
+from hapi.client.transport.server_pool import ServerPool, Stopped
+from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
+from hapi.trace import Tracer
+from hapi.wire.frame_reader import FrameReader
+from hapi.wire.frames import StreamEnd
+from hapi.wire.report import RequestReport
+from hapi.wire.samples import Samples
+
+_HEAD_BYTES = 300
+"""Approximate bytes of HTTP's headers."""
+SHORT_TRIES = 5
+"""Times that servers may be out of memory for a request before another split is tried, where there is one."""
+
+Arrival = Callable[[OpenBatch, npt.NDArray[np.int64], npt.ArrayLike], None]
+"""Called with a batch, rows of it that are in their places, and the ids that they carried."""
+
+
+class Fetcher:
+    """Fetches pieces of batches, in any number of threads."""
+
+    def __init__(
+        self,
+        servers: ServerPool,
+        receiver: Receiver,
+        line: RequestLine,
+        traffic: Traffic,
+        tracer: Tracer,
+        closed: threading.Event,
+        *,
+        threads: int,
+        arrived: Arrival,
+        failed: Callable[[BaseException], None],
+        movable: Callable[[int], bool],
+    ) -> None:
+        """Fetch until ``closed`` is set.
+
+        Args:
+            servers: where requests go.
+            receiver: reads their answers.
+            line: requests that wait for their turn.
+            traffic: counts what came.
+            tracer: records requests.
+            closed: ends everything.
+            threads: that decode stored samples.
+            arrived: told of rows that have arrived, from any thread.
+            failed: told of errors in the threads that decode.
+            movable: whether what servers have no memory for at a split may be asked for at an earlier one.
+        """
+        self._servers, self._receiver, self._line = servers, receiver, line
+        self._traffic, self._tracer, self._closed = traffic, tracer, closed
+        self._arrived, self._failed, self._movable = arrived, failed, movable
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="hapi-window-decode")
+        self.refused: int | None = None
+        """The split that a server said its device has no memory for."""
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait for the threads that decode; with ``cancel`` only for what they have begun."""
+        self._decoders.shutdown(cancel_futures=cancel)
+
+    def fetch(self, part: RequestSlice) -> None:
+        """Return when every row of ``part`` has come; stored samples may yet have to be decoded."""
+        for rows, ids, samples in self._receiver.cached(part):
+            if samples is not None:
+                self._receiver.decode(part.batch, rows, samples)
+            self._arrived(part.batch, rows, ids)
+        if part.next == len(part.rows):
+            return
+        received = None
+        self._line.await_turn(part)
+        try:
+            received = self._servers.run(
+                self._attempts_of(part),
+                progress=lambda: part.next,
+                cancelled=self._closed.is_set,
+            )
+        except DeviceMemoryError:
+            self.refused = part.batch.job.split
+            raise
+        finally:
+            self._line.done(part, received)
+
+    def _attempts_of(self, part: RequestSlice) -> Callable[[Transport], int]:
+        """Attempts for ``part``; of servers that stay out of memory it has enough before the patience ends."""
+        split, short = part.batch.job.split, 0
+
+        def attempt(transport: Transport) -> int:
+            """Ask one server; :class:`DeviceMemoryError` once it was short of memory often enough."""
+            nonlocal short
+            try:
+                return self._attempt(transport, part)
+            except HostMemoryError as error:
+                short += 1
+                if short < SHORT_TRIES or not self._movable(split):
+                    raise
+                raise DeviceMemoryError(str(error)) from None
+
+        return attempt
+
+    def _attempt(self, transport: Transport, part: RequestSlice) -> int:
+        """Ask one server for what is missing of ``part``; the bytes of its answer."""
+        if self._closed.is_set():
+            raise Stopped
+        if part.next == len(part.rows):
+            return 0
+        batch, job = part.batch, part.batch.job
+        ids = batch.ids[part.rows[part.next :]]
+        request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
+        began = asked
+
+        def read(reader: FrameReader) -> RequestReport:
+            """Take the answer; :class:`WireError` when samples are missing at its end."""
+            nonlocal received, began
+            began = time.monotonic()
+            end = self._receive(reader, part, transport.url)
+            received = reader.bytes_read
+            if missing := len(part.rows) - part.next:
+                raise WireError(f"{transport.url}: the stream ended {missing} samples early")
+            try:
+                return RequestReport.from_json(end.report)
+            except BadRequestError as error:
+                raise WireError(f"{transport.url}: {error}") from None
+
+        with self._tracer.span("request", "network", batch=batch.number, samples=len(ids)):
+            try:
+                report = transport.stream(job.path, request, read)
+            except BadRequestError as error:
+                raise job.explained(error, transport.url) from None
+        ended = time.monotonic()
+        self._traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)
+        return received + _HEAD_BYTES
+
+    def _receive(self, reader: FrameReader, part: RequestSlice, server: str) -> StreamEnd:
+        """Take the frames of an answer; stored samples are decoded while the connection is asked for the next ones."""
+        while not isinstance(found := self._receiver.next(reader, part, server), StreamEnd):
+            if found.samples is None:
+                self._arrived(part.batch, found.rows, found.ids)
+                continue
+            try:
+                self._decoders.submit(self._decode, part.batch, found.rows, found.samples)
+            except RuntimeError:  # they have been shut down
+                raise Stopped from None
+        return found
+
+    def _decode(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
+        """Decode stored samples that came over the network, and keep them; for a thread of its own."""
+        try:
+            self._receiver.decode(batch, rows, samples)
+            self._arrived(batch, rows, samples.ids)
+            self._receiver.keep(batch, samples)
+        except BaseException as error:
+            self._failed(error)
