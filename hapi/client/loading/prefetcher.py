@@ -173,7 +173,7 @@ class Prefetcher:
         """Job of the batch that opens next, once it was asked for."""
         self._next_held: Flags | None = None
         """Which rows of the batch that opens next are kept, once that was looked up."""
-        self._looking = False
+        self._looking_up = False
         self._failure: BaseException | None = None
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
         receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check)
@@ -243,7 +243,7 @@ class Prefetcher:
                 elif isinstance(task, LiveBatch):
                     self._read(task)
                 else:
-                    self._look(task)
+                    self._look_up(task)
         except Stopped:
             self._fail(HapiError("the session was closed while an epoch was under way"))
         except BaseException as error:  # whatever it is, the consumer must learn of it and not wait for ever
@@ -276,21 +276,21 @@ class Prefetcher:
                 if self._opened == len(self._batches) and not self._reading:
                     return None
                 features = self._features
-                if self._opened == len(self._batches) or self._looking:
+                if self._opened == len(self._batches) or self._looking_up:
                     self._changed.wait()
                 elif features is not None and self._next_held is None:
-                    self._looking = True
+                    self._looking_up = True
                     return features
                 elif self._may_open():
                     self._open_next()
                 else:
                     self._changed.wait()
 
-    def _look(self, features: PassFeatures) -> None:
+    def _look_up(self, features: PassFeatures) -> None:
         """Look up what is kept of the batch that opens next."""
         held = features.held(self._batches[self._opened])
         with self._changed:
-            self._next_held, self._looking = held, False
+            self._next_held, self._looking_up = held, False
             self._changed.notify_all()
 
     def _may_open(self) -> bool:
