@@ -29,6 +29,17 @@ def user_path(text: str | Path, what: str) -> Path:
         ) from None
 
 
+def user_cache_folder() -> Path | None:
+    """``$XDG_CACHE_HOME/hapi`` or ``~/.cache/hapi``; None for a user without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given and Path(given).is_absolute():  # a relative one is invalid by the XDG specification
+        return Path(given) / "hapi"
+    try:
+        return Path.home() / ".cache" / "hapi"
+    except RuntimeError:
+        return None
+
+
 def read_bounded(path: str | Path, max_bytes: int, what: str) -> bytes:
     """Return the content of a file, pipe or device that a person named; never read more than ``max_bytes`` bytes.
 

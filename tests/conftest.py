@@ -38,6 +38,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 _cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 os.environ.setdefault("TORCH_HOME", str(_cache_home / "torch"))
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="hapi-test-cache-")
+# Trainings keep nothing unless a test says so: the next one would begin where it left off.
+os.environ.setdefault("HAPI_TRAIN_CACHE", "off")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 

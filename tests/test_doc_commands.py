@@ -100,4 +100,4 @@ def test_what_is_right_or_only_unfinished_passes(shown: str) -> None:
 
 
 def test_a_flag_of_no_command_is_found() -> None:
-    assert set(named_flags("`--sample-cache DIR` and `--sampel-cache`")) - known_flags() == {"--sampel-cache"}
+    assert set(named_flags("`--cache-dir DIR` and `--cahce-dir`")) - known_flags() == {"--cahce-dir"}

@@ -1,6 +1,6 @@
-"""Folder of a sample cache, shared by any number of processes of a machine.
+"""Folder of the cache of samples and features, shared by any number of processes of a machine.
 
-    DIR/hapi-sample-cache       marks the folder; a folder with other contents is left alone
+    DIR/hapi-cache              marks the folder; a folder with other contents is left alone
     DIR/lock                    locked while the budget is counted and while files come, go and change their names
     DIR/NAME@VERSION/users      locked (shared) by users of this version; its time is that of the last use
     DIR/NAME@VERSION/open-T     a segment being written, locked by its writer
@@ -10,7 +10,8 @@ All locks are ``flock``: the kernel frees those of a process that dies at any mo
 unlocked ``open-`` file, which is removed when the budget is counted next. An open file has its final size
 from the beginning (without taking disk blocks), so the sizes of all files are the reserved bytes.
 
-Files in use are never removed. When the budget is used up, unused versions are removed, the least recently
+Nothing is made before something is kept: opening a folder only checks that it can be used. Files in use are never
+removed. When the budget is used up, unused versions are removed, the least recently
 used first; after that nothing more is admitted. An epoch uses every sample once, in an order that changes. So
 any cache hits in proportion to the samples it holds: to replace one by another gains nothing and costs a
 write (CoorDL's MinIO cache: Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021).
@@ -22,6 +23,8 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,10 +35,11 @@ from hapi.errors import ConflictError, UsageError
 from hapi.paths import user_path
 from hapi.wire.references import DatasetReference
 
-SAMPLE_CACHE_BYTES = 20 * 10**9
-"""Default budget."""
-MARKER = "hapi-sample-cache"
-_FORMAT = b"1\n"
+MAX_DEFAULT_BYTES = 100 * 10**9
+"""Largest default budget."""
+MARKER = "hapi-cache"
+_OLD_MARKER = "hapi-sample-cache"
+_FORMAT = b"2\n"
 _LOCK, _USERS, OPEN, SEGMENT = "lock", "users", "open-", "segment-"
 LOCK_SECONDS = 2.0
 """Longest wait for a lock that is held for milliseconds: its owner may have been stopped."""
@@ -66,45 +70,56 @@ class CacheFolder:
     """A cache folder with a budget; holds no open file."""
 
     def __init__(self, path: Path, budget: int) -> None:
-        """Describe a folder that exists; use :meth:`open`."""
+        """Describe a folder that is in order; use :meth:`open`."""
         self.path = path
         self.budget = budget
 
     @classmethod
-    def open(cls, path: str | Path, budget: int, what: str = "sample cache") -> CacheFolder:
-        """Open the cache at ``path``, or make it.
+    def open(cls, path: str | Path, budget: int | None, what: str = "cache") -> CacheFolder:
+        """Return the cache at ``path``, which is made when something is first kept in it.
 
         Args:
             path: its folder.
-            budget: most bytes of all files in it.
+            budget: most bytes of all files in it; None for half of what the disk has for it, at most 100 GB.
             what: name of the setting, for messages.
 
         Raises:
             UsageError: the folder belongs to something else, or cannot be written.
         """
         folder = user_path(path, what).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            marker = folder / MARKER
-            # Asked again at last: another process may just have made it one.
-            if (
-                not marker.exists()
-                and {entry.name for entry in folder.iterdir()} - {_LOCK}
-                and not marker.exists()
-            ):
-                raise UsageError(f"{what} {path}: has other files in it; give a new or empty folder")
-            found = cls(folder, budget)
-            with found.locked():
-                if not marker.exists():
-                    marker.write_bytes(_FORMAT)
-                if marker.read_bytes() != _FORMAT:
-                    raise UsageError(
-                        f"{what} {path}: is of another version of Hapi; remove it or give another folder"
-                    )
-            return found
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"{what} {path}: cannot be used: {reason}; give another folder") from None
+        with _one_line(f"{what} {path}"):
+            nearest = next(f for f in (folder, *folder.parents) if _is_there(f))
+            with tempfile.TemporaryFile(dir=nearest):  # the rights alone do not tell
+                pass
+            if nearest == folder:
+                _check_marker(folder, f"{what} {path}")
+            found = cls(folder, 0 if budget is None else budget)
+            if budget is None:
+                found.budget = found._default_budget(nearest)
+        return found
+
+    def _default_budget(self, nearest: Path) -> int:
+        """Half of what the disk of ``nearest`` has free or in this cache: what is kept leaves as much room."""
+        held = 0
+        with contextlib.suppress(OSError, ConflictError):  # of one that goes away, or is in use just now
+            held = sum(version.bytes for version in self.versions())
+        return min(MAX_DEFAULT_BYTES, (shutil.disk_usage(nearest).free + held) // 2)
+
+    @property
+    def exists(self) -> bool:
+        """True once something was kept in it."""
+        return (self.path / MARKER).exists()
+
+    def make(self) -> None:
+        """Make the folder, if it is not there yet; UsageError as of :meth:`open`."""
+        what = f"cache {self.path}"
+        with _one_line(what):
+            self.path.mkdir(parents=True, exist_ok=True)
+            _check_marker(self.path, what)
+            with self.locked():
+                if not self.exists or not (self.path / MARKER).read_bytes():
+                    (self.path / MARKER).write_bytes(_FORMAT)
+                _check_marker(self.path, what)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -117,7 +132,7 @@ class CacheFolder:
             while not _flock(descriptor, fcntl.LOCK_EX):
                 if time.monotonic() > deadline:
                     raise ConflictError(
-                        f"sample cache {self.path}: another process has held its lock for {LOCK_SECONDS:.0f} s; "
+                        f"cache {self.path}: another process has held its lock for {LOCK_SECONDS:.0f} s; "
                         "look for a stopped process"
                     )
                 time.sleep(_LOCK_PAUSE)
@@ -125,9 +140,15 @@ class CacheFolder:
         finally:
             os.close(descriptor)
 
-    def attach(self, reference: DatasetReference) -> tuple[Path, int]:
-        """Return the folder of a version, and a descriptor that marks it as used until it is closed."""
-        folder = self.path / f"{reference.name}@{reference.version}"
+    def version(self, reference: DatasetReference) -> Path:
+        """The folder of a version, which need not be there."""
+        return self.path / f"{reference.name}@{reference.version}"
+
+    def attach(self, folder: Path) -> int:
+        """Make the folder of a version if it is not there; return a descriptor that marks it as used until it is
+        closed.
+        """
+        self.make()
         try:
             with self.locked():
                 folder.mkdir(exist_ok=True)
@@ -135,8 +156,19 @@ class CacheFolder:
                 fcntl.flock(users, fcntl.LOCK_SH)  # nobody has it alone but under the lock
                 os.utime(users)
         except OSError as error:
-            raise UsageError(f"sample cache {folder}: cannot be used: {error.strerror or error}") from None
-        return folder, users
+            raise UsageError(f"cache {folder}: cannot be used: {error.strerror or error}") from None
+        return users
+
+    def detach(self, folder: Path, users: int) -> None:
+        """Give back what :meth:`attach` returned; a version without segments that nobody else uses is removed."""
+        with contextlib.suppress(OSError):
+            os.utime(users)
+        os.close(users)
+        with contextlib.suppress(OSError, ConflictError):
+            if {path.name for path in folder.iterdir()} == {_USERS}:
+                with self.locked():
+                    if {path.name for path in folder.iterdir()} == {_USERS}:
+                        self._remove(folder)
 
     def reserve(self, folder: Path, wanted: int, min_bytes: int) -> Reserved | None:
         """Make a new open file in ``folder`` within the budget.
@@ -179,6 +211,8 @@ class CacheFolder:
 
     def versions(self) -> list[Version]:
         """Return all cached versions, the least recently used first."""
+        if not self.exists:
+            return []
         with self.locked():
             return [
                 Version(folder.name, self._counted(folder), _used_at(folder), _is_in_use(folder))
@@ -188,6 +222,8 @@ class CacheFolder:
     def clear(self) -> list[Version]:
         """Remove every unused version, and return them."""
         found = self.versions()
+        if not found:
+            return []
         with self.locked():
             return [version for version in found if self._remove(self.path / version.name)]
 
@@ -215,6 +251,36 @@ class CacheFolder:
             path.unlink()
         folder.rmdir()
         return True
+
+
+@contextlib.contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn errors of the file system into one line that begins with ``what``."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{what}: cannot be used: {reason}; give another folder") from None
+
+
+def _is_there(folder: Path) -> bool:
+    """Return whether there is something at ``folder``; OSError or ValueError for a name that cannot be."""
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _check_marker(folder: Path, what: str) -> None:
+    """Check that ``folder`` is a cache of this version of Hapi, or empty; UsageError beginning with ``what``."""
+    marker = folder / MARKER
+    names = {entry.name for entry in folder.iterdir()} - {_LOCK}
+    # Asked again at last: another process may just have made it one.
+    if names and MARKER not in names and _OLD_MARKER not in names and not marker.exists():
+        raise UsageError(f"{what}: has other files in it; give a new or empty folder")
+    if _OLD_MARKER in names or (marker.exists() and marker.read_bytes() not in (_FORMAT, b"")):
+        raise UsageError(f"{what}: is of another version of Hapi; remove it or give another folder")
 
 
 def _flock(descriptor: int, kind: int) -> bool:

@@ -34,7 +34,7 @@ from hapi.cache.segments import (
     segment_bytes,
 )
 from hapi.closing import Closing
-from hapi.errors import ConflictError
+from hapi.errors import ConflictError, HapiError, UsageError
 from hapi.process.read_ahead import announced
 from hapi.store.gather import copy_ranges
 from hapi.wire.labels import SINGLE, LabelForm, equal_labels
@@ -74,8 +74,25 @@ class SampleCache(Closing):
         """The writer with the number and the token of its segment."""
         self._full_until = 0.0
         self._stopped = self._closed = False
-        self.path, self._users = folder.attach(reference)
+        self.path = folder.version(reference)
+        self._users: int | None = None
+        """Marks the version as used; None while there is nothing of it."""
+        self._attaching = threading.Lock()
+        if self.path.exists():
+            self._attach()
         self._catalogue = Catalogue(self.path, self._seed, count, self._form)
+
+    def _attach(self) -> None:
+        """Mark the version as used, and make its folder if it is not there."""
+        with self._attaching:
+            if self._users is None and not self._closed:
+                self._users = self.folder.attach(self.path)
+
+    def _attach_if_there(self) -> None:
+        """Mark as used what another process has begun since the cache was opened."""
+        if self._users is None and self.path.exists():
+            with contextlib.suppress(HapiError):
+                self._attach()
 
     @property
     def samples(self) -> int:
@@ -93,11 +110,12 @@ class SampleCache(Closing):
 
     def held(self, ids: IntArray) -> Flags:
         """Return which of samples ``ids`` are cached; bool [n]."""
+        self._attach_if_there()
         return self._catalogue.held(ids)
 
     def share(self, ids: IntArray) -> float:
         """Share of samples ``ids`` that is cached, from 0 to 1."""
-        return float(self._catalogue.held(ids).mean()) if len(ids) else 0.0
+        return float(self.held(ids).mean()) if len(ids) else 0.0
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -105,6 +123,7 @@ class SampleCache(Closing):
         """Yield (rows of ``ids``, ascending; their samples) of all cached samples, a bounded number of bytes
         at a time.
         """
+        self._attach_if_there()
         locations = self._catalogue.find(ids)
         rows = np.flatnonzero(locations.held)
         ends = np.cumsum(locations.length[rows], dtype=np.int64)
@@ -191,7 +210,7 @@ class SampleCache(Closing):
                 self._append(samples)
             except ConflictError:
                 self._full_until = time.monotonic() + _FULL_SECONDS
-            except OSError as error:
+            except (OSError, UsageError) as error:
                 self._stop(error)
 
     def flush(self) -> None:
@@ -215,9 +234,10 @@ class SampleCache(Closing):
             self._flush()
             self._closed = self._stopped = True
         self._catalogue.close()
-        with contextlib.suppress(OSError):
-            os.utime(self._users)
-        os.close(self._users)
+        with self._attaching:
+            if self._users is not None:
+                self.folder.detach(self.path, self._users)
+                self._users = None
 
     def _append(self, samples: Samples) -> None:
         lengths = np.diff(samples.offsets)
@@ -244,6 +264,9 @@ class SampleCache(Closing):
     def _new_segment(self, length: int) -> tuple[SegmentWriter, int, str] | None:
         """Begin a segment for a sample of ``length`` bytes and others; None when there is no room."""
         min_bytes = segment_bytes(length, self._form)
+        if min_bytes > self.folder.budget:
+            return None
+        self._attach()
         reserved = self.folder.reserve(self.path, max(self._segment_bytes, min_bytes), min_bytes)
         if reserved is None:
             return None
@@ -270,14 +293,14 @@ class SampleCache(Closing):
                 with contextlib.suppress(OSError):
                     (self.path / f"{OPEN}{token}").unlink(missing_ok=True)
 
-    def _stop(self, error: OSError) -> None:
+    def _stop(self, error: OSError | UsageError) -> None:
         """Keep nothing more; what is here stays of use."""
         if not self._stopped:
             self._stopped = True
             log.warning(
-                "sample cache %s: cannot be written (%s); training goes on, and no more samples are cached",
+                "cache %s: cannot be written (%s); training goes on, and nothing more is kept",
                 self.folder.path,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
             )
         with contextlib.suppress(OSError, ConflictError):
             self._seal()

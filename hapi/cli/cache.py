@@ -1,11 +1,12 @@
-"""``hapi cache ls DIR`` and ``hapi cache clear DIR``: contents of a sample cache, and making room in it."""
+"""``hapi cache ls [DIR]`` and ``hapi cache clear [DIR]``: contents of the cache, and making room in it."""
 
 from __future__ import annotations
 
 import argparse
 import time
 
-from hapi.cache.folder import MARKER, SAMPLE_CACHE_BYTES, CacheFolder
+from hapi.cache.folder import MARKER, CacheFolder
+from hapi.cache.open_folder import default_path
 from hapi.cli.shared.common import EXIT_OK
 from hapi.errors import HapiError, UsageError
 from hapi.paths import user_path
@@ -17,19 +18,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", choices=("ls", "clear"), help="list it, or remove versions that no process uses"
     )
-    parser.add_argument("folder", metavar="DIR", help="folder of --sample-cache")
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        help="folder of --cache-dir (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line for each dataset version: bytes, last use; or the removed ones."""
-    if not (user_path(args.folder, "FOLDER") / MARKER).is_file():
-        raise UsageError(f"{args.folder}: is no sample cache")
-    folder = CacheFolder.open(args.folder, SAMPLE_CACHE_BYTES)
+    folder = _open(args.folder)
     try:
         removed = folder.clear() if args.action == "clear" else []
         left = folder.versions()
     except OSError as error:
-        raise HapiError(f"{args.folder}: {error.strerror or error}") from None
+        raise HapiError(f"{folder.path}: {error.strerror or error}") from None
     if args.action == "clear":
         what = "dataset version" if len(removed) == 1 else "dataset versions"
         print(f"removed {len(removed)} {what}, {format_bytes(sum(v.bytes for v in removed))}")
@@ -39,3 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if not left and args.action == "ls":
         print("empty")
     return EXIT_OK
+
+
+def _open(name: str | None) -> CacheFolder:
+    """The cache at ``name``, or the user's own, which need not be there."""
+    path = default_path() if name is None else user_path(name, "DIR")
+    if path is None:
+        raise UsageError("there is no home folder; name the cache's folder")
+    if not (path / MARKER).is_file() and (name is not None or path.exists()):
+        raise UsageError(f"{path}: is no cache of Hapi")
+    return CacheFolder.open(path, None)

@@ -41,7 +41,7 @@ GROUPS = {
     },
     "operation": {
         "status": "say what a server does now",
-        "cache": "list or clear the folder in which hapi-train keeps samples (--sample-cache)",
+        "cache": "list, check or clear the folder in which samples and features are kept (--cache-dir)",
         "completion": "print what bash, zsh or fish reads to complete commands and flags",
     },
 }

@@ -162,8 +162,9 @@ def check_together(loaded: Loaded[TrainSettings]) -> None:
     if settings.log and not wants_folder(loaded):
         raise UsageError("--log: needs a run folder; leave --no-output out")
     check_loggers(settings.log)
-    if settings.sample_cache is None and "sample_cache_size" in loaded.origins:
-        raise UsageError("--sample-cache-size needs --sample-cache DIR")
+    for name in ("cache_dir", "cache_size", "cache_memory") if settings.cache == "off" else ():
+        if name in loaded.origins:
+            raise UsageError(f"{flag_of(name)}: has no effect with --cache off")
     for epoch in settings.profile_epoch:
         if epoch >= settings.epochs and settings.checkpoint_path is None:  # with one, more epochs may follow
             raise UsageError(
@@ -228,8 +229,6 @@ def _warnings(session: Session, training: TrainingSettings) -> Iterator[str]:
         yield from _random_weights(session)
     if settings.shuffle == "full" and session.job_context.description.prefers_chunks:
         yield _full_cost(session.job_context.description)
-    if settings.sample_cache is not None and not session.keeping.samples:
-        yield f"--sample-cache: has no use at split {session.split}, where features cross; it keeps stored samples"
     if training.resume and training.checkpoint and not existing(training.checkpoint):
         yield f"--resume: there is no {training.checkpoint} yet, so training begins anew"
 

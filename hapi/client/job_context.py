@@ -10,6 +10,7 @@ import torch
 
 from hapi.arrays import IntArray
 from hapi.cache.folder import CacheFolder
+from hapi.cache.open_folder import open_cache_folder
 from hapi.client.augment import augmented
 from hapi.client.connect import Connected, connect, over
 from hapi.client.dataset_choice import choose_dataset, hold_out, transform_of
@@ -17,7 +18,7 @@ from hapi.client.early_checks import check_views
 from hapi.client.loading.job import ExtractionJob
 from hapi.client.memory import move_weights
 from hapi.client.models import ClientModel, open_client_model
-from hapi.client.settings import STRATEGY_NAMES, DataSettings, NetworkSettings, SessionSettings
+from hapi.client.settings import STRATEGY_NAMES, CacheMode, DataSettings, NetworkSettings, SessionSettings
 from hapi.client.soundness import check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import Transport
@@ -72,8 +73,10 @@ class JobContext:
     """Transforms of the training samples, perhaps random, and of the validation samples, never random."""
     views: int | None
     """Draws of a random transform that take turns from epoch to epoch; None: a new one in each."""
-    sample_cache: CacheFolder | None
-    """Cache of stored samples on this machine."""
+    cache_folder: CacheFolder | None
+    """Cache of features and stored samples on this machine; None when nothing is kept."""
+    cache_mode: CacheMode
+    """Whether the plan decides what is kept."""
     _jobs: dict[tuple[int, bool], ExtractionJob] = field(default_factory=dict)
 
     @property
@@ -155,8 +158,8 @@ def resolve_job(
         HapiError: the settings do not fit each other, the store or the servers; one line with the reason.
     """
     check_views(settings.augment, settings.augment_views)
-    folder = settings.sample_cache
-    cache = None if folder is None else CacheFolder.open(folder, settings.sample_cache_size, "--sample-cache")
+    off = settings.cache == "off"
+    cache = None if off else open_cache_folder(settings.cache_dir, settings.cache_size)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     connected = connect(settings, token) if transports is None else over(settings, transports, settings.store)
@@ -211,7 +214,8 @@ def _build_context(
             transform if held_out is None else transform_of(settings, held_out),
         ),
         views=settings.augment_views,
-        sample_cache=cache,
+        cache_folder=cache,
+        cache_mode=settings.cache,
     )
 
 

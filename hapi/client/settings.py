@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hapi.cache.folder import SAMPLE_CACHE_BYTES
 from hapi.client.transport.slow_server import LEAST_RATE, LONGEST_ANSWER, RATE_SECONDS
 from hapi.config.settings import setting, with_other_names
 from hapi.profiler.strategies import PLANNERS
 from hapi.wire.references import Precision
 
 OnOff = Literal["on", "off"]
+CacheMode = Literal["auto", "on", "off"]
 STORE_PREFIX = "store:"
 """Beginning of the name of a pushed model."""
 ORACLE = "oracle"
@@ -185,15 +185,25 @@ class NetworkSettings:
         high=1 << 48,
         unit="bytes",
     )
-    sample_cache: str | None = setting(
-        "folder on a local disk where stored samples that came over the network are kept for later epochs and jobs; "
-        "only batches that run at split 0 use it, since features are the server's",
-        default=None,
+    cache: CacheMode = setting(
+        "keep features of frozen layers, and stored samples that came over the network, on this machine's disk for "
+        "later epochs and jobs: auto (what the plan finds worth keeping), on or off",
+        default="auto",
     )
-    sample_cache_size: int = setting(
-        "most bytes of that folder, of all datasets and trainers in it",
-        default=SAMPLE_CACHE_BYTES,
+    cache_dir: str | None = setting(
+        "folder of --cache (default: $XDG_CACHE_HOME/hapi/cache, which is ~/.cache/hapi/cache)", default=None
+    )
+    cache_size: int | None = setting(
+        "most bytes of that folder, of all jobs in it (default: half of what is free or in it, at most 100 GB)",
+        default=None,
         low=1 << 20,
+        high=1 << 48,
+        unit="bytes",
+    )
+    cache_memory: int | None = setting(
+        "most bytes of kept features in this process's memory too (default: an eighth of what is free, at most 1 GiB)",
+        default=None,
+        low=0,
         high=1 << 48,
         unit="bytes",
     )

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hapi.arrays import IntArray
-from hapi.cache.folder import SAMPLE_CACHE_BYTES, CacheFolder
+from hapi.cache.folder import CacheFolder
 from hapi.cache.samples import SampleCache
 from hapi.closing import Closing
 from hapi.data.dataset import Dataset, find_dataset
@@ -339,7 +339,7 @@ def open_dataset(
     cache_bytes: int | None = None,
     read_ahead_bytes: int = READ_AHEAD_BYTES,
     sample_cache: str | Path | None = None,
-    sample_cache_bytes: int = SAMPLE_CACHE_BYTES,
+    sample_cache_bytes: int | None = None,
 ) -> DatasetReader:
     """A reader of the dataset at ``address``, to be closed after use or used as a context manager.
 
@@ -360,7 +360,8 @@ def open_dataset(
         cache_bytes: bound of chunks of small samples that are kept; None: 64 MiB, of a remote store 360 MiB.
         read_ahead_bytes: bound of what is read ahead of the sequence; three batches, if those are larger.
         sample_cache: a folder on a local disk in which stored samples are kept for later epochs and processes.
-        sample_cache_bytes: bound of that folder, for all datasets and processes.
+        sample_cache_bytes: bound of that folder, for all datasets and processes; None: half of what its disk has for
+            it, at most 100 GB.
 
     Raises:
         NotFoundError: there is no such dataset; the message names those that are there.
@@ -368,7 +369,9 @@ def open_dataset(
         DataError: its manifest or index is damaged.
         UsageError: the address or the sample cache cannot be used.
     """
-    folder = None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes)
+    folder = (
+        None if sample_cache is None else CacheFolder.open(sample_cache, sample_cache_bytes, "sample cache")
+    )
     url, name = split_address(address)
     store = open_store(url)
     dataset = find_dataset(store, name, version, chunk_cache(store, cache_bytes))

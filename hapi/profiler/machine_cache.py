@@ -22,6 +22,7 @@ import xxhash
 
 from hapi import __version__
 from hapi.atomic import write_atomically
+from hapi.paths import user_cache_folder
 from hapi.process.processors import processor_count
 from hapi.wire.documents import parse_document
 
@@ -44,17 +45,6 @@ class Kept:
     measured: str
     """Time of the measurement, as ISO 8601."""
     path: Path
-
-
-def folder() -> Path | None:
-    """``$XDG_CACHE_HOME/hapi`` or ``~/.cache/hapi``; None for a user without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if given and Path(given).is_absolute():  # a relative one is invalid by the XDG specification
-        return Path(given) / "hapi"
-    try:
-        return Path.home() / ".cache" / "hapi"
-    except RuntimeError:
-        return None
 
 
 def identity() -> tuple[str, ...]:
@@ -120,7 +110,7 @@ def save(kind: str, key: Sequence[str], content: Any) -> str:
 
 
 def _path(kind: str, key: Sequence[str]) -> Path | None:
-    home = folder()
+    home = user_cache_folder()
     digest = xxhash.xxh3_64_hexdigest(json.dumps([FORM, *key]).encode())
     return None if home is None else home / f"{kind}-{digest}.json"
 

@@ -42,5 +42,5 @@ def test_what_is_no_cache_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "thesis@final" / "thesis.tex").touch()
     for action in ("ls", "clear"):
         assert main(["cache", action, str(tmp_path)]) == 2
-        assert capsys.readouterr().err == f"hapi cache: error: {tmp_path}: is no sample cache\n"
+        assert capsys.readouterr().err == f"hapi cache: error: {tmp_path}: is no cache of Hapi\n"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["thesis.tex", "thesis@final"]

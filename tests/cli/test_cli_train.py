@@ -61,7 +61,7 @@ from hapi.train.settings import TrainSettings
         (["--class-weights", "/nowhere"], "--class-weights /nowhere: cannot be read: No such file"),
         (["--no-output", "--checkpoint-every", "5"], "--checkpoint-every needs --checkpoint"),
         (["--no-output", "--keep", "3"], "--keep needs --checkpoint FILE"),
-        (["--sample-cache-size", "20GB"], "--sample-cache-size needs --sample-cache DIR"),
+        (["--cache", "off", "--cache-size", "20GB"], "--cache-size: has no effect with --cache off"),
         (["--profile-epoch", "3"], "--profile-epoch 3: expected 0 to 2, the last epoch; give more --epochs"),
         (["--profile-epoch", "0,9", "--epochs", "9"], "--profile-epoch 9: expected 0 to 8"),
         (["--report", "/tmp"], "--report /tmp: is not a plain file"),
@@ -70,7 +70,10 @@ from hapi.train.settings import TrainSettings
         (["--report", "r" * 300], "cannot be written there: File name too long"),
         (["--store", "~no-such-user/s"], "--store ~no-such-user/s: there is no user of this name"),
         (["--store", "s" * 300], "cannot be read: File name too long"),
-        (["--sample-cache", "~no-such-user"], "--sample-cache ~no-such-user: there is no user of this name"),
+        (
+            ["--cache", "on", "--cache-dir", "~no-such-user"],
+            "--cache-dir ~no-such-user: there is no user of this name",
+        ),
         (["/nowhere.yaml"], "/nowhere.yaml: cannot read the settings file: No such file"),
         (["/tmp"], "/tmp: is a folder, no file of settings; to go on with the run in it, give --resume /tmp"),
     ],
@@ -143,7 +146,7 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
     [
         ("bs: 5\ndevice: tpu\n", "job.yaml:2:9: device 'tpu': expected auto, cpu, cuda"),
         ("resume: yes\n", "job.yaml:1:9: resume needs the folder of the run"),
-        ("sample_cache_size: 1GB\n", "job.yaml:1:20: sample_cache_size needs --sample-cache DIR"),
+        ("cache: off\ncache_size: 1GB\n", "job.yaml:2:13: cache_size: has no effect with --cache off"),
         (
             "epochs: 1\nprofile_epoch: [0, 1]\n",
             "job.yaml:2:16: profile_epoch 1: expected 0 to 0, the last epoch",
@@ -155,8 +158,8 @@ def test_wrong_files(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: s
         ),
         ("server: http://x\ntoken_file: t\n", "job.yaml:2:13: token_file t: cannot be read: No such file"),
         (
-            "sample_cache: ~no-such-user\n",
-            "job.yaml:1:15: sample_cache ~no-such-user: there is no user of",
+            "cache_dir: ~no-such-user\ncache: on\n",
+            "job.yaml:1:12: cache_dir ~no-such-user: there is no user of",
         ),
         ("", "HAPI_STORE ~no-such-user/s: there is no user of this name"),
     ],

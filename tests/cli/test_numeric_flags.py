@@ -117,7 +117,7 @@ def test_every_number_of_the_settings_has_bounds(command: str, field: SettingFie
 def test_an_empty_text_is_no_value(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's variable that is not set is no way to train without a checkpoint, or on another server."""
     for flag, text in itertools.product(
-        ("--checkpoint", "--sample-cache", "--server", "--store", "--report"), ("", " ")
+        ("--checkpoint", "--cache-dir", "--server", "--store", "--report"), ("", " ")
     ):
         assert train.main([flag, text]) == 2
         line = capsys.readouterr().err

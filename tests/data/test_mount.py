@@ -193,7 +193,7 @@ def test_a_sample_cache_smaller_than_the_data_set(address: str, tmp_path: Path) 
             order = mounted.sequence(seed=3, epoch=epoch)
             assert drain(mounted, [1, 700, 64]) == order.tolist()
         assert mounted.sample_cache is not None and 300 < mounted.sample_cache.samples < 700
-    (folder / "hapi-sample-cache").unlink()
+    (folder / "hapi-cache").unlink()
     with pytest.raises(UsageError, match="has other files in it"):
         mount(address, sample_cache=folder)
 

@@ -226,8 +226,8 @@ def test_a_sample_cache_on_a_full_disk(running: ServerProcess, tmp_path: Path) -
     expected = losses(report_of(report))
     for size in (8, 204):  # room for nothing but the folder; room for some samples
         with small_disk(tmp_path / f"disk{size}", size) as disk:
-            cache = ("--sample-cache", str(disk / "cache"))
-            done = train(*arguments, *cache, "--sample-cache-size", "1GB")
+            cache = ("--cache", "on", "--cache-dir", str(disk / "cache"))
+            done = train(*arguments, *cache, "--cache-size", "1GB")
             assert losses(report_of(report)) == expected
             assert "Traceback" not in done.stderr
 

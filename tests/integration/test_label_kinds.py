@@ -97,7 +97,7 @@ def test_every_split_brings_the_same_labels(service: Service, kind: LabelKind, s
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sample_cache_keeps_them(service: Service, kind: LabelKind, tmp_path: Path) -> None:
     for epoch in range(2):
-        with open_session(service, dataset=kind, split=0, sample_cache=str(tmp_path)) as session:
+        with open_session(service, dataset=kind, split=0, cache="on", cache_dir=str(tmp_path)) as session:
             ids = np.concatenate(session.batch_ids(epoch))
             found = torch.cat([labels for _, labels in session.epoch(epoch)])
             assert np.array_equal(found.numpy(), labels_of(kind)[ids])

@@ -39,7 +39,7 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
 ) -> None:
     cache, report = tmp_path / "cache", tmp_path / "report.json"
     with server(store, log=tmp_path / "log") as running:
-        shared = (*COMMON, "--server", running.url, "--sample-cache", str(cache))
+        shared = (*COMMON, "--server", running.url, "--cache", "auto", "--cache-dir", str(cache))
         jobs = [
             start_train(*shared, "--seed", str(seed), "--report", str(tmp_path / f"{seed}.json"))
             for seed in (0, 1)
@@ -59,16 +59,14 @@ def test_two_at_a_time_one_killed_and_one_afterwards(
         assert [e["cached_samples"] for e in report_of(report)["epochs"]] == [COUNT, COUNT]
     assert "digits@" in hapi("cache", "ls", str(cache)).stdout
     assert "removed 1 dataset" in hapi("cache", "clear", str(cache)).stdout
-    assert {path.name for path in cache.iterdir()} == {"hapi-sample-cache", "lock"}
+    assert {path.name for path in cache.iterdir()} == {"hapi-cache", "lock"}
 
 
 @pytest.mark.slow
-def test_wrong_folder_and_no_use(store: Path, tmp_path: Path) -> None:
-    done = train(*COMMON, "--store", str(store), "--sample-cache", str(store), code=2)
-    assert done.stderr.count("\n") == 1 and f"--sample-cache {store}: has other files in it" in done.stderr
-    done = train(*COMMON, "--store", str(store), "--sample-cache-size", "1KB", code=2)
-    assert "--sample-cache-size: expected" in done.stderr
-    done = train(
-        *COMMON, "--store", str(store), "--split", "freeze", "--epochs", "1", "--sample-cache", str(tmp_path / "c")
-    )  # fmt: skip
-    assert "note  --sample-cache: has no use at split 11" in done.stdout
+def test_wrong_folder_and_wrong_size(store: Path, tmp_path: Path) -> None:
+    done = train(*COMMON, "--store", str(store), "--cache", "on", "--cache-dir", str(store), code=2)
+    assert done.stderr.count("\n") == 1 and f"--cache-dir {store}: has other files in it" in done.stderr
+    done = train(*COMMON, "--store", str(store), "--cache-size", "1KB", code=2)
+    assert "--cache-size: expected" in done.stderr
+    done = train(*COMMON, "--store", str(store), "--cache", "off", "--cache-size", "1GB", code=2)
+    assert "--cache-size: has no effect with --cache off" in done.stderr

@@ -61,5 +61,7 @@ def size(path: Path) -> int:
 def crash(cache: SampleCache) -> None:
     """Its process dies: the kernel closes its files and frees its locks."""
     cache._catalogue.close()
-    os.close(cache._users)
+    if cache._users is not None:
+        os.close(cache._users)
+        cache._users = None
     cache._closed = cache._stopped = True

@@ -34,7 +34,7 @@ from hapi.wire.frames import Buffer
 COUNT = 46
 SETTINGS: dict[str, Any] = {
     "model": "resnet18", "weights": "random", "bs": 10, "request_size": 7, "epochs": 2, "threads": 1, "freeze": 12,
-    "dataset": "blobs", "lr": 0.01, "split": "freeze",
+    "dataset": "blobs", "lr": 0.01, "split": "freeze", "cache": "off",
 }  # fmt: skip
 SIDE = 32
 

@@ -46,7 +46,7 @@ class Keeping(Closing):
         """Use nothing more of what was kept: a server was left that some of it may come from."""
         if self.samples:
             log.warning(
-                "--sample-cache may hold samples of that server: it is not used any more; empty it with "
+                "--cache-dir may hold samples of that server: it is not used any more; empty it with "
                 "'hapi cache clear'"
             )
         self.samples = {}

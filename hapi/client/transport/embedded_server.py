@@ -33,7 +33,9 @@ class EmbeddedServer:
     def __init__(self, store: str, *, allow_models: Sequence[str] = (), threads: int | None = None) -> None:
         if store.startswith("memory:"):
             raise UsageError("--store memory: lives in one process; give a folder or an object store's URL")
-        open_store(store)  # a URL that cannot be is said so before anything is started
+        # A URL that cannot be is said so before anything is started.
+        self.on_local_disk = open_store(store).local_path("any") is not None
+        """True where the store is a folder, so that its samples are on this machine already."""
         self.token = secrets.token_hex(16)
         try:
             self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process below

@@ -26,7 +26,7 @@ PATHS = (
     "output",
     "token_file",
     "ca_file",
-    "sample_cache",
+    "cache_dir",
     "profile",
     "save_profile",
     "report",
