@@ -26,7 +26,7 @@ from hapi.client.planning.change_hold import ChangeHold
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.drift import Drift, DriftDetector
 from hapi.client.planning.link_probe import LinkProbe
-from hapi.profiler import cost
+from hapi.profiler import pipeline
 from hapi.profiler.cost import estimate
 from hapi.profiler.profile import Job, Profile
 
@@ -287,7 +287,7 @@ def ablate(records: Sequence[Mapping[str, Any]], tell: Callable[[str], None]) ->
         known = known or found
         rows.append(_row(name, found, known))
         tell(f"{name}: {rows[-1]['mean']:.4f}")
-    found_norms = [_norm(records, norm) for norm in (cost.OVERLAP_NORM, 2.0, 4.0, 16.0, 512.0)]
+    found_norms = [_norm(records, norm) for norm in (pipeline.OVERLAP_NORM, 2.0, 4.0, 16.0, 512.0)]
     choices = found_norms[0]["choices"]
     norms = tuple(
         {**row, "other_choices": sum(a != b for a, b in zip(row["choices"], choices, strict=True))}
@@ -329,7 +329,7 @@ def _truths(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Profile, Job
 
 def _norm(records: Sequence[Mapping[str, Any]], norm: float) -> dict[str, Any]:
     """Cost of the choices of ``auto`` over the best measured split, with this norm for stages that overlap."""
-    with _patched(cost, "OVERLAP_NORM", norm):
+    with _patched(pipeline, "OVERLAP_NORM", norm):
         cells = measured_cells(list(replayed(records)))
     choices = [one.choices["auto"] for one in cells]
     over = [one.slower(choice) for one, choice in zip(cells, choices, strict=True)]

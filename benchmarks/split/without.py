@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from benchmarks.split.ablate import MECHANISMS, Switch, set_values
 from hapi.cli.train import main
 from hapi.client.loading import pacing
-from hapi.profiler import cost
+from hapi.profiler import pipeline
 
 ALL_ON = "none (all on)"
 SWITCHES: Mapping[str, Switch] = {
     **MECHANISMS,
     "pacing": set_values(pacing.RequestPacer, delay=lambda self, split: 0.0),
     "pacing lead": set_values(pacing, LONGEST_LEAD=0.0),
-    "overlap norm": set_values(cost, OVERLAP_NORM=512.0),
+    "overlap norm": set_values(pipeline, OVERLAP_NORM=512.0),
 }
 """Mechanisms by name. Those of requests' times do not exist in simulated worlds, so that these have none."""
 

@@ -150,6 +150,8 @@ class Profile:
     """Seconds of one optimiser step, whatever the batch."""
     optimizer_bytes_per_parameter_byte: float
     """State that the optimiser keeps beside the gradients (1 for momentum, 2 for Adam)."""
+    one_machine: bool = False
+    """True when server and client share one machine's processors."""
     notes: tuple[str, ...] = ()
     """Origin of the figures: measured, scaled or assumed; when, and with which versions."""
 
@@ -192,6 +194,8 @@ class Profile:
             raise ConfigError(
                 f"profile: version is {version}, this hapi reads {PROFILE_VERSION}; measure anew"
             )
+        if isinstance(document, Mapping):  # profiles of two machines need not say so
+            document = {"one_machine": False, **document}
         return typing.cast(Self, read_strictly(cls, document, "profile"))
 
     def save(self, path: str, job: Job | None = None) -> None:
@@ -257,6 +261,7 @@ class Job:
     weights_from: int | None = None
     """Weights of the layers after this one stay on the client's device, also at a later split, as a strategy may come
     back to them; None for only those after the split."""
+
     cached: float = 0.0
     """The part of an epoch's samples, from 0 to 1, that the client has on its disk as they are stored: they need not
     cross at split 0."""

@@ -60,6 +60,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         (kind,) = (k for k in typing.get_args(kind) if k is not types.NoneType)
+        return _value(kind, value, where)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple) or len(value) > _MAX_ENTRIES:
             raise ConfigError(f"{where}: expected a list of at most {_MAX_ENTRIES}")

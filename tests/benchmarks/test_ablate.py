@@ -12,7 +12,7 @@ from benchmarks.split import ablate as module
 from benchmarks.split.ablate import BATCHES, MECHANISMS, SCENES, Scene, ablate, simulate
 from benchmarks.testbed.cells import read
 from hapi.client.planning.drift import Drift
-from hapi.profiler import cost
+from hapi.profiler import pipeline
 
 RECORDED = Path(__file__).parents[2] / "docs" / "measurements" / "sweep-2core-2026-11-23.jsonl"
 
@@ -36,5 +36,5 @@ def test_each_mechanism_is_off_in_its_turn_only(monkeypatch: pytest.MonkeyPatch)
     found = ablate([r for r in read(RECORDED) if "/48/" in r.get("cell", "/48/")], lambda line: None)
     assert [row["off"] for row in found.mechanisms] == list(names)
     assert found.mechanisms[0]["other_ends"] == 0 and found.mechanisms[1]["changes"] == 1
-    assert found.norms[0]["norm"] == cost.OVERLAP_NORM == 8.0 and Drift.EVIDENCE == 2
+    assert found.norms[0]["norm"] == pipeline.OVERLAP_NORM == 8.0 and Drift.EVIDENCE == 2
     assert found.table()[2].startswith("none (all on)") and found.to_json()["benchmark"] == "ablate"

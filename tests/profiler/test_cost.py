@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.profiler_tools import crafted, free_server, free_tier
 
 from hapi.errors import DeviceMemoryError
-from hapi.profiler.cost import OVERLAP_NORM, estimate, largest_batch, memory, prefetch_depth
+from hapi.profiler.cost import estimate, largest_batch, memory, prefetch_depth
+from hapi.profiler.pipeline import OVERLAP_NORM
 from hapi.profiler.profile import Job, LinkProfile, Profile
 from hapi.profiler.strategies import PLANNERS, plan
 

@@ -1,0 +1,311 @@
+"""Choice of what a job keeps: mode, cut, split and codec, by the costs of all its epochs. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hapi import units
+from hapi.profiler.cost import memory
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.facts import RAW, CodecCost, Keeping, Objective, Prices
+from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
+
+LEAST_GAIN = 0.01
+"""Least part of the job that keeping must save where nothing is kept yet."""
+_TIE = 1e-9
+_LIMIT_STEPS = 24
+"""Steps of the search for the share that is read in the time in which the others are computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Considered:
+    """The best choice of one mode."""
+
+    mode: Mode
+    cost: JobCost | None
+    """Its costs; None where the mode is not possible."""
+    rejected: str
+    """Reason why it was not chosen; empty for the chosen one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReusePlan:
+    """What a job keeps, with what else was considered."""
+
+    objective: Objective
+    cost: JobCost
+    """Costs of the job as chosen."""
+    reason: str
+    """Reason for the choice, in one line."""
+    candidates: tuple[Considered, ...]
+    """The best of each mode."""
+
+    @property
+    def choice(self) -> Choice:
+        """The choice."""
+        return self.cost.choice
+
+    @property
+    def mode(self) -> Mode:
+        """The mode."""
+        return self.choice.mode
+
+    @property
+    def cut(self) -> int:
+        """Layer whose output is kept, here or there; 0 for stored samples or nothing."""
+        return self.choice.cut
+
+    @property
+    def split(self) -> int:
+        """Split of the samples that are not kept."""
+        return self.choice.split
+
+    @property
+    def codec(self) -> str:
+        """Name of the codec of what is kept."""
+        return self.choice.codec.name
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the job."""
+        return self.cost.seconds
+
+    @property
+    def money(self) -> float:
+        """Money for the job."""
+        return self.cost.money
+
+    @property
+    def kept(self) -> float:
+        """Share of the samples that is kept when the job ends."""
+        return self.cost.kept
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as it is in a run's report."""
+        return {"mode": self.mode, "cut": self.cut, **dataclasses.asdict(self)}
+
+
+def choose_reuse(
+    profile: Profile,
+    job: Job,
+    keeping: Keeping,
+    *,
+    prices: Prices | None = None,
+    objective: Objective = "time",
+    allowed: Callable[[int], bool] | None = None,
+) -> ReusePlan:
+    """Return the choice that makes the whole job shortest, or cheapest.
+
+    Args:
+        profile: the measurements.
+        job: the training; ``epochs`` are those to come.
+        keeping: room, and what is kept already.
+        prices: of bytes and hours.
+        objective: ``time``, or ``money``.
+        allowed: tells which splits may be taken; None for all that fit the client's memory.
+    """
+    prices = prices or Prices()
+    costs: dict[Mode, JobCost | None] = dict.fromkeys(
+        ("recompute", "keep samples", "keep there", "keep here")
+    )
+    order = _order(objective)
+    splits = _splits(profile, job, allowed)
+    for choice in choices(profile, keeping, splits):
+        cost = JobPricer(profile, job, keeping, choice).job_cost(prices)
+        best = costs[choice.mode]
+        if best is None or _better(order(cost), order(best)):
+            costs[choice.mode] = cost
+    here = costs["keep here"]
+    if here is not None:
+        costs["keep here"] = _limited(profile, job, keeping, prices, here, order)
+    return _decided(job, keeping, objective, costs)
+
+
+def _order(objective: Objective) -> Callable[[JobCost], tuple[float, float]]:
+    if objective == "money":
+        return lambda cost: (cost.money, cost.seconds)
+    return lambda cost: (cost.seconds, cost.money)
+
+
+def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether ``one`` is less, beyond rounding: on ties what was found first stays."""
+    first, second = one[0] - other[0], one[1] - other[1]
+    if abs(first) > _TIE * max(one[0], other[0]):
+        return first < 0
+    return second < -_TIE * max(one[1], other[1])
+
+
+def _splits(profile: Profile, job: Job, allowed: Callable[[int], bool] | None) -> list[int]:
+    """The splits that may be taken, earliest first; all of them if no memory holds any."""
+    every = range(profile.last_split + 1)
+    if allowed is not None:
+        return [split for split in every if allowed(split)] or list(every)
+    if job.memory_bytes is None:
+        return list(every)
+    return [s for s in every if memory(profile, job, s).peak <= job.memory_bytes] or list(every)
+
+
+def choices(profile: Profile, keeping: Keeping, splits: list[int]) -> Iterator[Choice]:
+    """Yield every choice that could be the best one.
+
+    A cut is left out where a later one takes no more bytes with some codec that is no slower: it costs no more in any
+    epoch, and leaves less to compute.
+    """
+    for split in splits:
+        for wire in _on_the_wire(keeping, split):
+            yield Choice(mode="recompute", cut=0, split=split, wire=wire)
+    if keeping.here is not None and not keeping.samples_refused and 0 in splits:
+        yield Choice(mode="keep samples", cut=0, split=0)
+    if keeping.refused:
+        return
+    if keeping.there is not None:
+        for split in splits:
+            for codec in keeping.codecs_at(split) if split else ():
+                yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
+    if keeping.here is not None:
+        for cut, codec in worthwhile_cuts(profile, keeping):
+            for split in splits:
+                for wire in _on_the_wire(keeping, split) if split <= cut else ():
+                    yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
+
+
+def _on_the_wire(keeping: Keeping, split: int) -> tuple[CodecCost, ...]:
+    return keeping.codecs_at(split) if split and keeping.wire_codecs else (RAW,)
+
+
+def worthwhile_cuts(profile: Profile, keeping: Keeping) -> list[tuple[int, CodecCost]]:
+    """Return the cuts with their codecs that no later cut makes useless, the latest first."""
+    found: list[tuple[int, CodecCost, tuple[float, float, float, float]]] = []
+    for cut in range(profile.last_split, 0, -1):
+        raw, share = profile.layers[cut - 1].output_bytes, keeping.share_here(cut)
+        for codec in keeping.codecs_at(cut):
+            costs = (raw / codec.ratio, raw / codec.encode, raw / codec.decode, float(raw))
+            later = [known for at, _, known in found if at > cut and keeping.share_here(at) >= share]
+            if not any(all(x <= y for x, y in zip(known, costs, strict=True)) for known in later):
+                found.append((cut, codec, costs))
+    return [(cut, codec) for cut, codec, _ in found]
+
+
+def _limited(
+    profile: Profile,
+    job: Job,
+    keeping: Keeping,
+    prices: Prices,
+    best: JobCost,
+    order: Callable[[JobCost], tuple[float, float]],
+) -> JobCost:
+    """The same choice with the share that is kept bounded, where a disk reads too slowly to read all of it."""
+    pricer = JobPricer(profile, job, keeping, best.choice)
+    low, high = pricer.kept_before, pricer.room
+    if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(low + 0.98 * (high - low)):
+        return best
+    for _ in range(_LIMIT_STEPS):
+        third = (high - low) / 3
+        if pricer.epoch_seconds(low + third) <= pricer.epoch_seconds(high - third):
+            high -= third
+        else:
+            low += third
+    limited = JobPricer(profile, job, keeping, replace(best.choice, limit=high)).job_cost(prices)
+    return limited if _better(order(limited), order(best)) else best
+
+
+def _decided(
+    job: Job,
+    keeping: Keeping,
+    objective: Objective,
+    costs: dict[Mode, JobCost | None],
+) -> ReusePlan:
+    order = _order(objective)
+    plain = costs["recompute"]
+    if plain is None:  # there is always a split
+        raise ValueError("no split to choose from")
+    best = plain
+    for cost in costs.values():
+        if cost is not None and _better(order(cost), order(best)):
+            best = cost
+    had = _kept_before(keeping, best.choice)
+    gain = 1 - order(best)[0] / order(plain)[0] if order(plain)[0] > 0 else 0.0
+    if best is not plain and not had and gain < LEAST_GAIN:
+        best = plain
+    return ReusePlan(
+        objective=objective,
+        cost=best,
+        reason=_reason(job, keeping, objective, best, costs),
+        candidates=tuple(
+            Considered(mode=mode, cost=cost, rejected=_rejected(mode, cost, best, keeping, objective))
+            for mode, cost in costs.items()
+        ),
+    )
+
+
+def _kept_before(keeping: Keeping, choice: Choice) -> float:
+    there = choice.mode == "keep there"
+    return keeping.share_there(choice.cut) if there else keeping.share_here(choice.cut)
+
+
+def _shown(cost: JobCost, objective: Objective) -> str:
+    return f"{cost.money:.2f}" if objective == "money" else units.format_duration(cost.seconds)
+
+
+def _reason(
+    job: Job,
+    keeping: Keeping,
+    objective: Objective,
+    best: JobCost,
+    costs: dict[Mode, JobCost | None],
+) -> str:
+    plain = costs["recompute"]
+    epochs = f"{job.epochs} epoch{'' if job.epochs == 1 else 's'}"
+    if plain is not None and best is not plain:
+        took = f"{epochs} for" if objective == "money" else f"{epochs} in"
+        share = "" if best.kept >= 1 - 1e-9 else f"; there is room for {best.kept:.0%} of the samples"
+        if best.choice.limit < 1:
+            share = f"; more than {best.kept:.0%} of the samples would be read too slowly"
+        return f"{took} {_shown(best, objective)} instead of {_shown(plain, objective)}{share}"
+    return f"not worth keeping: {_why_not(job, keeping, objective, costs)}"
+
+
+def _why_not(job: Job, keeping: Keeping, objective: Objective, costs: dict[Mode, JobCost | None]) -> str:
+    plain, kept = costs["recompute"], [c for m, c in costs.items() if m != "recompute" and c is not None]
+    if keeping.here is None and keeping.there is None:
+        return "there is no cache"
+    if keeping.refused and not kept:
+        return keeping.refused
+    if job.epochs == 1:
+        return "there is one epoch only, and nothing is kept yet"
+    order = _order(objective)
+    best = min(kept, key=order, default=None)
+    if best is None or plain is None:
+        return keeping.refused or "nothing can be kept"
+    if best.kept < 0.005:
+        return "the cache has no room, or its disk is too slow to fill it"
+    if order(best)[0] <= order(plain)[0]:
+        return f"it would save less than {LEAST_GAIN:.0%} of the job"
+    return "what is kept would be read no faster than it is computed"
+
+
+def _rejected(mode: Mode, cost: JobCost | None, best: JobCost, keeping: Keeping, objective: Objective) -> str:
+    if cost is best:
+        return ""
+    if cost is None:
+        if mode == "keep samples":
+            return keeping.samples_refused or (
+                "no cache here" if keeping.here is None else "split 0 does not fit the memory"
+            )
+        if keeping.refused:
+            return keeping.refused
+        return "no cache here" if mode == "keep here" else "the server keeps no features"
+    order = _order(objective)
+    mine, chosen = order(cost)[0], order(best)[0]
+    more = "dearer" if objective == "money" else "slower"
+    if mine <= chosen * (1 + 1e-3):
+        return f"not {'cheaper' if objective == 'money' else 'faster'} by more than {LEAST_GAIN:.0%}"
+    ratio = mine / chosen if chosen > 0 else float("inf")
+    return (
+        f"{ratio:.1f} times the {'money' if objective == 'money' else 'time'}"
+        if ratio >= 2
+        else (f"{ratio - 1:.1%} {more}")
+    )

@@ -1,0 +1,164 @@
+"""Facts that decide whether keeping pays: disks, codecs, prices, and what is kept already. Pure, plain JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self, cast, get_args
+
+from hapi.errors import UsageError
+from hapi.profiler.reading import read_strictly
+
+Objective = Literal["time", "money"]
+"""Aim of a plan: the shortest job, or the cheapest."""
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Disk and memory of one side that may hold kept samples or features."""
+
+    bytes: int
+    """Most bytes on the disk, those that are kept already among them."""
+    read: float
+    """Bytes per second that the disk reads."""
+    write: float
+    """Bytes per second that the disk writes, sustained unless ``slow_write`` is given."""
+    slow_write: float | None = None
+    """Bytes per second that the disk writes once its fast part is full."""
+    fast_bytes: int = 0
+    """Bytes that the fast part still takes; counts with ``slow_write`` only."""
+    memory_bytes: int = 0
+    """Most bytes that are held in memory too, and are read from there."""
+    memory_read: float = 4e9
+    """Bytes per second that are read from memory."""
+
+    def __post_init__(self) -> None:
+        rates = [self.read, self.write, self.memory_read]
+        rates += [] if self.slow_write is None else [self.slow_write]
+        if not min(rates) > 0:
+            raise UsageError("the rates of a cache's disk must be above 0 bytes per second")
+        if min(self.bytes, self.fast_bytes, self.memory_bytes) < 0:
+            raise UsageError("the bytes of a cache cannot be negative")
+
+    def written(self, seconds: float, before: float) -> float:
+        """Return the bytes that the disk writes in ``seconds``, after ``before`` bytes of this job."""
+        if self.slow_write is None:
+            return seconds * self.write
+        fast = max(0.0, self.fast_bytes - before)
+        if seconds * self.write <= fast:
+            return seconds * self.write
+        return fast + (seconds - fast / self.write) * self.slow_write
+
+    def seconds_to_write(self, nbytes: float, before: float) -> float:
+        """Return the seconds that the disk writes ``nbytes`` for, after ``before`` bytes of this job."""
+        if self.slow_write is None:
+            return nbytes / self.write
+        fast = min(nbytes, max(0.0, self.fast_bytes - before))
+        return fast / self.write + (nbytes - fast) / self.slow_write
+
+    def seconds_to_read(self, held: float) -> float:
+        """Return the mean seconds to read a byte, of ``held`` bytes that are read alike often."""
+        in_memory = min(1.0, self.memory_bytes / held) if held > 0 else 0.0
+        return in_memory / self.memory_read + (1 - in_memory) / self.read
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecCost:
+    """A codec, as measured on samples of one cut."""
+
+    name: str
+    ratio: float
+    """Raw bytes over encoded bytes; at least 1, as what would grow stays raw."""
+    encode: float
+    """Raw bytes per second and core."""
+    decode: float
+    """Raw bytes per second and core."""
+
+    def __post_init__(self) -> None:
+        if not (self.ratio >= 1 and self.encode > 0 and self.decode > 0):
+            raise UsageError(f"codec {self.name}: needs a ratio of at least 1 and rates above 0")
+
+
+RAW = CodecCost(name="none", ratio=1.0, encode=3e9, decode=3e9)
+"""Raw bytes, which are copied and have a checksum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutCodecs:
+    """Codecs that may be used on the output of one layer, beside :data:`RAW`."""
+
+    cut: int
+    codecs: tuple[CodecCost, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptShare:
+    """Share of the samples that is kept at a cut; 0 for stored samples."""
+
+    cut: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """Room for keeping, and what is known of it."""
+
+    here: Storage | None = None
+    """Cache of the trainer; None for none."""
+    there: Storage | None = None
+    """Cache of the server for features; None where its operator has none."""
+    kept_here: tuple[KeptShare, ...] = ()
+    kept_there: tuple[KeptShare, ...] = ()
+    codecs: tuple[CutCodecs, ...] = ()
+    """Measured codecs, by cut."""
+    wire_codecs: bool = False
+    """True if features may be encoded on the wire too."""
+    samples: int | None = None
+    """Samples that all trainers of the job use; None for those of one epoch of this one."""
+    trainers: int = 1
+    refused: str = ""
+    """Reason why features cannot be kept; empty if they can."""
+    samples_refused: str = ""
+    """Reason why stored samples cannot be kept here; empty if they can."""
+
+    def share_here(self, cut: int) -> float:
+        """Return the share of the samples that is kept here at ``cut``."""
+        return next((kept.share for kept in self.kept_here if kept.cut == cut), 0.0)
+
+    def share_there(self, cut: int) -> float:
+        """Return the share of the samples that the server has kept at ``cut``."""
+        return next((kept.share for kept in self.kept_there if kept.cut == cut), 0.0)
+
+    def codecs_at(self, cut: int) -> tuple[CodecCost, ...]:
+        """Return the codecs for ``cut``, raw first."""
+        return (RAW, *(codec for found in self.codecs if found.cut == cut for codec in found.codecs))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a document that :meth:`from_json` reads back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "keeping") -> Self:
+        """Parse ``document``; :class:`ConfigError` names the first field below ``where`` that is wrong."""
+        return cast(Self, read_strictly(cls, document, where))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Prices in any one currency; all 0 where money does not count."""
+
+    egress: float = 0.0
+    """Of a GB (10^9 bytes) from the server to the trainer."""
+    server: float = 0.0
+    """Of an hour of the whole server at work; it serves other jobs in its idle time."""
+    trainer: float = 0.0
+    """Of an hour of the trainer's machine, at work or waiting."""
+
+    def of(self, received_bytes: float, server_seconds: float, seconds: float) -> float:
+        """Return the money for bytes that crossed, the server's work and the job's duration."""
+        return (
+            received_bytes / 1e9 * self.egress
+            + server_seconds / 3600 * self.server
+            + seconds / 3600 * self.trainer
+        )

@@ -1,0 +1,239 @@
+"""Seconds, bytes and money of a whole job that keeps something, or nothing. Pure.
+
+An epoch's samples are read where they are kept, and computed where they are not. What was computed is kept behind
+the training as far as there is room and as the disk keeps up; more is left to later epochs. So an epoch has a share
+of hits that grows until the cache is full, and the job is the sum of its epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hapi.profiler.cost import prefetch_depth
+from hapi.profiler.pipeline import Mix, Pipeline
+from hapi.profiler.profile import Job, Profile
+from hapi.profiler.reuse.facts import RAW, CodecCost, Keeping, Prices, Storage
+
+Mode = Literal["recompute", "keep samples", "keep there", "keep here"]
+"""``recompute``: nothing is kept. ``keep samples``: stored samples on the trainer's disk. ``keep there``: features at
+the split, beside the store; they cross in each epoch. ``keep here``: features at the cut, on the trainer's disk.
+"""
+RECORD_BYTES = 32
+"""Bytes on disk of a sample beside its content: checksum, id and label."""
+LINE_BYTES = 64 << 20
+"""Bytes that may wait for the trainer's disk when an epoch ends, which waits for them."""
+FLUSH_SECONDS = 30.0
+"""Longest time that it waits."""
+_EXACT_EPOCHS = 64
+"""Epochs that are priced one by one while the cache fills; later ones in groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to run a job."""
+
+    mode: Mode
+    cut: int
+    """Layer whose output is kept; 0 for stored samples, and where nothing is kept."""
+    split: int
+    """Split of the samples that are not kept."""
+    codec: CodecCost = RAW
+    """Codec of what is kept."""
+    wire: CodecCost = RAW
+    """Codec of features on the wire."""
+    limit: float = 1.0
+    """Share of the samples at which keeping ends although there may be room: more would be read too slowly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCost:
+    """Costs of a job that runs by ``choice``."""
+
+    choice: Choice
+    seconds: float
+    money: float
+    first_epoch_seconds: float
+    last_epoch_seconds: float
+    fill_seconds: float | None
+    """Seconds from the job's beginning until no more comes into the cache; None if that is after its end."""
+    kept: float
+    """Share of the samples that is kept at the end."""
+    kept_bytes: int
+    """Bytes of those on disk."""
+    received_bytes: int
+    """Bytes that cross in the whole job."""
+    server_seconds: float
+    """Seconds of the whole server that the job takes."""
+
+
+class JobPricer:
+    """Prices one choice: epochs with any share of kept samples, and the job made of them."""
+
+    def __init__(self, profile: Profile, job: Job, keeping: Keeping, choice: Choice) -> None:
+        """Price ``choice``; ``job.epochs`` are the epochs to come."""
+        self.profile, self.job, self.choice = profile, job, choice
+        self.samples = keeping.samples or job.samples
+        """Samples that may come into the cache."""
+        content = profile.sent_bytes(choice.cut)
+        self.sample_bytes = content / choice.codec.ratio + RECORD_BYTES
+        """Bytes of a kept sample on disk."""
+        self._content, self._depth = content, prefetch_depth(profile, job, choice.split)
+        self._trainers = keeping.trainers
+        there = choice.mode == "keep there"
+        self.storage: Storage | None = None
+        self.kept_before = 0.0
+        if choice.mode != "recompute":
+            self.storage = keeping.there if there else keeping.here
+            self.kept_before = keeping.share_there(choice.cut) if there else keeping.share_here(choice.cut)
+        self.room = self._room()
+        """Largest share of the samples that is ever kept."""
+
+    def _room(self) -> float:
+        if self.storage is None:
+            return self.kept_before
+        fits = self.storage.bytes / (self.samples * self.sample_bytes)
+        return max(self.kept_before, min(1.0, self.choice.limit, fits))
+
+    def mix(self, share: float, keeping: float = 0.0) -> Mix:
+        """Return the mix of an epoch.
+
+        Args:
+            share: of its samples that are kept when it begins, from 0 to 1.
+            keeping: share of its samples that it keeps.
+        """
+        choice, content = self.choice, self._content
+        wire = self._wire_mix()
+        if self.storage is None:
+            return wire
+        read = self.sample_bytes * self.storage.seconds_to_read(share * self.samples * self.sample_bytes)
+        if choice.mode == "keep there":
+            # Kept as they are sent: nothing has to be decoded there, nor encoded anew.
+            return replace(
+                wire,
+                there=share,
+                there_read_seconds=read,
+                there_read_cpu=self.sample_bytes / RAW.decode,
+                there_keeping=keeping,
+                there_keep_cpu=self.sample_bytes / RAW.encode,
+                wire_encode_cpu=(1 - share) * wire.wire_encode_cpu,
+            )
+        return replace(
+            wire,
+            cut=choice.cut,
+            here=share,
+            here_read_seconds=read,
+            here_read_cpu=content / choice.codec.decode,
+            keeping=keeping,
+            keep_cpu=content / choice.codec.encode,
+        )
+
+    def _wire_mix(self) -> Mix:
+        """The codec on the wire; raw bytes are priced with the frames."""
+        wire, content = self.choice.wire, self.profile.sent_bytes(self.choice.split)
+        if wire.name == RAW.name:
+            return Mix()
+        return Mix(
+            wire_ratio=wire.ratio,
+            wire_encode_cpu=content / wire.encode,
+            wire_decode_cpu=content / wire.decode,
+        )
+
+    def epoch(self, share: float, keeping: float = 0.0) -> Pipeline:
+        """Return the pipeline of an epoch, see :meth:`mix`."""
+        mix = self.mix(share, keeping)
+        return Pipeline(self.profile, self.job, self.choice.split, "stored", mix, depth=self._depth)
+
+    def epoch_seconds(self, share: float, keeping: float = 0.0) -> float:
+        """Return the seconds of an epoch without what it waits for at its end, see :meth:`mix`."""
+        return self.epoch(share, keeping).epoch(self.profile.link.bits_per_second)
+
+    def job_cost(self, prices: Prices) -> JobCost:
+        """Return the costs of all epochs."""
+        share, left, written = self.kept_before, self.job.epochs, 0.0
+        sums = _Sums()
+        filled_at = 0.0 if self._full(share) else None
+        while left:
+            one = self._fill_epoch(share, written)
+            count = left if one.fraction == 0 else self._grouped(sums.epochs, left)
+            if filled_at is None and self._full(share + one.fraction * count):
+                filled_at = sums.seconds + one.filled_after + (count - 1) * one.seconds
+            sums.add(one, count, self.job.samples)
+            share = min(self.room, share + one.fraction * count) if one.fraction else share
+            written += one.fraction * count * self.samples * self.sample_bytes
+            left -= count
+        return JobCost(
+            choice=self.choice,
+            seconds=sums.seconds,
+            money=prices.of(sums.received, sums.server, sums.seconds),
+            first_epoch_seconds=sums.first,
+            last_epoch_seconds=sums.last,
+            fill_seconds=filled_at,
+            kept=share,
+            kept_bytes=int(share * self.samples * self.sample_bytes),
+            received_bytes=round(sums.received),
+            server_seconds=sums.server,
+        )
+
+    def _full(self, share: float) -> bool:
+        return share >= self.room - 1e-9
+
+    @staticmethod
+    def _grouped(done: int, left: int) -> int:
+        return 1 if done < _EXACT_EPOCHS else min(left, 1 + done // 8)
+
+    def _fill_epoch(self, share: float, written: float) -> _Epoch:
+        """An epoch that begins with ``share`` kept, after ``written`` bytes of this job."""
+        plain = self.epoch(share)
+        bits = self.profile.link.bits_per_second
+        seconds = plain.epoch(bits)
+        if self.storage is None or self._full(share):
+            return _Epoch(plain, seconds, 0.0, seconds)
+        here = self.choice.mode != "keep there"
+        # A server fills for all trainers of the job, a trainer with what it sees itself.
+        seen = (1 - share) * (self.job.samples / self.samples if here else 1.0)
+        wanted = min(self.room - share, seen)
+        each = self.samples * self.sample_bytes
+        reading = self.job.samples * plain.disk if here else 0.0
+        at_once = self.storage.written(max(0.0, seconds - reading), written)
+        behind = max(0.0, wanted * each - at_once)
+        waits = 0.0
+        if here and behind:
+            line = min(behind, float(LINE_BYTES))
+            waits = min(FLUSH_SECONDS, self.storage.seconds_to_write(line, written + at_once))
+            at_once += self.storage.written(waits, written + at_once)
+        fraction = min(wanted, at_once / each)
+        keeping = min(1.0, fraction * self.samples / self.job.samples) if here else fraction
+        busy = self.epoch(share, keeping)
+        seconds = busy.epoch(bits) + waits
+        # New samples come evenly over the epoch; the disk may need longer.
+        to_write = self.storage.seconds_to_write(fraction * each, written)
+        filled = seconds if waits else max(seconds * wanted / seen, min(seconds, to_write))
+        return _Epoch(busy, seconds, fraction, filled)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    pipeline: Pipeline
+    seconds: float
+    fraction: float
+    """Share of all samples that comes into the cache."""
+    filled_after: float
+    """Seconds until the last of them has."""
+
+
+class _Sums:
+    """Sums over epochs."""
+
+    def __init__(self) -> None:
+        self.epochs, self.first, self.last = 0, 0.0, 0.0
+        self.seconds = self.server = self.received = 0.0
+
+    def add(self, epoch: _Epoch, count: int, samples: int) -> None:
+        """Add ``count`` epochs like ``epoch``."""
+        if not self.epochs:
+            self.first = epoch.seconds
+        self.epochs, self.last = self.epochs + count, epoch.seconds
+        self.seconds += count * epoch.seconds
+        self.server += count * epoch.pipeline.server_epoch()
+        self.received += count * samples * epoch.pipeline.sent_bytes
