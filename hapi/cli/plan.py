@@ -21,7 +21,8 @@ from hapi.figures.plan import plan_figure
 from hapi.models.zoo.names import check_model
 from hapi.paths import check_outputs
 from hapi.profiler import machine_cache as cache
-from hapi.profiler.cost import Estimate, Form, estimate
+from hapi.profiler.cost import Estimate, estimate
+from hapi.profiler.pipeline import Form
 from hapi.profiler.profile import PROFILE_VERSION, Job, Profile
 from hapi.profiler.strategies import PLANNERS, Candidate, Plan, choices, plan
 from hapi.wire.references import Precision
