@@ -30,24 +30,24 @@ class Mix:
 
     cut: int = 0
     """Layer whose output is kept here; 0 for stored samples."""
-    here: float = 0.0
+    hits: float = 0.0
     """Share of the samples that is read here instead of asked for, from 0 to 1."""
-    here_read_seconds: float = 0.0
+    hit_read_seconds: float = 0.0
     """Seconds of this side's disk to read a sample."""
-    here_read_cpu: float = 0.0
+    hit_read_cpu: float = 0.0
     """CPU seconds here to make a sample out of what was read."""
     keeping: float = 0.0
     """Share of the samples that is encoded here in order to be kept."""
     keep_cpu: float = 0.0
     """CPU seconds here of such a sample."""
-    there: float = 0.0
+    server_hits: float = 0.0
     """Share of the samples that cross whose output at the split the server has kept."""
-    there_read_seconds: float = 0.0
+    server_hit_read_seconds: float = 0.0
     """Seconds of the server's disk to read a sample."""
-    there_read_cpu: float = 0.0
-    there_keeping: float = 0.0
+    server_hit_read_cpu: float = 0.0
+    server_keeping: float = 0.0
     """Share of the samples that is encoded there in order to be kept."""
-    there_keep_cpu: float = 0.0
+    server_keep_cpu: float = 0.0
     wire_ratio: float = 1.0
     """Bytes of a sample's content over its bytes on the wire."""
     wire_encode_cpu: float = 0.0
@@ -81,11 +81,11 @@ class Pipeline:
         self.content = profile.sent_bytes(split) if split else forms[sent]
         self.decode_here = split == 0 and sent == "stored"
         bs = min(job.bs, job.samples)
-        missing = 1 - mix.here
+        missing = 1 - mix.hits
         self.crossing = missing if split == 0 else rows_asked(bs, missing) / bs
         """The part of the samples that the server is asked for."""
         # A request is left out only if all of its samples are at hand; of features the others are asked for together.
-        self.asked = 1 - mix.here ** (job.request_size if mix.cut == 0 else bs)
+        self.asked = 1 - mix.hits ** (job.request_size if mix.cut == 0 else bs)
         """The part of the requests that are made."""
         self.sent_bytes = self.crossing * (self.content / mix.wire_ratio + profile.link.sample_bytes)
         self.load = self.asked * profile.server.model_load_seconds if split else 0.0
@@ -97,19 +97,20 @@ class Pipeline:
         """What runs on the server's device in turns, and what runs beside it; seconds a sample."""
         profile, mix, server = self.profile, self.mix, self.profile.server_tier
         # A sample whose features are kept there is neither read as it is stored nor decoded nor computed.
-        made = self.crossing * (1 - mix.there)
+        made = self.crossing * (1 - mix.server_hits)
         self.forward = made * sum(layer.server_seconds for layer in profile.layers[: self.split])
         self.server_overhead = (
             (0.0 if self.decode_here else made * server.decode_seconds)
             + self.sent_bytes * server.codec_seconds_per_byte
-            + self.crossing * (server.overhead_seconds + mix.wire_encode_cpu + mix.there * mix.there_read_cpu)
-            + mix.there_keeping * mix.there_keep_cpu
+            + self.crossing
+            * (server.overhead_seconds + mix.wire_encode_cpu + mix.server_hits * mix.server_hit_read_cpu)
+            + mix.server_keeping * mix.server_keep_cpu
         )
         if self.split:
             self.server_overhead += made * profile.samples.tensor_bytes * server.to_device_seconds_per_byte
             self.server_overhead += made * self.content * server.from_device_seconds_per_byte
         self.store_seconds = made * profile.server.read_seconds
-        self.there_disk = self.crossing * mix.there * mix.there_read_seconds
+        self.there_disk = self.crossing * mix.server_hits * mix.server_hit_read_seconds
 
     def _price_client(self) -> None:
         profile, mix, client = self.profile, self.mix, self.profile.client_tier
@@ -117,7 +118,7 @@ class Pipeline:
         seconds = [layer.client_seconds for layer in profile.layers[:last]]
         entering = self.content if self.split else tensor
         if mix.cut:
-            kept = mix.here * profile.layers[mix.cut - 1].output_bytes
+            kept = mix.hits * profile.layers[mix.cut - 1].output_bytes
             moved = self.crossing * entering + kept
             frozen = self.crossing * sum(seconds[self.split : mix.cut]) + sum(seconds[mix.cut :])
         else:  # stored samples go the same way wherever they come from
@@ -128,10 +129,10 @@ class Pipeline:
             + (client.decode_seconds * (self.crossing if mix.cut else 1.0) if self.decode_here else 0.0)
             + client.overhead_seconds * (self.crossing if mix.cut else 1.0)
             + self.crossing * mix.wire_decode_cpu
-            + mix.here * mix.here_read_cpu
+            + mix.hits * mix.hit_read_cpu
             + mix.keeping * mix.keep_cpu
         )
-        self.disk = mix.here * mix.here_read_seconds
+        self.disk = mix.hits * mix.hit_read_seconds
 
     def client(self, bs: int) -> float:
         """Seconds of a batch on this side."""

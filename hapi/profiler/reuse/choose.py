@@ -118,9 +118,9 @@ def choose_reuse(
         best = costs[choice.mode]
         if best is None or _better(order(cost), order(best)):
             costs[choice.mode] = cost
-    here = costs["keep here"]
-    if here is not None:
-        costs["keep here"] = _limited(profile, job, keeping, prices, here, order)
+    features = costs["keep here"]
+    if features is not None:
+        costs["keep here"] = _limited(profile, job, keeping, prices, features, order)
     return _decided(job, keeping, objective, costs)
 
 
@@ -157,15 +157,15 @@ def choices(profile: Profile, keeping: Keeping, splits: list[int]) -> Iterator[C
     for split in splits:
         for wire in _on_the_wire(keeping, split):
             yield Choice(mode="recompute", cut=0, split=split, wire=wire)
-    if keeping.here is not None and not keeping.samples_refused and 0 in splits:
+    if keeping.client is not None and not keeping.samples_refused and 0 in splits:
         yield Choice(mode="keep samples", cut=0, split=0)
     if keeping.refused:
         return
-    if keeping.there is not None:
+    if keeping.server is not None:
         for split in splits:
             for codec in keeping.codecs_at(split) if split else ():
                 yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
-    if keeping.here is not None:
+    if keeping.client is not None:
         for cut, codec in worthwhile_cuts(profile, keeping):
             for split in splits:
                 for wire in _on_the_wire(keeping, split) if split <= cut else ():
@@ -180,10 +180,10 @@ def worthwhile_cuts(profile: Profile, keeping: Keeping) -> list[tuple[int, Codec
     """Return the cuts with their codecs that no later cut makes useless, the latest first."""
     found: list[tuple[int, CodecCost, tuple[float, float, float, float]]] = []
     for cut in range(profile.last_split, 0, -1):
-        raw, share = profile.layers[cut - 1].output_bytes, keeping.share_here(cut)
+        raw, share = profile.layers[cut - 1].output_bytes, keeping.client_share(cut)
         for codec in keeping.codecs_at(cut):
             costs = (raw / codec.ratio, raw / codec.encode, raw / codec.decode, float(raw))
-            later = [known for at, _, known in found if at > cut and keeping.share_here(at) >= share]
+            later = [known for at, _, known in found if at > cut and keeping.client_share(at) >= share]
             if not any(all(x <= y for x, y in zip(known, costs, strict=True)) for known in later):
                 found.append((cut, codec, costs))
     return [(cut, codec) for cut, codec, _ in found]
@@ -242,8 +242,8 @@ def _decided(
 
 
 def _kept_before(keeping: Keeping, choice: Choice) -> float:
-    there = choice.mode == "keep there"
-    return keeping.share_there(choice.cut) if there else keeping.share_here(choice.cut)
+    on_server = choice.mode == "keep there"
+    return keeping.server_share(choice.cut) if on_server else keeping.client_share(choice.cut)
 
 
 def _shown(cost: JobCost, objective: Objective) -> str:
@@ -270,7 +270,7 @@ def _reason(
 
 def _why_not(job: Job, keeping: Keeping, objective: Objective, costs: dict[Mode, JobCost | None]) -> str:
     plain, kept = costs["recompute"], [c for m, c in costs.items() if m != "recompute" and c is not None]
-    if keeping.here is None and keeping.there is None:
+    if keeping.client is None and keeping.server is None:
         return "there is no cache"
     if keeping.refused and not kept:
         return keeping.refused
@@ -293,7 +293,7 @@ def _rejected(mode: Mode, cost: JobCost | None, best: JobCost, keeping: Keeping,
     if cost is None:
         if mode == "keep samples":
             return keeping.samples_refused or (
-                "no cache here" if keeping.here is None else "split 0 does not fit the memory"
+                "no cache here" if keeping.client is None else "split 0 does not fit the memory"
             )
         if keeping.refused:
             return keeping.refused

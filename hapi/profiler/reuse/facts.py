@@ -104,12 +104,12 @@ class KeptShare:
 class Keeping:
     """Room for keeping, and what is known of it."""
 
-    here: Storage | None = None
+    client: Storage | None = None
     """Cache of the trainer; None for none."""
-    there: Storage | None = None
+    server: Storage | None = None
     """Cache of the server for features; None where its operator has none."""
-    kept_here: tuple[KeptShare, ...] = ()
-    kept_there: tuple[KeptShare, ...] = ()
+    client_kept: tuple[KeptShare, ...] = ()
+    server_kept: tuple[KeptShare, ...] = ()
     codecs: tuple[CutCodecs, ...] = ()
     """Measured codecs, by cut."""
     wire_codecs: bool = False
@@ -122,13 +122,13 @@ class Keeping:
     samples_refused: str = ""
     """Reason why stored samples cannot be kept here; empty if they can."""
 
-    def share_here(self, cut: int) -> float:
+    def client_share(self, cut: int) -> float:
         """Return the share of the samples that is kept here at ``cut``."""
-        return next((kept.share for kept in self.kept_here if kept.cut == cut), 0.0)
+        return next((kept.share for kept in self.client_kept if kept.cut == cut), 0.0)
 
-    def share_there(self, cut: int) -> float:
+    def server_share(self, cut: int) -> float:
         """Return the share of the samples that the server has kept at ``cut``."""
-        return next((kept.share for kept in self.kept_there if kept.cut == cut), 0.0)
+        return next((kept.share for kept in self.server_kept if kept.cut == cut), 0.0)
 
     def codecs_at(self, cut: int) -> tuple[CodecCost, ...]:
         """Return the codecs for ``cut``, raw first."""

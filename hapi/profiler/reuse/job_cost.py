@@ -80,12 +80,14 @@ class JobPricer:
         """Bytes of a kept sample on disk."""
         self._content, self._depth = content, prefetch_depth(profile, job, choice.split)
         self._trainers = keeping.trainers
-        there = choice.mode == "keep there"
+        on_server = choice.mode == "keep there"
         self.storage: Storage | None = None
         self.kept_before = 0.0
         if choice.mode != "recompute":
-            self.storage = keeping.there if there else keeping.here
-            self.kept_before = keeping.share_there(choice.cut) if there else keeping.share_here(choice.cut)
+            self.storage = keeping.server if on_server else keeping.client
+            self.kept_before = (
+                keeping.server_share(choice.cut) if on_server else keeping.client_share(choice.cut)
+            )
         self.room = self._room()
         """Largest share of the samples that is ever kept."""
 
@@ -111,19 +113,19 @@ class JobPricer:
             # Kept as they are sent: nothing has to be decoded there, nor encoded anew.
             return replace(
                 wire,
-                there=share,
-                there_read_seconds=read,
-                there_read_cpu=self.sample_bytes / RAW.decode,
-                there_keeping=keeping,
-                there_keep_cpu=self.sample_bytes / RAW.encode,
+                server_hits=share,
+                server_hit_read_seconds=read,
+                server_hit_read_cpu=self.sample_bytes / RAW.decode,
+                server_keeping=keeping,
+                server_keep_cpu=self.sample_bytes / RAW.encode,
                 wire_encode_cpu=(1 - share) * wire.wire_encode_cpu,
             )
         return replace(
             wire,
             cut=choice.cut,
-            here=share,
-            here_read_seconds=read,
-            here_read_cpu=content / choice.codec.decode,
+            hits=share,
+            hit_read_seconds=read,
+            hit_read_cpu=content / choice.codec.decode,
             keeping=keeping,
             keep_cpu=content / choice.codec.encode,
         )
@@ -189,21 +191,21 @@ class JobPricer:
         seconds = plain.epoch(bits)
         if self.storage is None or self._full(share):
             return _Epoch(plain, seconds, 0.0, seconds)
-        here = self.choice.mode != "keep there"
+        on_client = self.choice.mode != "keep there"
         # A server fills for all trainers of the job, a trainer with what it sees itself.
-        seen = (1 - share) * (self.job.samples / self.samples if here else 1.0)
+        seen = (1 - share) * (self.job.samples / self.samples if on_client else 1.0)
         wanted = min(self.room - share, seen)
         each = self.samples * self.sample_bytes
-        reading = self.job.samples * plain.disk if here else 0.0
+        reading = self.job.samples * plain.disk if on_client else 0.0
         at_once = self.storage.written(max(0.0, seconds - reading), written)
         behind = max(0.0, wanted * each - at_once)
         waits = 0.0
-        if here and behind:
+        if on_client and behind:
             line = min(behind, float(LINE_BYTES))
             waits = min(FLUSH_SECONDS, self.storage.seconds_to_write(line, written + at_once))
             at_once += self.storage.written(waits, written + at_once)
         fraction = min(wanted, at_once / each)
-        keeping = min(1.0, fraction * self.samples / self.job.samples) if here else fraction
+        keeping = min(1.0, fraction * self.samples / self.job.samples) if on_client else fraction
         busy = self.epoch(share, keeping)
         seconds = busy.epoch(bits) + waits
         # New samples come evenly over the epoch; the disk may need longer.
