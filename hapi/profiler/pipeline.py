@@ -94,7 +94,7 @@ class Pipeline:
         self._price_client()
 
     def _price_server(self) -> None:
-        """What runs on the server's device in turns, and what runs beside it; seconds a sample."""
+        """Price what runs on the server's device in turns, and what runs beside it; seconds a sample."""
         profile, mix, server = self.profile, self.mix, self.profile.server_tier
         # A sample whose features are kept there is neither read as it is stored nor decoded nor computed.
         made = self.crossing * (1 - mix.server_hits)

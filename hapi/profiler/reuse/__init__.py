@@ -1,1 +1,1 @@
-"""What keeping features or stored samples is worth over the epochs of a job."""
+"""Worth of keeping features or stored samples over the epochs of a job."""

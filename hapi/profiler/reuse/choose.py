@@ -10,7 +10,7 @@ from typing import Any
 from hapi import units
 from hapi.profiler.cost import memory
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.facts import RAW, CodecCost, Keeping, Objective, Prices
+from hapi.profiler.reuse.facts import RAW, CodecCost, Objective, Prices, ReuseFacts
 from hapi.profiler.reuse.job_cost import Choice, JobCost, JobPricer, Mode
 
 LEAST_GAIN = 0.01
@@ -33,7 +33,7 @@ class Considered:
 
 @dataclass(frozen=True, kw_only=True)
 class ReusePlan:
-    """What a job keeps, with what else was considered."""
+    """The choice for a job, with the alternatives."""
 
     objective: Objective
     cost: JobCost
@@ -91,7 +91,7 @@ class ReusePlan:
 def choose_reuse(
     profile: Profile,
     job: Job,
-    keeping: Keeping,
+    facts: ReuseFacts,
     *,
     prices: Prices | None = None,
     objective: Objective = "time",
@@ -102,7 +102,7 @@ def choose_reuse(
     Args:
         profile: the measurements.
         job: the training; ``epochs`` are those to come.
-        keeping: room, and what is kept already.
+        facts: room, and what is kept already.
         prices: of bytes and hours.
         objective: ``time``, or ``money``.
         allowed: tells which splits may be taken; None for all that fit the client's memory.
@@ -113,15 +113,15 @@ def choose_reuse(
     )
     order = _order(objective)
     splits = _splits(profile, job, allowed)
-    for choice in choices(profile, keeping, splits):
-        cost = JobPricer(profile, job, keeping, choice).job_cost(prices)
+    for choice in choices(profile, facts, splits):
+        cost = JobPricer(profile, job, facts, choice).job_cost(prices)
         best = costs[choice.mode]
         if best is None or _better(order(cost), order(best)):
             costs[choice.mode] = cost
     features = costs["keep here"]
     if features is not None:
-        costs["keep here"] = _limited(profile, job, keeping, prices, features, order)
-    return _decided(job, keeping, objective, costs)
+        costs["keep here"] = _limited(profile, job, facts, prices, features, order)
+    return _decided(job, facts, objective, costs)
 
 
 def _order(objective: Objective) -> Callable[[JobCost], tuple[float, float]]:
@@ -148,42 +148,42 @@ def _splits(profile: Profile, job: Job, allowed: Callable[[int], bool] | None) -
     return [s for s in every if memory(profile, job, s).peak <= job.memory_bytes] or list(every)
 
 
-def choices(profile: Profile, keeping: Keeping, splits: list[int]) -> Iterator[Choice]:
+def choices(profile: Profile, facts: ReuseFacts, splits: list[int]) -> Iterator[Choice]:
     """Yield every choice that could be the best one.
 
     A cut is left out where a later one takes no more bytes with some codec that is no slower: it costs no more in any
     epoch, and leaves less to compute.
     """
     for split in splits:
-        for wire in _on_the_wire(keeping, split):
+        for wire in _on_the_wire(facts, split):
             yield Choice(mode="recompute", cut=0, split=split, wire=wire)
-    if keeping.client is not None and not keeping.samples_refused and 0 in splits:
+    if facts.client is not None and not facts.samples_refused and 0 in splits:
         yield Choice(mode="keep samples", cut=0, split=0)
-    if keeping.refused:
+    if facts.refused:
         return
-    if keeping.server is not None:
+    if facts.server is not None:
         for split in splits:
-            for codec in keeping.codecs_at(split) if split else ():
+            for codec in facts.codecs_at(split) if split else ():
                 yield Choice(mode="keep there", cut=split, split=split, codec=codec, wire=codec)
-    if keeping.client is not None:
-        for cut, codec in worthwhile_cuts(profile, keeping):
+    if facts.client is not None:
+        for cut, codec in worthwhile_cuts(profile, facts):
             for split in splits:
-                for wire in _on_the_wire(keeping, split) if split <= cut else ():
+                for wire in _on_the_wire(facts, split) if split <= cut else ():
                     yield Choice(mode="keep here", cut=cut, split=split, codec=codec, wire=wire)
 
 
-def _on_the_wire(keeping: Keeping, split: int) -> tuple[CodecCost, ...]:
-    return keeping.codecs_at(split) if split and keeping.wire_codecs else (RAW,)
+def _on_the_wire(facts: ReuseFacts, split: int) -> tuple[CodecCost, ...]:
+    return facts.codecs_at(split) if split and facts.wire_codecs else (RAW,)
 
 
-def worthwhile_cuts(profile: Profile, keeping: Keeping) -> list[tuple[int, CodecCost]]:
+def worthwhile_cuts(profile: Profile, facts: ReuseFacts) -> list[tuple[int, CodecCost]]:
     """Return the cuts with their codecs that no later cut makes useless, the latest first."""
     found: list[tuple[int, CodecCost, tuple[float, float, float, float]]] = []
     for cut in range(profile.last_split, 0, -1):
-        raw, share = profile.layers[cut - 1].output_bytes, keeping.client_share(cut)
-        for codec in keeping.codecs_at(cut):
+        raw, share = profile.layers[cut - 1].output_bytes, facts.client_share(cut)
+        for codec in facts.codecs_at(cut):
             costs = (raw / codec.ratio, raw / codec.encode, raw / codec.decode, float(raw))
-            later = [known for at, _, known in found if at > cut and keeping.client_share(at) >= share]
+            later = [known for at, _, known in found if at > cut and facts.client_share(at) >= share]
             if not any(all(x <= y for x, y in zip(known, costs, strict=True)) for known in later):
                 found.append((cut, codec, costs))
     return [(cut, codec) for cut, codec, _ in found]
@@ -192,13 +192,13 @@ def worthwhile_cuts(profile: Profile, keeping: Keeping) -> list[tuple[int, Codec
 def _limited(
     profile: Profile,
     job: Job,
-    keeping: Keeping,
+    facts: ReuseFacts,
     prices: Prices,
     best: JobCost,
     order: Callable[[JobCost], tuple[float, float]],
 ) -> JobCost:
     """The same choice with the share that is kept bounded, where a disk reads too slowly to read all of it."""
-    pricer = JobPricer(profile, job, keeping, best.choice)
+    pricer = JobPricer(profile, job, facts, best.choice)
     low, high = pricer.kept_before, pricer.room
     if high <= low or pricer.epoch_seconds(high) <= pricer.epoch_seconds(low + 0.98 * (high - low)):
         return best
@@ -208,13 +208,13 @@ def _limited(
             high -= third
         else:
             low += third
-    limited = JobPricer(profile, job, keeping, replace(best.choice, limit=high)).job_cost(prices)
+    limited = JobPricer(profile, job, facts, replace(best.choice, limit=high)).job_cost(prices)
     return limited if _better(order(limited), order(best)) else best
 
 
 def _decided(
     job: Job,
-    keeping: Keeping,
+    facts: ReuseFacts,
     objective: Objective,
     costs: dict[Mode, JobCost | None],
 ) -> ReusePlan:
@@ -226,24 +226,24 @@ def _decided(
     for cost in costs.values():
         if cost is not None and _better(order(cost), order(best)):
             best = cost
-    had = _kept_before(keeping, best.choice)
+    had = _kept_before(facts, best.choice)
     gain = 1 - order(best)[0] / order(plain)[0] if order(plain)[0] > 0 else 0.0
     if best is not plain and not had and gain < LEAST_GAIN:
         best = plain
     return ReusePlan(
         objective=objective,
         cost=best,
-        reason=_reason(job, keeping, objective, best, costs),
+        reason=_reason(job, facts, objective, best, costs),
         candidates=tuple(
-            Considered(mode=mode, cost=cost, rejected=_rejected(mode, cost, best, keeping, objective))
+            Considered(mode=mode, cost=cost, rejected=_rejected(mode, cost, best, facts, objective))
             for mode, cost in costs.items()
         ),
     )
 
 
-def _kept_before(keeping: Keeping, choice: Choice) -> float:
+def _kept_before(facts: ReuseFacts, choice: Choice) -> float:
     on_server = choice.mode == "keep there"
-    return keeping.server_share(choice.cut) if on_server else keeping.client_share(choice.cut)
+    return facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
 
 
 def _shown(cost: JobCost, objective: Objective) -> str:
@@ -252,7 +252,7 @@ def _shown(cost: JobCost, objective: Objective) -> str:
 
 def _reason(
     job: Job,
-    keeping: Keeping,
+    facts: ReuseFacts,
     objective: Objective,
     best: JobCost,
     costs: dict[Mode, JobCost | None],
@@ -265,21 +265,21 @@ def _reason(
         if best.choice.limit < 1:
             share = f"; more than {best.kept:.0%} of the samples would be read too slowly"
         return f"{took} {_shown(best, objective)} instead of {_shown(plain, objective)}{share}"
-    return f"not worth keeping: {_why_not(job, keeping, objective, costs)}"
+    return f"not worth keeping: {_why_not(job, facts, objective, costs)}"
 
 
-def _why_not(job: Job, keeping: Keeping, objective: Objective, costs: dict[Mode, JobCost | None]) -> str:
+def _why_not(job: Job, facts: ReuseFacts, objective: Objective, costs: dict[Mode, JobCost | None]) -> str:
     plain, kept = costs["recompute"], [c for m, c in costs.items() if m != "recompute" and c is not None]
-    if keeping.client is None and keeping.server is None:
+    if facts.client is None and facts.server is None:
         return "there is no cache"
-    if keeping.refused and not kept:
-        return keeping.refused
+    if facts.refused and not kept:
+        return facts.refused
     if job.epochs == 1:
         return "there is one epoch only, and nothing is kept yet"
     order = _order(objective)
     best = min(kept, key=order, default=None)
     if best is None or plain is None:
-        return keeping.refused or "nothing can be kept"
+        return facts.refused or "nothing can be kept"
     if best.kept < 0.005:
         return "the cache has no room, or its disk is too slow to fill it"
     if order(best)[0] <= order(plain)[0]:
@@ -287,16 +287,18 @@ def _why_not(job: Job, keeping: Keeping, objective: Objective, costs: dict[Mode,
     return "what is kept would be read no faster than it is computed"
 
 
-def _rejected(mode: Mode, cost: JobCost | None, best: JobCost, keeping: Keeping, objective: Objective) -> str:
+def _rejected(
+    mode: Mode, cost: JobCost | None, best: JobCost, facts: ReuseFacts, objective: Objective
+) -> str:
     if cost is best:
         return ""
     if cost is None:
         if mode == "keep samples":
-            return keeping.samples_refused or (
-                "no cache here" if keeping.client is None else "split 0 does not fit the memory"
+            return facts.samples_refused or (
+                "no cache here" if facts.client is None else "split 0 does not fit the memory"
             )
-        if keeping.refused:
-            return keeping.refused
+        if facts.refused:
+            return facts.refused
         return "no cache here" if mode == "keep here" else "the server keeps no features"
     order = _order(objective)
     mine, chosen = order(cost)[0], order(best)[0]

@@ -101,8 +101,8 @@ class KeptShare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
-    """Room for keeping, and what is known of it."""
+class ReuseFacts:
+    """Room for keeping, and facts about it."""
 
     client: Storage | None = None
     """Cache of the trainer; None for none."""
@@ -139,7 +139,7 @@ class Keeping:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, document: Any, where: str = "keeping") -> Self:
+    def from_json(cls, document: Any, where: str = "reuse") -> Self:
         """Parse ``document``; :class:`ConfigError` names the first field below ``where`` that is wrong."""
         return cast(Self, read_strictly(cls, document, where))
 

@@ -13,7 +13,7 @@ from typing import Literal
 from hapi.profiler.cost import prefetch_depth
 from hapi.profiler.pipeline import Mix, Pipeline
 from hapi.profiler.profile import Job, Profile
-from hapi.profiler.reuse.facts import RAW, CodecCost, Keeping, Prices, Storage
+from hapi.profiler.reuse.facts import RAW, CodecCost, Prices, ReuseFacts, Storage
 
 Mode = Literal["recompute", "keep samples", "keep there", "keep here"]
 """``recompute``: nothing is kept. ``keep samples``: stored samples on the trainer's disk. ``keep there``: features at
@@ -70,24 +70,22 @@ class JobCost:
 class JobPricer:
     """Prices one choice: epochs with any share of kept samples, and the job made of them."""
 
-    def __init__(self, profile: Profile, job: Job, keeping: Keeping, choice: Choice) -> None:
+    def __init__(self, profile: Profile, job: Job, facts: ReuseFacts, choice: Choice) -> None:
         """Price ``choice``; ``job.epochs`` are the epochs to come."""
         self.profile, self.job, self.choice = profile, job, choice
-        self.samples = keeping.samples or job.samples
+        self.samples = facts.samples or job.samples
         """Samples that may come into the cache."""
         content = profile.sent_bytes(choice.cut)
         self.sample_bytes = content / choice.codec.ratio + RECORD_BYTES
         """Bytes of a kept sample on disk."""
         self._content, self._depth = content, prefetch_depth(profile, job, choice.split)
-        self._trainers = keeping.trainers
+        self._trainers = facts.trainers
         on_server = choice.mode == "keep there"
         self.storage: Storage | None = None
         self.kept_before = 0.0
         if choice.mode != "recompute":
-            self.storage = keeping.server if on_server else keeping.client
-            self.kept_before = (
-                keeping.server_share(choice.cut) if on_server else keeping.client_share(choice.cut)
-            )
+            self.storage = facts.server if on_server else facts.client
+            self.kept_before = facts.server_share(choice.cut) if on_server else facts.client_share(choice.cut)
         self.room = self._room()
         """Largest share of the samples that is ever kept."""
 
