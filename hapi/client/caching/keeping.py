@@ -20,7 +20,7 @@ log = logging.getLogger("hapi.client")
 
 
 class Keeping(Closing):
-    """What a session keeps on this side. Not thread-safe, but what it hands out is."""
+    """Features that a session keeps on this side. Not thread-safe, but what it hands out is."""
 
     def __init__(self, job_context: JobContext, tracer: Tracer) -> None:
         """Open the caches that ``job_context`` has a folder for."""

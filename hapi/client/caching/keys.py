@@ -44,7 +44,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ServerCode:
-    """What a server tells of the code that computes features there."""
+    """Facts that a server tells of the code that computes features there."""
 
     url: str
     code: str | None

@@ -204,7 +204,7 @@ class Passes:
 
 
 class _Asked(NamedTuple):
-    """What a batch asked servers for: its costs are told for these samples only."""
+    """Samples that a batch asked servers for: its costs are told for these samples only."""
 
     split: int | None
     """None when everything was kept."""

@@ -100,9 +100,9 @@ class LiveBatch:
     rows: IntArray | None = None
     """Rows that are asked for, once that is known."""
     job: ExtractionJob | None = None
-    """Of what is asked for, as far as it was known when the batch opened."""
+    """Job of the samples asked for, as far as it was known when the batch opened."""
     part: OpenBatch | None = None
-    """What comes from servers; None when nothing does."""
+    """Part that comes from servers; None when nothing does."""
 
     @property
     def full(self) -> bool:
@@ -261,8 +261,8 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _next_task(self) -> RequestSlice | LiveBatch | PassFeatures | None:
-        """What to do next, in this order: a piece nobody fetches, a batch nobody reads, looking up which features are
-        kept of the batch that opens next; opens that batch when the budget allows.
+        """Return the next task, in this order: a piece nobody fetches, a batch nobody reads, looking up which
+        features are kept of the batch that opens next; opens that batch when the budget allows.
         """
         with self._changed:
             while True:
