@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-NONE = "none"
+from typing import Literal, get_args
+
+Codec = Literal["none", "zeros", "planes", "zeros+planes", "fp16", "bf16", "int8"]
+NONE: Codec = "none"
 """The raw bytes."""
-EXACT = ("zeros", "planes", "zeros+planes")
+EXACT: tuple[Codec, ...] = ("zeros", "planes", "zeros+planes")
 """Codecs that give every bit back: a bitmap of the zero elements, byte planes (those that shrink are compressed), and
 both.
 """
-LOSSY = ("fp16", "bf16", "int8")
+LOSSY: tuple[Codec, ...] = ("fp16", "bf16", "int8")
 """Codecs of float32 elements that round to the nearest (even): two shorter floats, and 8 bit with a scale a sample."""
-CODECS = (NONE, *EXACT, *LOSSY)
+CODECS: tuple[Codec, ...] = get_args(Codec)
 """All of them, as frames name them."""
 ITEM_BYTES = (1, 2, 4, 8)
 """Lengths of an element that are known, in bytes."""

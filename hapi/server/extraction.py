@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from hapi.arrays import IntArray
+from hapi.arrays import IntArray, LabelArray
+from hapi.codecs.names import NONE
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
 from hapi.data.transforms.pipeline import input_shape
@@ -36,8 +38,11 @@ from hapi.server.prefetch import Prefetcher
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import MAX_COS_BATCH, ServiceSettings
 from hapi.wire import messages
+from hapi.wire.encoding import encode_tensor
 from hapi.wire.frames import (
+    Buffer,
     FrameHeader,
+    StreamedBytes,
     StreamEnd,
     TensorSpec,
     byte_view,
@@ -104,6 +109,7 @@ class Extraction:
                 sum(frame_bytes(h) for h in passes.headers) + end_bytes(passes.timed_layers),
                 self._frames(passes, feeding, begun),
                 samples=len(request.ids),
+                encoded=request.codec != NONE,
                 resources=resources.pop_all(),
             )
 
@@ -123,6 +129,7 @@ class Extraction:
         with clock.stage("device_wait"):
             reservation = resources.enter_context(worker.memory.reserve(wanted, context.interest))
             sample_bytes = self._host_bytes(sizes) if worker.device.device.type == "cuda" else 0
+            sample_bytes += sizes.output_bytes if request.codec != NONE else 0
             need = feeding.need(reservation.batch, sample_bytes)
             held = resources.enter_context(self._host.reserve("features", need, context.interest))
         feeding.grant(held, reservation.batch, sample_bytes)
@@ -174,11 +181,11 @@ class Extraction:
     ) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
         device, prefix, progress = passes.device, passes.prefix, passes.context.progress
-        frame: Frame | None = None
+        made: Callable[[], Frame] | None = None
         for header in passes.headers:
-            if frame is not None and not loaded.ready():
-                yield frame
-                frame = None
+            if made is not None and not loaded.ready():
+                yield made()
+                made = None
             fed = loaded.next()
             output = device.host_buffer((len(fed.labels), *prefix.output_shape), prefix.output_dtype)
             with self._account.busy.running():
@@ -192,20 +199,29 @@ class Extraction:
                 )
             progress.forward = running.stage
             try:
-                if frame is not None:
-                    yield frame
+                if made is not None:
+                    yield made()
             except BaseException:  # the client is gone
                 running.leave()  # until then it writes into ``output``
                 raise
             with self._account.busy.running():
                 passes.largest = max(passes.largest, running.result())
             progress.done += len(fed.labels)
-            frame = data_frame(header, [tensor_bytes(output), byte_view(fed.labels)])
+            made = partial(self._frame, passes, header, output, fed.labels)
             # The inputs go before the next ones come.
             progress.forward = str
             del fed, running, output
-        if frame is not None:
-            yield frame
+        if made is not None:
+            yield made()
+
+    def _frame(self, passes: _Passes, header: FrameHeader, output: torch.Tensor, labels: LabelArray) -> Frame:
+        """The frame of a COS batch, encoded if the client asked for it: meanwhile the next pass runs."""
+        (features, form), codec = header.tensors, passes.request.codec
+        data: Buffer | StreamedBytes = tensor_bytes(output)
+        if codec != NONE:
+            with self._account.busy.running(), passes.context.clock.stage("send"):
+                features, data = encode_tensor(features, tensor_bytes(output), codec)
+        return data_frame(FrameHeader(header.ids, (features, form)), [data, byte_view(labels)])
 
     def _priority(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
         # Layers that are timed run one by one: not together with others.

@@ -24,23 +24,27 @@ class FrameStream:
     def __init__(
         self,
         context: RequestContext,
-        content_length: int,
+        max_bytes: int,
         frames: Frames,
         *,
         samples: int,
+        encoded: bool = False,
         resources: ExitStack | None = None,
     ) -> None:
         """Wrap ``frames``, which have not begun.
 
         Args:
             context: of the request; its clock is told of the first frame.
-            content_length: bytes of all frames.
+            max_bytes: bytes of all frames, raw.
             frames: each an iterable of buffers.
             samples: samples that it answers for; 0 for tensors.
+            encoded: frames may be shorter, which is not known beforehand.
             resources: left at the end. They see the error that ends the frames, and may exchange it.
         """
         self.context = context
-        self.content_length = content_length
+        self.max_bytes = max_bytes
+        self.content_length = None if encoded else max_bytes
+        """Bytes of all frames; None if it is known only when the last one is made."""
         self.samples = samples
         self._resources = ExitStack() if resources is None else resources
         self.frames = _timed(frames, context.clock, self._resources)

@@ -176,7 +176,7 @@ class Service:
         context = context or RequestContext(clock=self.clock(request))
         context.clock.begin()
         stream = self._opened(request, context)
-        length, max_bytes = stream.content_length, self.settings.max_response_bytes
+        length, max_bytes = stream.max_bytes, self.settings.max_response_bytes
         if length > max_bytes:
             stream.close()
             raise TooLargeError(

@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hapi.codecs.codec import decode
+from hapi.codecs.names import NONE
 from hapi.errors import WireError, from_problem
 from hapi.wire.documents import parse_document
 from hapi.wire.frames import (
+    DTYPE_BYTES,
     MAGIC,
     MAX_ID,
     MAX_TENSORS,
@@ -47,7 +50,7 @@ _Form = tuple[int, tuple[TensorSpec, ...]]
 
 
 class FrameReader:
-    """Reads a stream of frames, each tensor straight into the buffer that the caller's sink names.
+    """Reads a stream of frames, each tensor straight into the buffer that the caller's sink names, decoded as it comes.
 
     States: ``open`` -> (data frame)* -> ``ended`` after the end frame; any error leaves it ``broken`` and the
     connection unusable. Raises :class:`WireError` for bytes that break the format or their checksum, and the
@@ -131,21 +134,43 @@ class FrameReader:
         needed = payload_size(count, tensors)
         if needed != payload_bytes:
             raise WireError(f"frame says {payload_bytes} payload bytes, its ids and tensors need {needed}")
+        if (raw := payload_size(count, [t.raw for t in tensors])) > self._limits.payload:
+            raise WireError(
+                f"frame of {raw} bytes, once decoded, exceeds the limit of {self._limits.payload}"
+            )
         header = FrameHeader(self._ids(count), tensors)
         buffers = sink(header)
         if [len(b) for b in buffers] != [t.nbytes for t in header.tensors]:
             raise ValueError("sink gave buffers of another length than the frame header says")
         for spec, buffer in zip(header.tensors, buffers, strict=True):
-            if len(buffer) > HEAD_BYTES:
-                self._fill(buffer[:HEAD_BYTES])
-                flowing()
-                buffer = buffer[HEAD_BYTES:]
-            self._fill(buffer)
-            self._skip_padding(spec.nbytes)
+            fill = self._flow(spec.wire_bytes, flowing)
+            if spec.codec == NONE:
+                fill(buffer)
+            else:
+                itemsize, rows = DTYPE_BYTES[spec.dtype], spec.shape[0] if spec.shape else 1
+                decode(spec.codec, fill, spec.wire_bytes, buffer, itemsize, rows)
+            self._skip_padding(spec.wire_bytes)
         self._check_trailer()
         self.frames += 1
         self.samples += len(header.ids)
         return header
+
+    def _flow(self, nbytes: int, flowing: Callable[[], object]) -> Callable[[memoryview], None]:
+        """A function that fills buffers with a tensor's ``nbytes``, of which the first ones tell that it flows."""
+        head = HEAD_BYTES if nbytes > HEAD_BYTES else 0
+
+        def fill(buffer: memoryview) -> None:
+            """Fill ``buffer`` wholly."""
+            nonlocal head
+            if 0 < head <= len(buffer):
+                self._fill(buffer[:head])
+                flowing()
+                buffer, head = buffer[head:], 0
+            elif head:
+                head -= len(buffer)
+            self._fill(buffer)
+
+        return fill
 
     def _ids(self, count: int) -> npt.NDArray[np.int64]:
         ids = np.empty(count, dtype="<i8")

@@ -4,8 +4,8 @@ A response body is a stream of frames, all integers little-endian::
 
     prefix   magic "HAPF", version u8, kind u8, reserved u16 (0), header length u32, payload length u64
     header   UTF-8 JSON object, padded with spaces so that the payload starts 64-byte aligned in the frame
-    payload  the sample ids, i64 each, then the tensors' raw bytes in the header's order, each padded with zeros to 64
-             bytes
+    payload  the sample ids, i64 each, then the tensors' bytes in the header's order, raw or encoded as it says, each
+             padded with zeros to 64 bytes
     trailer  xxh3_64 u64 over prefix, header and payload
 
 A *data* frame carries one COS batch: the sample ids and one or more named tensors. Nothing in it costs a step of
@@ -24,7 +24,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -32,9 +32,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hapi.codecs.exact import Buffer as Buffer
+from hapi.codecs.names import CODECS, ITEM_BYTES, LOSSY, NONE
 from hapi.errors import HapiError, WireError
-
-Buffer = bytes | bytearray | memoryview
 
 WIRE_VERSION = 3
 MEDIA_TYPE = "application/vnd.hapi.frames"
@@ -60,9 +60,6 @@ DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1,
 }
 """The dtypes that may cross, with the bytes of one element."""
-
-CODECS = ("none",)
-"""Encodings of a tensor's bytes on the wire; ``none`` is the raw, exact bytes."""
 
 MAX_DIMENSIONS = 8
 MAX_ID = (1 << 62) - 1
@@ -97,22 +94,39 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    codec: str = "none"
+    codec: str = NONE
+    """Encoding of its bytes; one of :data:`hapi.codecs.names.CODECS`."""
+    encoded_bytes: int | None = None
+    """Their number; None for raw ones."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the raw tensor."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of the tensor on the wire."""
+        return self.nbytes if self.encoded_bytes is None else self.encoded_bytes
+
+    @property
+    def raw(self) -> TensorSpec:
+        """The same tensor, not encoded."""
+        return self if self.codec == NONE else replace(self, codec=NONE, encoded_bytes=None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the header entry, as :meth:`from_json` reads it."""
-        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "codec": self.codec}
+        entry = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), "codec": self.codec}
+        return entry if self.encoded_bytes is None else {**entry, "bytes": self.encoded_bytes}
 
     @classmethod
     def from_json(cls, document: Any) -> TensorSpec:
         """Parse one header entry; raises :class:`WireError` on anything unexpected."""
-        if not isinstance(document, dict) or set(document) != {"name", "dtype", "shape", "codec"}:
-            raise WireError("frame header: a tensor needs exactly name, dtype, shape, codec")
+        fields = {"name", "dtype", "shape", "codec"}
+        if not isinstance(document, dict) or set(document) - {"bytes"} != fields:
+            raise WireError(
+                "frame header: a tensor needs exactly name, dtype, shape, codec, bytes if encoded"
+            )
         name, dtype, shape, codec = (document[k] for k in ("name", "dtype", "shape", "codec"))
         if not isinstance(name, str) or not 0 < len(name) <= 512:
             raise WireError("frame header: tensor name is not a string of 1 to 512 characters")
@@ -124,7 +138,23 @@ class TensorSpec:
             raise WireError(f"frame header: shape of {name!r:.60} is not a list of at most {MAX_DIMENSIONS}")
         if not all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
             raise WireError(f"frame header: shape of {name!r:.60} has an entry that is not a size")
-        return cls(name, dtype, tuple(shape), codec)
+        return cls(name, dtype, tuple(shape), codec, document.get("bytes")).checked(document)
+
+    def checked(self, document: Mapping[str, Any]) -> TensorSpec:
+        """Return this, parsed from ``document``; :class:`WireError` if it cannot be encoded as it says."""
+        if self.codec == NONE:
+            if "bytes" in document:
+                raise WireError("frame header: bytes are for encoded tensors")
+        elif type(self.encoded_bytes) is not int or not 0 < self.encoded_bytes < self.nbytes:
+            raise WireError(f"frame header: {self.name!r:.60} does not say how few bytes it is encoded in")
+        elif not codec_fits(self.codec, self.dtype):
+            raise WireError(f"frame header: codec {self.codec} of {self.dtype} elements")
+        return self
+
+
+def codec_fits(codec: str, dtype: str) -> bool:
+    """Return whether elements of ``dtype`` can be encoded so: those that round are for float32."""
+    return dtype == "float32" or (codec not in LOSSY and DTYPE_BYTES[dtype] in ITEM_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +195,7 @@ def _head(kind: FrameKind, header: Mapping[str, Any], payload_bytes: int, pad_to
 
 def payload_size(count: int, tensors: Sequence[TensorSpec]) -> int:
     """Return the bytes of ``count`` ids and these tensors, each with its padding."""
-    return padded(count * _ID_BYTES) + sum(padded(t.nbytes) for t in tensors)
+    return padded(count * _ID_BYTES) + sum(padded(t.wire_bytes) for t in tensors)
 
 
 def _header_json(header: FrameHeader) -> dict[str, Any]:
@@ -190,7 +220,7 @@ def end_bytes(layers: int) -> int:
 
 @dataclass(frozen=True)
 class StreamedBytes:
-    """A tensor's raw bytes that come piece by piece while its frame is sent."""
+    """A tensor's bytes that come piece by piece while its frame is sent."""
 
     nbytes: int
     """Bytes of all pieces together."""
@@ -215,8 +245,8 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -
 
     Args:
         header: the frame's header.
-        buffers: raw bytes of each tensor, of the exact length of its dtype and shape. If one comes in
-            :class:`Pieces` and fails, the frame stays unfinished.
+        buffers: bytes of each tensor, of the exact length that the header says. If one comes in
+            :class:`StreamedBytes` and fails, the frame stays unfinished.
 
     Raises:
         ValueError: a buffer has another length.
@@ -224,7 +254,7 @@ def data_frame(header: FrameHeader, buffers: Sequence[Buffer | StreamedBytes]) -
     views: list[memoryview | StreamedBytes] = [
         b if isinstance(b, StreamedBytes) else memoryview(b).cast("B") for b in buffers
     ]
-    if [len(v) for v in views] != [t.nbytes for t in header.tensors]:
+    if [len(v) for v in views] != [t.wire_bytes for t in header.tensors]:
         raise ValueError("buffers do not have the lengths that the frame header says")
     views.insert(0, byte_view(np.ascontiguousarray(header.ids, dtype="<i8")))
     head = _head(FrameKind.DATA, _header_json(header), header.payload_bytes)

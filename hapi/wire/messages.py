@@ -20,6 +20,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from hapi.arrays import IntArray
+from hapi.codecs.names import CODECS, NONE, Codec
 from hapi.errors import BadRequestError, TooLargeError
 from hapi.text import printable
 from hapi.wire.documents import check_int, parse_document, strict_fields
@@ -66,8 +67,8 @@ DEADLINE_HEADER = "X-Deadline-Seconds"
 """
 MAX_DEADLINE = 86400.0
 
-PRECISION = "precision"
-"""Name of an optional field, which a server from before it refuses as unknown."""
+PRECISION, CODEC = "precision", "codec"
+"""Names of optional fields, which a server from before them refuses as unknown."""
 FEATURES, STORED, OFFSETS = "features", "stored", "offsets"
 """Names of the tensors in frames: [n, ...] features; uint8 bytes and their int64 [n+1] offsets. For labels see
 :class:`hapi.wire.labels.LabelForm`.
@@ -121,12 +122,14 @@ class ExtractRequest:
     """Chunk windows that the ids come from; None for other orders."""
     precision: Precision = "fp32"
     """Type of every layer's result, features included."""
+    codec: Codec = NONE
+    """Encoding that the features may have on the wire; those that it does not shorten come raw."""
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
         """Parse strictly; :class:`BadRequestError` names the field that is missing, unknown or wrong."""
         names = ("dataset", "model", "split", "split_name", "ids", "transform")
-        optional = dict.fromkeys(("time_layers", "job", "windows", PRECISION), False)
+        optional = dict.fromkeys(("time_layers", "job", "windows", PRECISION, CODEC), False)
         d = strict_fields(document, {**dict.fromkeys(names, True), **optional}, "request")
         time_layers = d.get("time_layers", False)
         if not isinstance(time_layers, bool):
@@ -134,6 +137,9 @@ class ExtractRequest:
         precision = d.get(PRECISION, "fp32")
         if precision not in get_args(Precision):
             raise BadRequestError(f"{PRECISION}: expected one of {', '.join(get_args(Precision))}")
+        codec = d.get(CODEC, NONE)
+        if codec not in CODECS:
+            raise BadRequestError(f"{CODEC}: expected one of {', '.join(CODECS)}")
         if not isinstance(d["split_name"], str) or not 0 < len(d["split_name"]) <= MAX_NAME:
             raise BadRequestError(f"split_name: expected a string of 1 to {MAX_NAME} characters")
         return cls(
@@ -149,12 +155,14 @@ class ExtractRequest:
             job=_job(d),
             windows=_windows(d),
             precision=precision,
+            codec=codec,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the request's body without fields at their defaults."""
         return {
             **({} if self.precision == "fp32" else {PRECISION: self.precision}),
+            **({} if self.codec == NONE else {CODEC: self.codec}),
             **({"time_layers": True} if self.time_layers else {}),
             **({"job": self.job} if self.job else {}),
             **({} if self.windows is None else {"windows": self.windows.to_json()}),

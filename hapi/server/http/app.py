@@ -318,11 +318,11 @@ class Application:
         answer = Answer(
             self._workers, settings.send_timeout, guard, self.metrics.bytes_sent.inc, self.disclosure
         )
-        self.admission.sent(context.tenant, stream.content_length)
+        self.admission.sent(context.tenant, stream.max_bytes)
         try:
             return await answer.send(request, stream)
         finally:
-            self.admission.sent(context.tenant, -answer.unsent)
+            self.admission.sent(context.tenant, answer.sent - stream.max_bytes)
             self._account(request, asked, stream, answer, slot)
 
     async def _asked(self, request: web.Request) -> Request:
@@ -361,7 +361,7 @@ class Application:
         slot.cost = used.cost(self._server)
         counts = self.board.tenants[request[TENANT]]
         counts.cost += slot.cost
-        counts.sent_bytes += stream.content_length - answer.unsent
+        counts.sent_bytes += answer.sent
         if request.get(STATUS) == 200:
             counts.served += 1
             self._costs.seen(asked, used.without_loading().cost(self._server))
@@ -369,7 +369,7 @@ class Application:
         self.metrics.seconds.labels(request.path).observe(slot.waited + held)
         request[LOGGED] = {
             "samples": stream.samples,
-            "bytes": stream.content_length,
+            "bytes": answer.sent if stream.content_length is None else stream.content_length,
             "stages": {k: round(v, 4) for k, v in stages.items() if v},
         }
         if answer.dropped is not None:

@@ -20,11 +20,11 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from hapi.errors import SHORT_OF, HapiError, StoreUnavailableError
 from hapi.process.threads import Threads, Work
@@ -32,7 +32,7 @@ from hapi.server.frame_stream import Frame, FrameStream
 from hapi.server.http.disclosure import Disclosure
 from hapi.server.http.problems import as_hapi_error
 from hapi.server.http.slow_reader import DroppedReaderError, SlowReaderGuard
-from hapi.wire.frames import MEDIA_TYPE, Buffer, error_frame, joined
+from hapi.wire.frames import MEDIA_TYPE, SMALL_BYTES, Buffer, error_frame, joined
 from hapi.wire.messages import REQUEST_ID_HEADER
 
 log = logging.getLogger("hapi.server")
@@ -73,8 +73,11 @@ class Answer:
         self._guard = guard
         self._count = count
         self._disclosure = disclosure
-        self.unsent = 0
-        """Bytes of the answer that have not left."""
+        self.sent = 0
+        """Bytes of its frames that have left."""
+        self._complete = False
+        """True once the last one has."""
+        self._chunked = False
         self.dropped: DroppedReaderError | None = None
         """Reason why its reader lost its slot; None if it did not."""
         self._socket: socket.socket | None = None
@@ -86,11 +89,10 @@ class Answer:
     async def send(self, request: web.Request, stream: FrameStream) -> web.StreamResponse:
         """Send all frames. The first is awaited before the status line."""
         interest = stream.context.interest
-        self.unsent = stream.content_length
         working: Work[Any] = self._workers.submit_in(interest, next, stream.frames, None)
         headers = {"Content-Type": MEDIA_TYPE, REQUEST_ID_HEADER: request[REQUEST_ID]}
         response = web.StreamResponse(headers=headers)
-        response.content_length = stream.content_length
+        self._frame_up(request, response, stream.content_length)
         try:
             frame: Frame | None = await outcome(working)
             async with asyncio.timeout(self._send_timeout):
@@ -119,13 +121,23 @@ class Answer:
             if not working.done():  # the client is gone: what waits for it must wake up
                 self._shut()
             await over(working)  # a generator that is at work cannot be closed
-            if not self.unsent:
+            if self._complete or self.sent == stream.content_length:
                 request[STATUS] = response.status  # the client had all of it and was free to leave
             try:
                 await self._close(stream, working)
             finally:
                 if self._socket is not None:
                     self._socket.close()
+
+    def _frame_up(self, request: web.Request, response: web.StreamResponse, length: int | None) -> None:
+        """Choose how the answer tells its length: beforehand, chunk by chunk, or by the connection's end."""
+        if length is not None:
+            response.content_length = length
+        elif request.version >= HttpVersion11:
+            response.enable_chunked_encoding()
+            self._chunked = True
+        else:
+            response.force_close()
 
     async def _close(self, stream: FrameStream, last: Work[Any]) -> None:
         """Close the stream, whose ``last`` work is over; a lost thread does it itself when it comes back."""
@@ -143,9 +155,18 @@ class Answer:
         while frame is not None:
             with interest.paused(), clock.stage("send"):
                 for part in joined(frame):
-                    self._send_all(sock, part)
-                    self._sent(len(part))
+                    for framed in self._chunk(part):
+                        self._send_all(sock, framed)
+                    self._count_sent(len(part))
             frame = next(stream.frames, None)
+        self._complete = True
+
+    def _chunk(self, part: Buffer) -> Sequence[Buffer]:
+        """What goes into the socket for ``part``."""
+        if not self._chunked:
+            return (part,)
+        head = b"%x\r\n" % len(part)
+        return (head + part + b"\r\n",) if len(part) <= SMALL_BYTES else (head, part, b"\r\n")
 
     def _send_all(self, sock: socket.socket, part: Buffer) -> None:
         """Send ``part`` wholly over a non-blocking socket, as long as its reader keeps pace."""
@@ -181,10 +202,11 @@ class Answer:
                 with interest.paused():
                     for part in joined(frame):
                         await self._write(sock, response, part)
-                        self._sent(len(part))
+                        self._count_sent(len(part))
                 frame = await outcome(following)
             finally:
                 await over(following)
+        self._complete = True
 
     async def _write(self, sock: Any, response: web.StreamResponse, part: Buffer) -> None:
         """Write ``part`` to the loop's transport, as long as the reader keeps pace."""
@@ -209,8 +231,8 @@ class Answer:
             else:
                 self._guard.check(now, acked - self._acked_before)
 
-    def _sent(self, count: int) -> None:
-        self.unsent -= count
+    def _count_sent(self, count: int) -> None:
+        self.sent += count
         self._count(count)
 
     def _shut(self) -> None:
@@ -241,7 +263,8 @@ class Answer:
         if self._socket is None:
             await response.write(frame)
         else:
-            await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+            for part in self._chunk(frame):
+                await asyncio.get_running_loop().sock_sendall(self._socket, part)
 
 
 def _acked(sock: Any) -> int | None:
