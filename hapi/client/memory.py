@@ -22,6 +22,8 @@ _GPU_SHARE, _HOST_SHARE = 0.9, 0.8
 """Share of the memory that is free when a job begins, that it plans with: others take some, allocators lose
 some. Freed host memory stays with the process, and gaps between two pieces in use need not fit the next one.
 """
+EVEN_ROWS = 16
+"""Samples of a forward pass from which on libraries give equal bits whatever their number."""
 _PROC = Path("/proc/self")
 
 
@@ -193,7 +195,7 @@ class FrozenSuffix:
         output = self._output(len(features))
         start = 0
         while start < len(features):
-            rows = slice(start, start + self._micro_batch.size)
+            rows = slice(start, start + self._next_piece(len(features) - start))
             self._budget.begin()
             try:
                 self._step(layers or self._layers, features[rows], output[rows])
@@ -206,6 +208,11 @@ class FrozenSuffix:
             # Only here, after the handler, are the tensors gone that the error's frames held.
             self._halve()
         return output
+
+    def _next_piece(self, left: int) -> int:
+        """Samples of the next micro-batch: about as many as in the others, since libraries give other bits for few."""
+        pieces = -(-left // self._micro_batch.size)
+        return min(self._micro_batch.size, -(-left // (pieces * EVEN_ROWS)) * EVEN_ROWS)
 
     @torch.no_grad()
     def _step(

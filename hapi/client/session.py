@@ -26,6 +26,7 @@ from hapi.client.caching.keeping import Keeping
 from hapi.client.delivery.passes import Passes
 from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
+from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.cache_forecast import Expected
@@ -88,7 +89,8 @@ class Session(Closing):
         self.trained: nn.Module = model.segment(self.last_split, len(model.layers), frozen=False)
         """The layers after the freeze: an ordinary module, in train mode unless the caller says otherwise."""
         self.meter = Meter(self.device, 4 * settings.in_flight * self._servers.size)
-        self.keeping = Keeping(job_context, tracer)
+        buffers = BufferPool(pinned=self.device.type == "cuda")
+        self.keeping = Keeping(settings, job_context, buffers, tracer)
         """Caches of this side."""
         self.recheck = Recheck(job_context, settings.recheck, self.budget) if settings.recheck else None
         """Compares some of what servers send; None without ``--recheck``."""
@@ -105,7 +107,15 @@ class Session(Closing):
             self.keeping.close()
             raise
         self._passes = Passes(
-            settings, job_context, budget, tracer, self.meter, self.keeping, self.planning, self.recheck
+            settings,
+            job_context,
+            budget,
+            tracer,
+            self.meter,
+            self.keeping,
+            buffers,
+            self.planning,
+            self.recheck,
         )
 
     @classmethod

@@ -41,9 +41,13 @@ def job_facts(session: Session, training: TrainingSettings) -> dict[str, Any]:
 
 
 def plan_facts(session: Session, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The plan with every candidate, and what comparing with other servers found, where there are these."""
+    """The plan with every candidate, what is kept, and what comparing with other servers found, as far as there are
+    these.
+    """
     planning = session.planning
     plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": _memory(session, epochs)}}
+    if session.settings.cache != "off":
+        plan["cache"] = session.keeping.to_json()
     return plan if session.recheck is None else {**plan, "recheck": session.recheck.to_json()}
 
 

@@ -281,6 +281,7 @@ class Trainer:
     def _save(self) -> None:
         """Write the checkpoint; :class:`DivergedError` when its state is not worth it, HapiError when it cannot be."""
         self._finite.check_state(*self._position)
+        self.session.keeping.flush()
         checkpoint.save(
             str(self.settings.checkpoint_path),
             parts=self._parts(),

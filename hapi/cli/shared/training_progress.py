@@ -158,11 +158,13 @@ def _seconds(seconds: float) -> str:
 
 
 def _cached(entry: Mapping[str, Any]) -> list[str]:
-    """The part of the epoch's samples that came out of the sample cache, if any did."""
-    cached = entry["cached_samples"]
+    """The part of the epoch's samples that came out of the cache, as they are stored or as features, if any did."""
+    cached = entry["cached_samples"] + entry.get("feature_hits", 0)
     return [f"cached {100 * cached / entry['samples']:3.0f}%"] if cached else []
 
 
 def _splits(entry: Mapping[str, Any]) -> str:
-    """The splits of the epoch's batches, such as ``0/11``."""
+    """The splits of the epoch's batches, such as ``0/11``; a dash when everything was kept."""
+    if not entry["splits"] and entry.get("feature_hits"):
+        return "-"
     return "/".join(str(split) for split, _ in entry["splits"][:3]) or str(entry["split"])

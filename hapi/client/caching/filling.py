@@ -47,9 +47,9 @@ class _Waiting:
 class Filling:
     """Puts features into caches, in a thread of its own that begins with the first ones. Thread-safe."""
 
-    def __init__(self, tracer: Tracer, line_bytes: int = LINE_BYTES) -> None:
-        """Let at most ``line_bytes`` wait."""
-        self._tracer, self._line_bytes = tracer, line_bytes
+    def __init__(self, tracer: Tracer) -> None:
+        """Record the writing with ``tracer``."""
+        self._tracer = tracer
         self._changed = threading.Condition()
         self._line: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -64,7 +64,7 @@ class Filling:
         with self._changed:
             if self._closed:
                 return
-            if self._waiting_bytes and self._waiting_bytes + nbytes > self._line_bytes:
+            if self._waiting_bytes and self._waiting_bytes + nbytes > LINE_BYTES:
                 self.overrun = True
                 counts.wrote(0, 0, len(rows.ids))
                 return

@@ -3,60 +3,168 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from hapi.cache.features import FeatureCache
 from hapi.cache.samples import SampleCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.caching.filling import ComputedRows, Filling
+from hapi.client.caching.keys import Refusal, ServerCode, feature_key, server_codes, view_of
 from hapi.client.caching.sources import PassFeatures
 from hapi.client.job_context import JobContext
+from hapi.client.loading.buffers import BufferPool
 from hapi.client.planning.cache_forecast import close_caches, open_caches
-from hapi.client.planning.controller import SplitController
+from hapi.client.settings import SessionSettings
 from hapi.closing import Closing
+from hapi.errors import UsageError
 from hapi.trace import Tracer
 from hapi.wire.references import DatasetReference
 
 log = logging.getLogger("hapi.client")
 
+ONCE = "every sample is used once"
+FULL = "the cache has no room for more; --cache-size gives it more"
+SLOW = "the disk was slower than the training; later epochs keep the rest"
+DISTRUSTED = (
+    "a server was left whose features may be among those that were kept; 'hapi cache clear' removes them"
+)
+
 
 class Keeping(Closing):
-    """Features that a session keeps on this side. Not thread-safe, but what it hands out is."""
+    """Samples and features that a session keeps on this side. Not thread-safe, but what it hands out is."""
 
-    def __init__(self, job_context: JobContext, tracer: Tracer) -> None:
-        """Open the caches that ``job_context`` has a folder for."""
+    def __init__(
+        self, settings: SessionSettings, job_context: JobContext, buffers: BufferPool, tracer: Tracer
+    ) -> None:
+        """Open the caches that ``job_context`` has a folder for.
+
+        Raises:
+            UsageError: features are to be kept in any case, and may not be.
+            HapiError: the folder cannot be used, or a server does not tell what computes its features.
+        """
+        self._settings, self._job_context = settings, job_context
+        self._buffers, self._tracer = buffers, tracer
+        self._always = settings.cache == "on"
         self.samples: Mapping[DatasetReference, SampleCache] = open_caches(job_context)
         """Caches of stored samples that may be used, by dataset."""
         self._samples = dict(self.samples)
         self._filling = Filling(tracer)
-        self.fills = False
+        self._features: dict[str, FeatureCache] = {}
+        self._codes: Sequence[ServerCode] | None = None
+        self._trusted = True
+        self.cut = job_context.last_split
+        """Layer whose outputs are kept."""
+        self.fills = self._always or settings.epochs > 1
         """True while features that are computed are kept."""
+        self._verdict = "" if self.fills else ONCE
+        """Why features are not kept although they may be; empty while they are."""
+        try:
+            self.refusals = self._refusals()
+            """Why features may not be kept at all, by whether they are of the validation samples."""
+            if self._always and self.refusals:
+                raise UsageError(f"--cache on: features cannot be kept: {next(iter(self.refusals.values()))}")
+        except BaseException:
+            self.close()
+            raise
 
-    def follow(self, planning: SplitController | None) -> None:
-        """Take over what the plan has found worth keeping; between two passes."""
+    def _refusals(self) -> dict[bool, str]:
+        found: dict[bool, str] = {}
+        if self._job_context.cache_folder is None:
+            return found
+        if self.cut == 0:
+            return {False: "no layer is frozen", True: "no layer is frozen"}
+        for validation in (False, True) if len(self._job_context.validation_ids) else (False,):
+            key = self._key(0, validation)
+            if isinstance(key, Refusal):
+                found[validation] = key.reason
+        return found
 
-    def source(self, counts: KeptCounts, *, validation: bool) -> PassFeatures | None:
-        """Return the kept features of the samples of a pass that begins; None when none are used."""
-        return None
+    def _key(self, epoch: int, validation: bool) -> Any:
+        if self._codes is None:
+            self._codes = server_codes(self._job_context.servers)
+        view = 0 if validation else view_of(self._job_context, epoch)
+        return feature_key(self._job_context, self.cut, validation=validation, view=view, codes=self._codes)
+
+    def source(self, counts: KeptCounts, epoch: int, *, validation: bool) -> PassFeatures | None:
+        """Return the kept features of the samples of a pass that begins; None when there are none.
+
+        Args:
+            counts: takes what the pass reads and keeps.
+            epoch: number from 0.
+            validation: whether the pass is over the validation samples.
+        """
+        context = self._job_context
+        if context.cache_folder is None or not self._trusted or validation in self.refusals:
+            return None
+        key = self._key(epoch, validation)
+        if isinstance(key, Refusal):
+            return None
+        description = context.held_out if validation else context.description
+        if key.digest not in self._features:
+            self._features[key.digest] = FeatureCache(
+                context.cache_folder,
+                key,
+                description.count,
+                description.label_form,
+                self._settings.cache_memory or 0,
+            )
+        dtype = context.frozen.output_dtypes()[self.cut]
+        cache, form = self._features[key.digest], description.label_form
+        return PassFeatures(cache, self.cut, dtype, form, self._buffers, counts, self._tracer)
 
     def keep(self, source: PassFeatures, computed: ComputedRows) -> None:
         """Keep features that were computed, behind the training."""
         self._filling.offer(source.cache, computed, source.counts)
 
+    @property
+    def why(self) -> str:
+        """One line: why features are not kept, or not all of them; empty when they are, or with ``--cache off``."""
+        if self._job_context.cache_folder is None:
+            return "" if self._settings.cache == "off" else "there is no folder for it"
+        if not self._trusted:
+            return DISTRUSTED
+        if self.refusals:
+            return next(iter(self.refusals.values()))
+        if self._verdict:
+            return self._verdict
+        if not all(cache.admits for cache in self._features.values()):
+            return FULL
+        return SLOW if self._filling.overrun else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts for a run's report."""
+        folder = self._job_context.cache_folder
+        return {
+            "mode": self._settings.cache,
+            "folder": None if folder is None else str(folder.path),
+            "bytes": None if folder is None else folder.budget,
+            "cut": self.cut,
+            "keys": sorted(self._features),
+            "why": self.why,
+        }
+
     def distrust(self) -> None:
         """Use nothing more of what was kept: a server was left that some of it may come from."""
-        if self.samples:
+        self._filling.drop()
+        if self.samples or self._features:
             log.warning(
-                "--cache-dir may hold samples of that server: it is not used any more; empty it with "
+                "the cache may hold samples or features of that server: it is not used any more; empty it with "
                 "'hapi cache clear'"
             )
-        self.samples = {}
+        self.samples, self._trusted = {}, False
 
     def flush(self) -> None:
-        """Make what was kept available to other processes."""
+        """Make what was kept available to other processes; waits for what is still to be written."""
+        self._filling.flush(self._features.values())
         for cache in self._samples.values():
             cache.flush()
 
     def close(self) -> None:
         """Flush, and give the folder back."""
+        if self._trusted:
+            self._filling.flush(())
         self._filling.close()
+        for cache in self._features.values():
+            cache.close()
         close_caches(self._samples)

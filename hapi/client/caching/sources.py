@@ -13,11 +13,9 @@ from hapi.arrays import Flags, IntArray
 from hapi.cache.features import FeatureCache
 from hapi.client.caching.counts import KeptCounts
 from hapi.client.loading.buffers import BufferPool
+from hapi.client.memory import EVEN_ROWS
 from hapi.trace import Tracer
 from hapi.wire.labels import LabelForm
-
-FEWEST_ROWS = 16
-"""Samples of a forward pass from which on libraries give equal bits whatever their number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ def byte_rows(features: torch.Tensor) -> npt.NDArray[np.uint8]:
 def rows_to_ask(found: Flags, request_size: int) -> IntArray:
     """Return the rows to ask servers for: those that were not found, and some that were.
 
-    The latter make sure that no forward pass is smaller than :data:`FEWEST_ROWS`, neither a request's last COS batch
+    The latter make sure that no forward pass is smaller than :data:`EVEN_ROWS`, neither a request's last COS batch
     nor a micro-batch, in so far as the batch has as many rows.
 
     Args:
@@ -98,6 +96,6 @@ def rows_to_ask(found: Flags, request_size: int) -> IntArray:
     count = len(missing)
     if not count or count == len(found):
         return missing
-    while count < len(found) and count % request_size % FEWEST_ROWS:
+    while count < len(found) and count % request_size % EVEN_ROWS:
         count += 1
     return np.sort(np.concatenate([missing, np.flatnonzero(found)[: count - len(missing)]]))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from hapi.arrays import IntArray
+from hapi.client.caching.filling import ComputedRows
 from hapi.client.caching.keeping import Keeping
 from hapi.client.caching.sources import PassFeatures
 from hapi.client.delivery.assembly import Assembled, Assembly
@@ -45,6 +46,7 @@ class Passes:
         tracer: Tracer,
         meter: Meter,
         keeping: Keeping,
+        buffers: BufferPool,
         planning: SplitController | None,
         recheck: Recheck | None,
     ) -> None:
@@ -52,8 +54,7 @@ class Passes:
         self._settings, self._tracer, self._meter = settings, tracer, meter
         self._servers, self._device = job_context.servers, job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
-        self._buffers = BufferPool(pinned=self._device.type == "cuda")
-        self._learned = Learned()
+        self._buffers, self._learned = buffers, Learned()
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
         self._assembly = Assembly(
             job_context,
@@ -88,12 +89,11 @@ class Passes:
         if splits.measured:
             self._meter.follow(report.traffic)
         splits.begin()
-        self._keeping.follow(self._planning)
         if self._recheck is not None:
             self._recheck.begin(planned)
         while first + len(delivered) < len(planned):
             try:
-                source = self._keeping.source(report.kept, validation=validation)
+                source = self._keeping.source(report.kept, epoch, validation=validation)
                 yield from self._prefetched(splits, epoch, first, planned, delivered, report, source)
             except DeviceMemoryError:
                 unfit, refused = report.unfit, report.refused
@@ -136,16 +136,18 @@ class Passes:
                     delivered.append(batch.ids)
                     report.handed_out(batch)
                     del batch
-                    with asked.step(meter), report.timeline.span("train step"):
-                        yield assembled.features, assembled.labels
-                        # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
-                        # must be over; a step's seconds are the GPU's; and no features pile up there. The copy that
-                        # could have run under the step is short: a link feeds a GPU at least ten times slower.
-                        computed = assembled.computed
-                        del assembled
-                        finish(self._device)
-                if source is not None and computed is not None:
-                    self._keeping.keep(source, computed)
+                    computed = assembled.computed
+                    try:
+                        with asked.step(meter), report.timeline.span("train step"):
+                            yield assembled.features, assembled.labels
+                            del assembled
+                            # The window takes the batch's pinned memory back for the next one, so its copy to the GPU
+                            # must be over; a step's seconds are the GPU's; and no features pile up there. The copy
+                            # that could have run under the step is short: a link feeds a GPU ten times slower.
+                            finish(self._device)
+                    finally:  # also when the loop is left here
+                        self._keep(source, computed)
+                        del computed
                 waiting_since = time.monotonic()
                 report.seconds = before + waiting_since - started
                 self._tell(splits, meter, number, asked, report.traffic.link, seen)
@@ -177,6 +179,7 @@ class Passes:
             tracer=self._tracer,
             traffic=report.traffic,
             caches=self._keeping.samples,
+            keep_samples=source is None or not self._keeping.fills,
             features=source,
             pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
@@ -191,6 +194,12 @@ class Passes:
             assembled = self._assembly.assemble(batch, source, meter, keep=self._keeping.fills)
         report.unfit = None
         return assembled
+
+    def _keep(self, source: PassFeatures | None, computed: ComputedRows | None) -> None:
+        """Keep what was computed of a batch, once it is on the host."""
+        if source is not None and computed is not None:
+            finish(self._device)
+            self._keeping.keep(source, computed)
 
     @staticmethod
     def _tell(splits: Splits, meter: Meter, number: int, asked: _Asked, link: LinkMeter, seen: float) -> None:

@@ -140,17 +140,31 @@ class Prefetcher:
         tracer: Tracer,
         traffic: Traffic | None = None,
         caches: Mapping[DatasetReference, SampleCache] | None = None,
+        keep_samples: bool = True,
         features: PassFeatures | None = None,
         pacing: RequestPacer | None = None,
         check: bool = True,
         movable: Callable[[int], bool] = lambda split: False,
     ) -> None:
-        """``job_of(n)`` is asked once, when batch ``n`` opens and asks servers for something, from any thread; all jobs
-        are of one dataset.
+        """Begin to receive.
 
-        ``in_flight`` requests are under way at most, with ``pacing`` no more than the link needs. ``features``: those
-        that are kept. ``check``: as in :class:`Receiver`. ``movable(split)``: whether what servers have no memory for
-        at ``split`` may be asked for at an earlier one.
+        Args:
+            job_of: asked once for batch n, when it opens and something of it is to come from servers, from any thread;
+                all jobs are of one dataset.
+            servers: where requests go.
+            batches: sample ids of each batch.
+            request_size: most samples of a request.
+            in_flight: most requests under way at a time.
+            budget: bytes of batches that may be here at once.
+            buffers: memory of the batches.
+            tracer: records requests.
+            traffic: counts what comes.
+            caches: of stored samples.
+            keep_samples: whether stored samples that come over the network come into these.
+            features: those that are kept; None for none.
+            pacing: sends no more requests than the link needs; None for as many as allowed.
+            check: as in :class:`Receiver`.
+            movable: whether what servers have no memory for at a split may be asked for at an earlier one.
         """
         self._job_of = job_of
         self._servers = servers
@@ -176,7 +190,7 @@ class Prefetcher:
         self._looking_up = False
         self._failure: BaseException | None = None
         count = min(in_flight, sum(-(-len(b) // request_size) for b in batches))
-        receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check)
+        receiver = Receiver(self.traffic, tracer, caches or {}, self._closed, check, keeps=keep_samples)
         line = RequestLine(pacing, self._changed, lambda: self._closed.is_set() or self._failure is not None)
         self._fetcher = Fetcher(
             servers, receiver, line, self.traffic, tracer, self._closed,

@@ -95,12 +95,13 @@ class Receiver:
         caches: Mapping[DatasetReference, SampleCache],
         closed: threading.Event,
         check: bool = True,
+        keeps: bool = True,
     ) -> None:
         """Receive until ``closed`` is set: what is read after that raises :class:`Stopped`.
 
-        ``check``: features that are no numbers are refused.
+        ``check``: features that are no numbers are refused. ``keeps``: stored samples come into their caches.
         """
-        self._check = check
+        self._check, self._keeps = check, keeps
         self._traffic, self._tracer, self._caches, self._closed = traffic, tracer, caches, closed
 
     def next(self, reader: FrameReader, part: RequestSlice, server: str) -> Arrived | StreamEnd:
@@ -169,7 +170,7 @@ class Receiver:
     def keep(self, batch: OpenBatch, samples: Samples) -> None:
         """Put stored samples into their sample cache, if there is one."""
         cache = self._caches.get(batch.job.dataset)
-        if cache is not None:
+        if cache is not None and self._keeps:
             cache.put(samples)
 
     def decode(self, batch: OpenBatch, rows: npt.NDArray[np.int64], samples: Samples) -> None:
