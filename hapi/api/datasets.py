@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
-from pathlib import Path
 
 from hapi.data.manifest import Manifest
 from hapi.data.replaced import KEEP_OLD_SECONDS
 from hapi.errors import UsageError
 from hapi.ingest.in_place.discover import Folder, find_folder
 from hapi.ingest.in_place.indexer import IndexOptions, index_folder
+from hapi.ingest.labels.file import label_file
 from hapi.ingest.labels.options import LabelOptions, WantedKind, column_names
 from hapi.ingest.pack import Progress, Start
 from hapi.ingest.pack import pack as pack_source
@@ -94,7 +94,7 @@ def pack(
         options: what is packed and how.
         image_size: side in pixels of the square input of a model, instead of ``options.transform``.
         labels: a table of files and their labels beside a folder (CSV, TSV, JSON-lines, Parquet), or the labels of
-            an array without them (``.npy``, text).
+            an array without them (``.npy``, text): a path, the URL of an object, or its key in the store.
         label: the table's columns that are the label, as a text with commas or a sequence; None: the only other one.
         label_file_column: the table's column of files; None: by its name, otherwise the first.
         label_kind: ``single``, ``multi``, ``regression``, or ``auto`` by the values.
@@ -114,26 +114,38 @@ def pack(
         DataError: a bad sample, unless ``options.skip_bad``.
         UsageError: the source, the address or an option cannot be used.
     """
+    url, name = split_address(address)
+    store = open_store(url)
     table = LabelOptions(
-        labels=None if labels is None else Path(labels),
+        labels=None if labels is None else label_file(labels, store),
         label_columns=column_names(label),
         label_file_column=label_file_column,
         label_kind=label_kind,
         skip_unmatched=skip_unmatched,
     )
-    if not isinstance(source, Source):
-        source = open_source_for(source, address, labels=table, classes=classes, download=download)
-    elif table != LabelOptions() or classes is not None or download:
-        raise UsageError("labels, classes and download are for a source by name; this one is open already")
+    source = _opened(source, address, table, classes, download)
     options = options or PackOptions()
     if image_size is not None:
         options = with_changes(options, transform=_sized(image_size, source.transform, options.transform))
-    url, name = split_address(address)
     return pack_source(
-        source, open_store(url), name, options,
+        source, store, name, options,
         replace=replace, restart=restart, force_lock=force_lock, keep_old=keep_old,
         on_start=on_start, on_progress=on_progress, on_skipped=on_skipped,
     )  # fmt: skip
+
+
+def _opened(
+    source: str | os.PathLike[str] | Source,
+    address: str,
+    labels: LabelOptions,
+    classes: Sequence[str] | None,
+    download: bool,
+) -> Source:
+    if not isinstance(source, Source):
+        return open_source_for(source, address, labels=labels, classes=classes, download=download)
+    if labels != LabelOptions() or classes is not None or download:
+        raise UsageError("labels, classes and download are for a source by name; this one is open already")
+    return source
 
 
 def _sized(side: int, own: TransformSpec | None, given: TransformSpec | None) -> TransformSpec:

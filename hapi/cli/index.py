@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from hapi.api.datasets import index
 from hapi.cli.pack import (
     class_names,
     configure_bad,
-    configure_labels,
     configure_transform,
-    label_options,
     transform_of,
 )
 from hapi.cli.shared.common import say, tell
+from hapi.cli.shared.labels import configure_labels, label_options
 from hapi.cli.shared.numbers import count
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
@@ -42,13 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--format", choices=("auto", *FORMATS), default="auto",
                        help="default: by the objects' names")  # fmt: skip
     group.add_argument("--image", metavar="FIELD", help="the field or file extension of a sample's image")
-    group.add_argument("--label", metavar="FIELD",
-                       help="the field or file extension of a sample's label; of a table, its "
-                       "COLUMN[,COLUMN]")  # fmt: skip
-    group.add_argument("--labels", type=Path, metavar="FILE",
-                       help="a table of files and labels (CSV, TSV, JSON-lines, Parquet), or labels of all samples in "
-                       "their order (.npy or text)")  # fmt: skip
-    configure_labels(group)
+    configure_labels(
+        group,
+        labels_of="labels of all samples in their order (.npy or text)",
+        metavar="FIELD",
+        label_of="the field or file extension of a sample's label; of a table, its COLUMN[,COLUMN]",
+    )
     group.add_argument("--classes", metavar="A,B,...", help="names of the classes, or @FILE with one a line")
     configure_bad(group)
     configure_transform(parser)
@@ -63,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index, and print a summary."""
-    labels = label_options(args, None if args.labels is None else args.label)
+    url, name = split_address(args.address)
+    store = lasting_store(url)
+    labels = label_options(args, None if args.labels is None else args.label, store)
     options = IndexOptions(
         **vars(labels),
         fields=Fields(image=args.image, label=args.label if args.labels is None else None),
@@ -73,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
         skip_bad=args.skip_bad,
         workers=args.workers,
     )
-    url, name = split_address(args.address)
-    store = lasting_store(url)
     if not args.folder.strip():
         raise UsageError("FOLDER is empty; give the key prefix of the shards, or '.' for the whole store")
     folder = find_folder(store, args.folder, None if args.format == "auto" else args.format)

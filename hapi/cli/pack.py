@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hapi.api.datasets import open_source_for, pack
 from hapi.cli.shared.common import say, tell
+from hapi.cli.shared.labels import configure_labels, label_options
 from hapi.cli.shared.numbers import count, real, size
 from hapi.cli.shared.progress import TransferBar
 from hapi.cli.shared.writing import configure_writing, lasting_store, tell_replaced
 from hapi.errors import BadRequestError, UsageError
-from hapi.ingest.labels.options import WANTED_KINDS, LabelOptions, column_names
-from hapi.ingest.labels.table import FILE_COLUMNS
 from hapi.ingest.pack_options import DEFAULT_SHARD_BYTES, MAX_SHARD_BYTES, MIN_SHARD_BYTES, PackOptions
 from hapi.ingest.skipped import Skipped
 from hapi.paths import read_bounded
@@ -61,39 +59,14 @@ def configure_bad(parser: Any) -> None:
                         help="leave bad samples out and count them; else the first one ends the command")  # fmt: skip
 
 
-def configure_labels(group: Any) -> None:
-    """Declare the flags for a table of labels, for packing and indexing alike."""
-    group.add_argument("--label-file-column", metavar="COLUMN",
-                       help=f"the table's column of files (default: {', '.join(FILE_COLUMNS)}, or the "
-                       "first)")  # fmt: skip
-    group.add_argument("--label-kind", choices=WANTED_KINDS, default="auto",
-                       help="one class, several (columns of 0 and 1, or 'a;b' in one), or numbers (default: by the "
-                       "values)")  # fmt: skip
-    group.add_argument("--skip-unmatched", action="store_true",
-                       help="leave out files without a row, and rows without a file; else the first ends "
-                       "the command")  # fmt: skip
-
-
-def label_options(args: argparse.Namespace, columns: str | None) -> LabelOptions:
-    """Return what the flags say of labels; ``columns`` as ``--label`` gives them."""
-    return LabelOptions(
-        labels=args.labels,
-        label_columns=column_names(columns),
-        label_file_column=args.label_file_column,
-        label_kind=args.label_kind,
-        skip_unmatched=args.skip_unmatched,
-    )
-
-
 def _configure_source(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("contents")
-    group.add_argument("--labels", type=Path, metavar="FILE",
-                       help="a table of files and labels beside a folder (CSV, TSV, JSON-lines, Parquet), or labels of "
-                       "an array without them (.npy or text)")  # fmt: skip
-    group.add_argument("--label", metavar="COLUMN[,COLUMN]",
-                       help="the table's columns that are the label, by name or number (default: the only "
-                       "other one)")  # fmt: skip
-    configure_labels(group)
+    configure_labels(
+        group,
+        labels_of="labels of an array without them (.npy or text)",
+        metavar="COLUMN[,COLUMN]",
+        label_of="the table's columns that are the label, by name or number (default: the only other one)",
+    )
     group.add_argument(
         "--classes",
         metavar="A,B,...",
@@ -139,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source_for(
         args.source,
         args.address,
-        labels=label_options(args, args.label),
+        labels=label_options(args, args.label, store),
         classes=class_names(args.classes),
         download=args.download,
     )

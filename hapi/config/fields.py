@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -57,7 +58,8 @@ class SettingField:
     """The default, ``None`` when the field is required."""
 
 
-def settings_fields(cls: Any) -> list[SettingField]:
+@functools.cache
+def settings_fields(cls: Any) -> tuple[SettingField, ...]:
     """The fields of the settings class ``cls`` in order of definition."""
     hints = typing.get_type_hints(cls)
     found = []
@@ -74,7 +76,7 @@ def settings_fields(cls: Any) -> list[SettingField]:
                 default=None if default is MISSING else default,
             )
         )
-    return found
+    return tuple(found)
 
 
 def flat(value: Any) -> dict[str, Any]:

@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 from support.killed_deleting import killed_deleting
 from support.stores import DyingStore, Killed
+from support.values import Values
 
-from hapi.data import replaced
 from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
-from hapi.data.manifest import SampleLayout
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.verify import verify_dataset
 from hapi.errors import ConflictError, NotFoundError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
 from hapi.ingest.removal import collect, remove
-from hapi.ingest.sources.base import Source
 from hapi.store.base import ObjectStore
 from hapi.store.local import LocalStore
 
@@ -31,35 +29,7 @@ DAY = 24 * 3600.0
 ALL = np.arange(200)
 
 
-class Values(Source):
-    """Tensors of 16 bytes with known content."""
-
-    def __init__(self, seed: int) -> None:
-        self.description = "values"
-        self.values = np.random.default_rng(seed).integers(0, 256, (200, 16), dtype=np.uint8)
-        self.labels = np.arange(200, dtype=np.int64) % 2
-        self.classes = ("a", "b")
-        self.layout = SampleLayout(kind="tensor", sample_shape=(16,), sample_dtype="uint8")
-
-    def sample(self, number: int) -> bytes:
-        return self.values[number].tobytes()
-
-    def content_key(self) -> bytes:
-        return self.values.tobytes()
-
-
 A, B = Values(0), Values(1)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the time, in seconds from a beginning on."""
-
-    def moved(seconds: float) -> None:
-        monkeypatch.setattr(replaced.time, "time", lambda: 4e9 + seconds)
-
-    moved(0)
-    return moved
 
 
 def keys(store: ObjectStore) -> list[str]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.values import BEGINNING, Values
 
-from hapi.data import replaced
 from hapi.data.dataset import find_dataset
 from hapi.data.listing import describe
-from hapi.data.manifest import SampleLayout, load_manifest
+from hapi.data.manifest import load_manifest
 from hapi.data.mount import mount
 from hapi.data.reading.reader import chunk_cache
 from hapi.data.replaced import find_manifest, list_replaced
@@ -21,7 +21,6 @@ from hapi.data.verify import verify_dataset
 from hapi.errors import ConflictError, DataError
 from hapi.ingest.pack import pack
 from hapi.ingest.pack_options import PackOptions
-from hapi.ingest.sources.base import Source
 from hapi.store.base import ObjectStore
 from hapi.store.open import open_store
 
@@ -29,36 +28,8 @@ SMALL = PackOptions(shard_bytes=1024)
 DAY = 24 * 3600.0
 
 
-class Values(Source):
-    """Tensors of 16 bytes with known content."""
-
-    def __init__(self, seed: int, count: int = 200) -> None:
-        self.description = "values"
-        self.values = np.random.default_rng(seed).integers(0, 256, (count, 16), dtype=np.uint8)
-        self.labels = np.arange(count, dtype=np.int64) % 2
-        self.classes = ("a", "b")
-        self.layout = SampleLayout(kind="tensor", sample_shape=(16,), sample_dtype="uint8")
-
-    def sample(self, number: int) -> bytes:
-        return self.values[number].tobytes()
-
-    def content_key(self) -> bytes:
-        return self.values.tobytes()
-
-
 A, B, C = (Values(seed) for seed in range(3))
 ALL = np.arange(200)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the time, in seconds from a beginning on."""
-
-    def moved(seconds: float) -> None:
-        monkeypatch.setattr(replaced.time, "time", lambda: 1.8e9 + seconds)
-
-    moved(0)
-    return moved
 
 
 def test_the_same_again_is_read_on(store: ObjectStore) -> None:
@@ -110,7 +81,7 @@ def test_another_version_leaves_the_old_one_readable(
     running = find_dataset(store, "d", cache=chunk_cache(store, 0))
     new = pack(B, store, "d", SMALL, replace=True)
     (known,) = list_replaced(store, "d")
-    assert known.manifest == old and known.until == 1.8e9 + DAY and old.version in str(known)
+    assert known.manifest == old and known.until == BEGINNING + DAY and old.version in str(known)
     assert np.array_equal(running.read(ALL).data.reshape(-1, 16), A.values)
     assert np.array_equal(find_dataset(store, "d", old.version).read(ALL).data.reshape(-1, 16), A.values)
     assert find_dataset(store, "d").version == new.version == find_manifest(store, "d").version

@@ -37,6 +37,8 @@ SETTINGS: dict[str, Any] = {
     "dataset": "blobs", "lr": 0.01, "split": "freeze", "cache": "off",
 }  # fmt: skip
 SIDE = 32
+SMALL_MODEL = "squeezenet1_1"
+"""A network of the library whose whole file is small (5 MB)."""
 
 
 def pack_blobs(

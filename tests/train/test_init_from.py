@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.local_job import open_session, pack_blobs, service_of, trainer_of
+from support.local_job import SMALL_MODEL, open_session, trainer_of
 
 from hapi.api.models import push
 from hapi.client.session import Session
@@ -25,32 +24,16 @@ from hapi.train.init_from import started
 from hapi.train.settings import TrainSettings
 from hapi.train.trainer import Trainer
 
-MODEL = "squeezenet1_1"
 SHAPE = (3, 64, 64)
 HEAD = "classifier.1.weight"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("init") / "store"
-    pack_blobs(store, count=24, side=64)
-    pack_blobs(store, "three", count=24, classes=3, side=64)
-    push(MODEL, f"{store}/pushed", weights="random:9", input_size=64)
-    return store
-
-
-@pytest.fixture(scope="module")
-def service(store: Path) -> Iterator[Service]:
-    with service_of(store) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def old(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old(small_service: Service, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training with freeze 10."""
     folder = tmp_path_factory.mktemp("old")
-    changes = {"model": MODEL, "freeze": 10, "bs": 8, "epochs": 1, "output": str(folder), "seed": 4}
-    with open_session(service, **changes) as session:
+    changes = {"model": SMALL_MODEL, "freeze": 10, "bs": 8, "epochs": 1, "output": str(folder), "seed": 4}
+    with open_session(small_service, **changes) as session:
         trainer_of(session, **changes).run()
     return folder
 
@@ -68,9 +51,11 @@ def settings_from(path: Path, **changes: Any) -> TrainSettings:
     return started(load(TrainSettings, None, job).value, has_model="model" in changes)
 
 
-def begun(service: Service, settings: TrainSettings, output: Path) -> tuple[dict[str, torch.Tensor], Session]:
+def begun(
+    small_service: Service, settings: TrainSettings, output: Path
+) -> tuple[dict[str, torch.Tensor], Session]:
     """The network at the beginning of a training, which then is run to its end."""
-    transport = LoopbackTransport(loopback_handler(service))
+    transport = LoopbackTransport(loopback_handler(small_service))
     with Session.open(settings, transports=[transport]) as session:
         trainer = Trainer(session, settings)
         trainer.save_model(output)
@@ -85,7 +70,7 @@ def same(found: dict[str, torch.Tensor], file: Path, but: str = "none") -> bool:
     )
 
 
-def test_it_begins_where_the_old_one_ended(service: Service, old: Path, tmp_path: Path) -> None:
+def test_it_begins_where_the_old_one_ended(small_service: Service, old: Path, tmp_path: Path) -> None:
     """From a model file and a checkpoint, also with an earlier freeze; the server's layers are the zoo's still."""
     for file, freeze in (
         ("model.safetensors", None),
@@ -93,21 +78,21 @@ def test_it_begins_where_the_old_one_ended(service: Service, old: Path, tmp_path
         ("model.safetensors", "features.2"),
     ):
         settings = settings_from(old / file, freeze=freeze, lr=0.002)
-        assert settings.model == MODEL and settings.weights == "random:4"
-        found, session = begun(service, settings, tmp_path / "new.safetensors")
+        assert settings.model == SMALL_MODEL and settings.weights == "random:4"
+        found, session = begun(small_service, settings, tmp_path / "new.safetensors")
         assert same(found, old / "model.safetensors") and session.job_context.client_model.pushed is None
         assert session.job_context.freeze == {None: 10, 5: 5, "features.2": 3}[freeze]
     assert read_card(tmp_path / "new.safetensors").freeze == 3
 
 
 def test_other_classes_have_a_new_head(
-    service: Service, old: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small_service: Service, old: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_from(old / "model.safetensors", dataset="three", seed=7)
-    found, _ = begun(service, settings, tmp_path / "new.safetensors")
+    found, _ = begun(small_service, settings, tmp_path / "new.safetensors")
     assert same(found | {HEAD: torch.empty(0)}, old / "model.safetensors", but="classifier.1.")
     fresh = build(
-        ModelSpec(architecture=MODEL, num_classes=3, input_shape=SHAPE, head_seed=7)
+        ModelSpec(architecture=SMALL_MODEL, num_classes=3, input_shape=SHAPE, head_seed=7)
     ).module.state_dict()
     assert torch.equal(found[HEAD], fresh[HEAD])
     (line,) = [r.getMessage() for r in caplog.records if "--init-from" in r.getMessage()]
@@ -115,7 +100,7 @@ def test_other_classes_have_a_new_head(
 
 
 def test_a_deeper_freeze_needs_the_layers_on_the_server(
-    service: Service, store: Path, old: Path, tmp_path: Path
+    small_service: Service, small_store: Path, old: Path, tmp_path: Path
 ) -> None:
     file, server = old / "model.safetensors", {"server": ["http://127.0.0.1:1"]}
     with pytest.raises(
@@ -125,18 +110,20 @@ def test_a_deeper_freeze_needs_the_layers_on_the_server(
     with pytest.raises(
         UsageError, match=r"'hapi export .*checkpoint.pt --output model.safetensors', 'hapi push"
     ):
-        settings_from(old / "checkpoint.pt", freeze=12, store=str(store))
-    settings = settings_from(file, freeze=12, store=str(store))  # pushed by the job itself
-    found, session = begun(service, settings, tmp_path / "new.safetensors")
+        settings_from(old / "checkpoint.pt", freeze=12, store=str(small_store))
+    settings = settings_from(file, freeze=12, store=str(small_store))  # pushed by the job itself
+    found, session = begun(small_service, settings, tmp_path / "new.safetensors")
     assert same(found, file) and str(session.job_context.client_model.pushed).startswith("file-")
-    push(str(file), f"{store}/tuned")
+    push(str(file), f"{small_store}/tuned")
     found, _ = begun(
-        service, settings_from(file, freeze=12, model="store:tuned", **server), tmp_path / "again.safetensors"
+        small_service,
+        settings_from(file, freeze=12, model="store:tuned", **server),
+        tmp_path / "again.safetensors",
     )
     assert same(found, file)
 
 
-def test_from_a_training_of_a_pushed_model(service: Service, tmp_path: Path) -> None:
+def test_from_a_training_of_a_pushed_model(small_service: Service, tmp_path: Path) -> None:
     changes = {
         "model": "store:pushed",
         "weights": "auto",
@@ -144,15 +131,15 @@ def test_from_a_training_of_a_pushed_model(service: Service, tmp_path: Path) -> 
         "epochs": 1,
         "output": str(tmp_path / "run"),
     }
-    with open_session(service, **changes) as session:
+    with open_session(small_service, **changes) as session:
         trainer_of(session, **changes).run()
     settings = settings_from(tmp_path / "run" / "model.safetensors")
     assert settings.model == "store:pushed"
-    found, _ = begun(service, settings, tmp_path / "new.safetensors")
+    found, _ = begun(small_service, settings, tmp_path / "new.safetensors")
     assert same(found, tmp_path / "run" / "model.safetensors")
 
 
-def test_networks_that_do_not_fit(service: Service, old: Path, tmp_path: Path) -> None:
+def test_networks_that_do_not_fit(small_service: Service, old: Path, tmp_path: Path) -> None:
     file = old / "model.safetensors"
     with pytest.raises(
         UsageError, match=r"--model resnet18: --init-from .* is a squeezenet1_1; leave --model out"
@@ -166,7 +153,7 @@ def test_networks_that_do_not_fit(service: Service, old: Path, tmp_path: Path) -
     wrong["features.0.weight"] += 1
     write_model(tmp_path / "wrong.safetensors", wrong, read_card(file))
     with pytest.raises(UsageError, match=r"layers 1 to 10 are not those of random:4.*hapi push"):
-        begun(service, settings_from(tmp_path / "wrong.safetensors"), tmp_path / "new.safetensors")
+        begun(small_service, settings_from(tmp_path / "wrong.safetensors"), tmp_path / "new.safetensors")
     settings = replace(settings_from(file), model="resnet18", weights="random:0", blocks=(), freeze=12)
     with pytest.raises(UsageError, match=r"is a squeezenet1_1, --model resnet18 is a resnet18"):
-        begun(service, settings, tmp_path / "new.safetensors")
+        begun(small_service, settings, tmp_path / "new.safetensors")

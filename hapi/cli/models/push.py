@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hapi.cli.shared.common import say
 from hapi.cli.shared.numbers import count
-from hapi.cli.shared.writing import lasting_store
+from hapi.cli.shared.writing import configure_lock, lasting_store
 from hapi.factories import is_factory, search_here
 from hapi.models.zoo.names import MAX_CLASSES, MAX_SIDE, check_model, check_weights, is_file
 from hapi.store.open import split_address
@@ -42,8 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     configure_shape(parser)
     parser.add_argument("--replace", action="store_true", help="replace the model of this name")
-    parser.add_argument("--force-lock", action="store_true",
-                        help="take the lock of another writer that is known to be dead")  # fmt: skip
+    configure_lock(parser)
 
 
 def configure_shape(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,4 @@
-"""Common parts of ``hapi pack`` and ``hapi index``: flags for writing a dataset, and notes on the replaced
-one.
-"""
+"""Common parts of commands that write into a store: their flags, and notes on a dataset that was replaced."""
 
 from __future__ import annotations
 
@@ -26,9 +24,15 @@ def configure_writing(parser: argparse.ArgumentParser, work: str) -> None:
     parser.add_argument(
         "--restart", action="store_true", help=f"throw an unfinished {work} of this name away"
     )
-    parser.add_argument("--force-lock", action="store_true",
-                        help="take the lock of another writer that is known to be dead")  # fmt: skip
+    configure_lock(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def configure_lock(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--force-lock``."""
+    parser.add_argument(
+        "--force-lock", action="store_true", help="take the lock of another writer that is known to be dead"
+    )
 
 
 def lasting_store(url: str) -> ObjectStore:

@@ -7,7 +7,7 @@ import argparse
 from hapi.api.contents import is_model
 from hapi.cli.shared.common import EXIT_OK, say
 from hapi.cli.shared.numbers import seconds
-from hapi.cli.shared.writing import lasting_store
+from hapi.cli.shared.writing import configure_lock, lasting_store
 from hapi.data.replaced import KEEP_OLD_SECONDS, MAX_KEEP_SECONDS
 from hapi.errors import UsageError
 from hapi.ingest.removal import Removal, remove
@@ -27,8 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep a dataset's shards for so long, for jobs that run with it (default 24h); after that hapi gc frees "
         "them. 0 frees them now. A model goes at once, and jobs that need more of it end",
     )  # fmt: skip
-    parser.add_argument("--force-lock", action="store_true",
-                        help="take the lock of another writer that is known to be dead")  # fmt: skip
+    configure_lock(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from hapi.errors import UsageError
+from hapi.ingest.labels.file import LabelFile
 from hapi.wire.labels import LabelKind
 
 WantedKind = LabelKind | Literal["auto"]
@@ -19,9 +19,9 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 class LabelOptions:
     """Options for a file of labels."""
 
-    labels: Path | None = None
+    labels: LabelFile | None = None
     """File of labels: one integer for each sample in their order (``.npy``, or text with one a line), or a table
-    that names files (CSV, TSV, JSON-lines, Parquet)."""
+    that names files (CSV, TSV, JSON-lines, Parquet); :func:`hapi.ingest.labels.file.label_file` makes it of a URL."""
     label_columns: tuple[str, ...] = ()
     """Columns of the table that are the label, by name or number from 1; empty: the only other one."""
     label_file_column: str | None = None
@@ -34,7 +34,7 @@ class LabelOptions:
     """Leave out files without a row, and rows without a file; otherwise the first is an error."""
 
     @property
-    def table(self) -> Path | None:
+    def table(self) -> LabelFile | None:
         """The file of labels if it is a table."""
         if self.labels is None:
             return None

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from hapi.errors import UsageError
 from hapi.ingest.labels.delimited import decoded, records
+from hapi.ingest.labels.file import MAX_TABLE_BYTES, LabelFile, StoredFile, content_of
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.sources.folder import EXTENSIONS
-from hapi.paths import read_bounded
 from hapi.text import printable
 from hapi.wire.documents import parse_document
 
 FILE_COLUMNS = ("path", "file", "filename", "file_name", "image", "name")
 """Columns that are taken for the files' names, the first that is there."""
-MAX_TABLE_BYTES = 1 << 30
 _NAMED = 20
 """Columns that a message lists."""
 Cell = Any
@@ -29,7 +27,7 @@ Cell = Any
 class Table:
     """Files and the cells of their labels."""
 
-    path: Path
+    path: LabelFile
     columns: tuple[str, ...]
     """Names of the columns that are the label."""
     files: list[str]
@@ -57,13 +55,13 @@ def read_table(options: LabelOptions) -> Table:
     what, suffix = f"--labels {path}", path.suffix.lower()
     if suffix == ".parquet":
         return _from_parquet(path, what, options)
-    text = decoded(read_bounded(path, MAX_TABLE_BYTES, what), what)
+    text = decoded(content_of(path, MAX_TABLE_BYTES, what), what)
     if suffix in (".jsonl", ".ndjson"):
         return _from_json_lines(path, text, what, options)
     return _from_text(path, text, what, options)
 
 
-def _from_text(path: Path, text: str, what: str, options: LabelOptions) -> Table:
+def _from_text(path: LabelFile, text: str, what: str, options: LabelOptions) -> Table:
     rows = records(text, what)
     line, first = next(rows)
     header = tuple(first) if _is_header(first, options) else None
@@ -94,7 +92,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _from_json_lines(path: Path, text: str, what: str, options: LabelOptions) -> Table:
+def _from_json_lines(path: LabelFile, text: str, what: str, options: LabelOptions) -> Table:
     objects: list[tuple[int, dict[str, Any]]] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -116,7 +114,7 @@ def _from_json_lines(path: Path, text: str, what: str, options: LabelOptions) ->
     return _table(path, what, tuple(names[at] for at in label), rows)
 
 
-def _from_parquet(path: Path, what: str, options: LabelOptions) -> Table:
+def _from_parquet(path: LabelFile, what: str, options: LabelOptions) -> Table:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -125,9 +123,12 @@ def _from_parquet(path: Path, what: str, options: LabelOptions) -> Table:
             f"{what}: Parquet files need pyarrow, which is not installed: pip install pyarrow"
         ) from None
     try:
-        if path.stat().st_size > MAX_TABLE_BYTES:
+        if isinstance(path, StoredFile):
+            file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content_of(path, MAX_TABLE_BYTES, what)))
+        elif path.stat().st_size > MAX_TABLE_BYTES:
             raise UsageError(f"{what}: has more than {MAX_TABLE_BYTES} bytes, too many for this")
-        file = pyarrow.parquet.ParquetFile(path)
+        else:
+            file = pyarrow.parquet.ParquetFile(path)
         names = tuple(file.schema_arrow.names)
         at, label = _chosen(names, True, what, options)
         chosen = file.read(columns=[names[at], *(names[n] for n in label)])
@@ -177,7 +178,7 @@ def _existing(names: tuple[str, ...], named: bool) -> str:
 
 
 def _table(
-    path: Path, what: str, columns: tuple[str, ...], rows: Sequence[tuple[int, Cell, list[Cell]]]
+    path: LabelFile, what: str, columns: tuple[str, ...], rows: Sequence[tuple[int, Cell, list[Cell]]]
 ) -> Table:
     if not rows:
         raise UsageError(f"{what}: has no rows below its header")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tokenize
 import zipfile
 import zlib
@@ -14,10 +15,10 @@ import xxhash
 
 from hapi.data.manifest import DTYPES, SampleLayout
 from hapi.errors import DataError, UsageError
+from hapi.ingest.labels.file import MAX_TABLE_BYTES, StoredFile, content_of
 from hapi.ingest.labels.options import LabelOptions
 from hapi.ingest.labels.values import Labels, array_labels
 from hapi.ingest.sources.base import Source, integer_labels, numbered_classes
-from hapi.paths import read_bounded
 from hapi.store.stored_array import StoredArray, npy_array, safetensors_arrays
 from hapi.wire.references import TransformSpec
 
@@ -147,10 +148,15 @@ def read_labels(options: LabelOptions) -> np.ndarray:
         raise UsageError("there is no file of labels; give one with --labels FILE")
     what, word = f"--labels {path}", "number" if options.label_kind == "regression" else "integer"
     try:
-        if path.suffix == ".npy":
-            found = npy_array(path)
+        if path.suffix == ".npy" and isinstance(path, StoredFile):
+            stored: np.ndarray = np.load(
+                io.BytesIO(content_of(path, MAX_TABLE_BYTES, what)), allow_pickle=False
+            )
+            return stored
+        elif path.suffix == ".npy":
+            found = npy_array(Path(str(path)))
             return found.whole() if isinstance(found, StoredArray) else found
-        lines = read_bounded(path, MAX_LABEL_TEXT_BYTES, what).decode().split()
+        lines = content_of(path, MAX_LABEL_TEXT_BYTES, what).decode().split()
         if word == "number":
             return np.array([float(line) for line in lines])
         return np.array([int(line) for line in lines], dtype=np.int64)

@@ -61,7 +61,8 @@ class LabelledFolder(FolderSource):
         if self._unmatched:
             line = f"{self._example} has no row in {table.table.path}"
             self.unmatched = Skipped(self._unmatched, [line])
-        if table.table.path.resolve().is_relative_to(self.root.resolve()):
+        file = table.table.path
+        if isinstance(file, Path) and file.resolve().is_relative_to(self.root.resolve()):
             self._left_out -= 1  # the table itself
         self._ends, self.labels = ends, table.of(rows)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hapi.wire.documents import parse_document
 log = logging.getLogger("hapi.client")
 
 
-class MetricLogger(TrainingCallback):
+class MetricLogger(TrainingCallback, ABC):
     """Base of the loggers: loss and learning rate of every ``every``-th step, and all figures of each epoch.
 
     A failure, such as a full disk or a server that does not answer, is logged once. The logger then pauses, opens
@@ -39,17 +40,17 @@ class MetricLogger(TrainingCallback):
 
     # -- for each kind of logger -----------------------------------------------------------------------------
 
+    @abstractmethod
     def open(self, start: TrainingStart, step: int) -> None:
         """Open for a training, ``step`` steps of which are done; entries of later steps are of a lost past."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_step(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the figures of a step: epoch, batch, loss, rates."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_epoch(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the figures of an epoch that ended after ``step`` steps."""
-        raise NotImplementedError
 
     def close(self, how: str) -> None:
         """Close; ``how`` is the training's end, as in the report."""

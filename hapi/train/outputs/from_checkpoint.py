@@ -177,6 +177,7 @@ def _sources(facts: Mapping[str, Any], card: ModelCard, given: FrozenSource) -> 
 
 def _built(card: ModelCard, weights: str) -> Reader:
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Read from the network as it is built with these weights."""
         state = build(replace(card.spec, weights=weights), allow_import=True).module.state_dict()
         return {name: state[name] for name in names}
 
@@ -185,6 +186,7 @@ def _built(card: ModelCard, weights: str) -> Reader:
 
 def _stored(card: ModelCard, store: str) -> Reader:
     def read(names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Read from the pushed model in the store."""
         stored, spec = open_model(open_store(store), str(card.pushed)), card.spec
         layered = stored.layered(
             num_classes=spec.num_classes, input_shape=spec.input_shape, allow_import=True
@@ -196,6 +198,7 @@ def _stored(card: ModelCard, store: str) -> Reader:
 
 def _served(card: ModelCard, servers: tuple[str, ...], given: FrozenSource) -> Reader:
     def read(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        """Read from the servers, which check a digest of each tensor."""
         model = ModelSettings(model=f"{STORE_PREFIX}{card.pushed}", allow_model=(card.spec.architecture,))
         connected = connect(
             SessionSettings(server=servers, ca_file=given.ca_file, patience=_RETRY_SECONDS),
