@@ -81,7 +81,8 @@ def settings_fields(cls: Any) -> tuple[SettingField, ...]:
 
 def flat(value: Any) -> dict[str, Any]:
     """The settings of the instance ``value`` as a file has them: nested settings as dicts."""
-    held = {f.name: getattr(value, f.name) for f in settings_fields(type(value))}
+    cls: Any = type(value)
+    held = {f.name: getattr(value, f.name) for f in settings_fields(cls)}
     return {name: flat(inner) if dataclasses.is_dataclass(inner) else inner for name, inner in held.items()}
 
 

@@ -117,6 +117,7 @@ def test_connections_share_the_rate() -> None:
     assert min(taken) > sum(taken) / 10
 
 
+@pytest.mark.slow
 def test_a_session_trains_through_it(service: Service) -> None:
     clock = Clock()
     limit = limit_of(clock, 1e6)

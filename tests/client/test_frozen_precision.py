@@ -55,6 +55,7 @@ def test_every_split_gives_the_same_features_as_float32(service: Service, kind: 
             assert largest_difference(epoch_of(session), here) < (2e-2 if kind == "bf16" else 3e-3), split
 
 
+@pytest.mark.slow
 def test_features_take_exactly_half_the_bytes(service: Service) -> None:
     def crossed(**changes: Any) -> float:
         with open_session(service, split=6, **changes) as session:
@@ -69,6 +70,7 @@ def test_features_take_exactly_half_the_bytes(service: Service) -> None:
     assert headers <= 64 * 2 * 12, "all but the word for the type and padding of a dozen frames"
 
 
+@pytest.mark.slow
 def test_losses_stay_near_those_of_float32(service: Service) -> None:
     def losses(**changes: Any) -> list[float]:
         with open_session(service, **changes) as session:
@@ -102,6 +104,7 @@ def test_weights_of_both_types_are_resident_beside_each_other(service: Service) 
     assert sorted(found.values()) == ["bf16", "fp32"]
 
 
+@pytest.mark.slow
 def test_a_resident_bf16_front_takes_half_where_layers_compute_in_bf16(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def pool() -> Iterator[Decoders]:
         decoders.close()
 
 
+@pytest.mark.slow
 def test_processes_know_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are given the bytes of strangers."""
     secrets = ("HAPI_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_STORAGE_KEY",
@@ -348,6 +349,7 @@ def test_signals_for_the_server_do_not_end_them(pool: Decoders) -> None:
     assert torch.equal(got, input_batch(samples, ENCODED, TRANSFORM)) and pool.pids == pids
 
 
+@pytest.mark.slow
 def test_close_while_they_work() -> None:
     """Whoever waits for a process, and who waits for its result, is told that the server ends."""
     decoders = Decoders(1)  # not waited for: it is busy with its start

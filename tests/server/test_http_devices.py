@@ -176,6 +176,7 @@ def test_nobody_waits_for_memory_beyond_the_longest_time(folder: Path, known: Kn
         assert memory.waiting == 0 and int(answer.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.slow
 def test_requests_are_spread_over_devices(folder: Path, known: Known) -> None:
     with served(folder, device="cpu,cpu", max_running=2) as server:
         with ThreadPoolExecutor(8) as pool:

@@ -152,6 +152,7 @@ def test_the_page_may_run_nothing_but_itself(server: ServedApplication) -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\bon\w+=|style=", text)
 
 
+@pytest.mark.slow
 def test_thousands_of_tenants_are_not_all_shown(folder: Path, tmp_path: Path, known: Known) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("".join(f"t{n:04}: {{token: secret-{n:04}}}\n" for n in range(3000)))

@@ -43,6 +43,7 @@ def features_of(service: Service, split: int = 6, **changes: object) -> list[tor
         return [features.clone() for features, _ in session.epoch(0)]
 
 
+@pytest.mark.slow
 def test_the_format_changes_no_more_than_last_bits(store: Path) -> None:
     with service_with(store, "contiguous") as service:
         exact = features_of(service)

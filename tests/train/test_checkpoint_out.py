@@ -34,6 +34,7 @@ def same(found: dict[str, torch.Tensor], expected: Path) -> bool:
     return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
 
 
+@pytest.mark.slow
 def test_frozen_layers_of_the_zoo(small_service: Service, tmp_path: Path) -> None:
     """The last and the best epoch's network, as the training itself wrote them."""
     checkpoint = trained(small_service, tmp_path / "run", lr=0.02, validation=0.25)
@@ -77,6 +78,7 @@ def test_frozen_layers_of_a_pushed_model(small_service: Service, small_store: Pa
     assert same(dict(model.module.state_dict()), expected) and model.card.pushed == "pushed"
 
 
+@pytest.mark.slow
 def test_frozen_layers_of_a_file(small_service: Service, small_store: Path, tmp_path: Path) -> None:
     """That moved since; and another file, whose weights are not those of the training."""
     start = build(

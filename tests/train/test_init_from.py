@@ -70,6 +70,7 @@ def same(found: dict[str, torch.Tensor], file: Path, but: str = "none") -> bool:
     )
 
 
+@pytest.mark.slow
 def test_it_begins_where_the_old_one_ended(small_service: Service, old: Path, tmp_path: Path) -> None:
     """From a model file and a checkpoint, also with an earlier freeze; the server's layers are the zoo's still."""
     for file, freeze in (
@@ -99,6 +100,7 @@ def test_other_classes_have_a_new_head(
     assert line.endswith("the head (classifier.1) is new: 3 classes now, 4 there")
 
 
+@pytest.mark.slow
 def test_a_deeper_freeze_needs_the_layers_on_the_server(
     small_service: Service, small_store: Path, old: Path, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def events(folder: Path) -> Any:
     return accumulator.Reload()
 
 
+@pytest.mark.slow
 def test_tensorboard_after_a_resume(remembered: Handler, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     report = killed_and_resumed(

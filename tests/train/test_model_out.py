@@ -68,6 +68,7 @@ def test_the_file_is_the_network_that_was_trained(
     assert model.classes == ("0", "1", "2", "3") and set(model.card.metrics or {}) == {"loss", "accuracy"}
 
 
+@pytest.mark.slow
 def test_frozen_layers_come_from_the_server(service: Service, store: Path, tmp_path: Path) -> None:
     trained(service, tmp_path / "run", model="store:pushed", weights="auto", freeze=11, epochs=1)
     state = load_file(tmp_path / "run" / "model.safetensors")

@@ -52,6 +52,7 @@ def plain_losses(remembered: Handler, rates: list[float]) -> list[float]:
         return found
 
 
+@pytest.mark.slow
 def test_another_learning_rate_and_more_epochs(
     remembered: Handler, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

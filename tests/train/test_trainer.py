@@ -216,6 +216,7 @@ def test_interrupted_in_validation(
     assert first["bytes_received"] == reference["bytes_received"]
 
 
+@pytest.mark.slow
 def test_a_resumed_report_counts_all_processes(remembered: Handler, tmp_path: Path) -> None:
     """Splits, stages, seconds and retries of an epoch are those of all that trained it, not of the last process."""
     path = str(tmp_path / "training.pt")

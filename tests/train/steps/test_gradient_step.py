@@ -128,6 +128,7 @@ def test_accumulated_batches_with_class_weights(remembered: Handler, tmp_path: P
         job.check(rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_average_is_torchs_and_is_what_is_kept(remembered: Handler, tmp_path: Path) -> None:
     output = tmp_path / "run"
     with twin(remembered, ema=0.8, validation=0.2, output=str(output)) as job:
@@ -166,6 +167,7 @@ def test_counters_and_masks_are_not_averaged() -> None:
         average.load_state_dict({"updates": -1, "module": module.state_dict()})
 
 
+@pytest.mark.slow
 def test_rates_and_decay_by_group(remembered: Handler) -> None:
     changes = {
         "head_lr": 0.1,

@@ -44,15 +44,20 @@ def state_after(
 @pytest.mark.parametrize(
     ("changes", "at"),
     [
-        ({"schedule": "cosine", "warmup": "0.5ep"}, 4),
-        ({"clip_norm": 5.0}, 3),
-        ({"accumulate": 3}, 2),
-        ({"accumulate": 3, "class_weights": "balanced"}, 7),
-        ({"ema": 0.9}, 6),
-        ({"precision": "fp16"}, 3),
-        ({"precision": "bf16"}, 3),
-        (ALL, 1),
         (ALL, 8),
+        ({"accumulate": 3, "class_weights": "balanced"}, 7),
+        *(
+            pytest.param(changes, at, marks=pytest.mark.slow)
+            for changes, at in (
+                ({"schedule": "cosine", "warmup": "0.5ep"}, 4),
+                ({"clip_norm": 5.0}, 3),
+                ({"accumulate": 3}, 2),
+                ({"ema": 0.9}, 6),
+                ({"precision": "fp16"}, 3),
+                ({"precision": "bf16"}, 3),
+                (ALL, 1),
+            )
+        ),
     ],
     ids=str,
 )
