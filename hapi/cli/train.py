@@ -202,7 +202,9 @@ def _announce(session: Session, loaded: Loaded[TrainSettings], training: TrainSe
         description.label_form.summary, f"batch {settings.bs}",
         f"input {'x'.join(map(str, model.input_shape))}{augmented}",
     )  # fmt: skip
-    print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}")
+    rounding = job_context.wire_rounding
+    rounded = [] if rounding == "none" else [f"features rounded to {rounding}"]
+    print_parts("via", f"{', '.join(job_context.urls)}{embedded}", f"device {session.device}", *rounded)
     if training.output is not None:
         print(f"run   {training.output}", flush=True)
     order = job_context.order

@@ -13,6 +13,7 @@ from hapi.client.settings import (
     SessionSettings,
     default_store,
 )
+from hapi.codecs.names import LOSSY
 from hapi.data.listing import check_store
 from hapi.errors import UsageError
 from hapi.models.zoo.names import check_model, check_weights, could_be_layer
@@ -33,6 +34,7 @@ def check_names(settings: SessionSettings) -> None:
         ModelChoiceError: there is no such model.
     """
     check_views(settings.augment, settings.augment_views)
+    check_rounding(settings)
     pushed = settings.model.startswith(STORE_PREFIX)
     if not pushed:
         check_model(settings.model)
@@ -62,6 +64,15 @@ def check_views(augment: Sequence[str], views: int | None) -> None:
     if views is not None and not augment:
         raise UsageError(
             f"--augment-views {views}: nothing is drawn without --augment; give it, or leave --augment-views away"
+        )
+
+
+def check_rounding(settings: SessionSettings) -> None:
+    """Raise :class:`UsageError` when features would be rounded twice."""
+    if settings.wire_codec in LOSSY and settings.frozen_precision != "fp32":
+        raise UsageError(
+            f"--wire-codec {settings.wire_codec} rounds float32 features, and with --frozen-precision "
+            f"{settings.frozen_precision} there are none; leave one of them away"
         )
 
 

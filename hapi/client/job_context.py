@@ -23,6 +23,7 @@ from hapi.client.soundness import check_inputs
 from hapi.client.transport.embedded_server import EmbeddedServer
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
+from hapi.codecs.names import LOSSY, NONE, Codec
 from hapi.data.epoch_order import EpochOrder, Shuffle
 from hapi.data.manifest import SampleLayout
 from hapi.data.transforms.pipeline import input_shape
@@ -51,6 +52,8 @@ class JobContext:
     precision: Precision
     tf32: bool
     """True when a GPU of this side rounds the inputs of float32 products."""
+    wire_rounding: Codec
+    """Codec that rounds features on the wire; ``none`` where they come as they are."""
     weights: str
     """Source of the model's weights; see :class:`hapi.client.models.ClientModel`."""
     freeze: int
@@ -87,7 +90,7 @@ class JobContext:
     @property
     def rough(self) -> bool:
         """True when the frozen layers' results are rounded to fewer bits than float32 has."""
-        return self.precision != "fp32" or self.tf32
+        return self.precision != "fp32" or self.tf32 or self.wire_rounding != NONE
 
     @property
     def prefix_digest(self) -> str:
@@ -197,6 +200,7 @@ def _build_context(
         model=layered,
         frozen=frozen,
         precision=settings.frozen_precision,
+        wire_rounding=next((codec for codec in LOSSY if codec == settings.wire_codec), NONE),
         tf32=settings.tf32,
         weights=model.weights,
         freeze=freeze,

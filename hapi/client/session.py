@@ -28,6 +28,7 @@ from hapi.client.early_checks import check_names
 from hapi.client.job_context import JobContext, resolve_job
 from hapi.client.loading.buffers import BufferPool
 from hapi.client.loading.epoch_stats import PassReport
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.cache_forecast import Expected
 from hapi.client.planning.meter import Meter
@@ -160,6 +161,11 @@ class Session(Closing):
         self._servers.close()
         self.keeping.close()
         self.job_context.close()
+
+    @property
+    def codecs(self) -> WireCodecs:
+        """Encodings of features on the wire."""
+        return self._passes.codecs
 
     @property
     def last(self) -> PassReport:

@@ -18,6 +18,7 @@ from hapi.wire.references import Precision
 
 OnOff = Literal["on", "off"]
 CacheMode = Literal["auto", "on", "off"]
+WireCodec = Literal["auto", "none", "zeros", "planes", "zeros+planes", "fp16", "bf16", "int8"]
 STORE_PREFIX = "store:"
 """Beginning of the name of a pushed model."""
 ORACLE = "oracle"
@@ -184,6 +185,12 @@ class NetworkSettings:
         low=0,
         high=1 << 48,
         unit="bytes",
+    )
+    wire_codec: WireCodec = setting(
+        "encoding of features on the wire. Exact: none, zeros (a bitmap of them), planes (exponents compressed), both, "
+        "or auto: from epoch 1 on the one that gains on the measured link, if any. Rounded, which changes training: "
+        "fp16, bf16, int8 (8 bit with a scale a sample)",
+        default="auto",
     )
     cache: CacheMode = setting(
         "keep features of frozen layers, and stored samples that came over the network, on this machine's disk for "

@@ -45,9 +45,12 @@ def plan_facts(session: Session, epochs: Sequence[Mapping[str, Any]]) -> dict[st
     these.
     """
     planning = session.planning
-    plan = {} if planning is None else {"plan": {**planning.to_json(), "memory": _memory(session, epochs)}}
+    plan: dict[str, Any] = (
+        {} if planning is None else {"plan": {**planning.to_json(), "memory": _memory(session, epochs)}}
+    )
     if session.settings.cache != "off":
         plan["cache"] = session.keeping.to_json()
+    plan["wire_codec"] = session.codecs.to_json()
     return plan if session.recheck is None else {**plan, "recheck": session.recheck.to_json()}
 
 

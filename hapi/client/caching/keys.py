@@ -25,6 +25,7 @@ from hapi.cache.feature_key import FeatureKey
 from hapi.client.job_context import JobContext
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool
+from hapi.codecs.names import NONE
 from hapi.errors import BadRequestError
 from hapi.models.graph.numbering import Layer
 from hapi.wire import messages
@@ -93,6 +94,10 @@ def feature_key(
         if job_context.views is None:
             return Refusal(_random(transform.augment))
         transform = transform.at(job_context.order.seed, view % job_context.views)
+    if job_context.wire_rounding != NONE:
+        return Refusal(
+            f"--wire-codec {job_context.wire_rounding} rounds what crosses, so features depend on where the split was"
+        )
     unknown = [server.url for server in codes if server.code is None]
     if unknown:
         return Refusal(f"{unknown[0]} is of an older hapi, which does not tell the versions it computes with")

@@ -21,6 +21,7 @@ from hapi.client.loading.epoch_stats import PassReport
 from hapi.client.loading.link_stats import LinkMeter, Traffic
 from hapi.client.loading.pacing import Learned, RequestPacer
 from hapi.client.loading.prefetcher import Batch, Prefetcher
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.memory import MemoryBudget
 from hapi.client.planning.controller import SplitController
 from hapi.client.planning.meter import Meter
@@ -55,6 +56,9 @@ class Passes:
         self._servers, self._device = job_context.servers, job_context.device
         self._keeping, self._planning, self._recheck = keeping, planning, recheck
         self._buffers, self._learned = buffers, Learned()
+        one_machine = settings.wire_codec == "auto" and job_context.embedded is not None
+        self.codecs = WireCodecs("none" if one_machine else settings.wire_codec)
+        """Encodings of features on the wire."""
         self._layers = FrozenLayers(job_context, settings.micro_batch, budget)
         self._assembly = Assembly(
             job_context,
@@ -89,6 +93,7 @@ class Passes:
         if splits.measured:
             self._meter.follow(report.traffic)
         splits.begin()
+        self.codecs.begin(epoch)
         if self._recheck is not None:
             self._recheck.begin(planned)
         while first + len(delivered) < len(planned):
@@ -131,6 +136,10 @@ class Passes:
                 if self._recheck is not None:
                     self._recheck.check(number, batch)
                 report.timeline.begin(number, len(planned), batch)
+                if (found := batch.fetched) is not None:
+                    self.codecs.consider(
+                        found.job, found.features, report.traffic, report.samples, report.client.seconds
+                    )
                 with report.client.running():
                     assembled = self._assembled(batch, number, source, meter, report)
                     delivered.append(batch.ids)
@@ -169,7 +178,7 @@ class Passes:
     ) -> Prefetcher:
         settings, planning = self._settings, self._planning
         return Prefetcher(
-            lambda number: splits.open(begin + number).at(settings.seed, epoch),
+            lambda number: self.codecs.encoded(splits.open(begin + number).at(settings.seed, epoch)),
             self._servers,
             planned[begin:],
             request_size=settings.request_size,
@@ -184,6 +193,7 @@ class Passes:
             pacing=RequestPacer(self._servers.received_bytes, report.traffic.link, self._learned),
             check=settings.check_features == "on",
             movable=splits.movable,
+            codecs=self.codecs,
         )
 
     def _assembled(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice
 from hapi.client.loading.request_line import RequestLine
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.transport.http import Transport
 from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.errors import BadRequestError, DeviceMemoryError, HostMemoryError, WireError
@@ -52,6 +53,7 @@ class Fetcher:
         arrived: Arrival,
         failed: Callable[[BaseException], None],
         movable: Callable[[int], bool],
+        codecs: WireCodecs,
     ) -> None:
         """Fetch until ``closed`` is set.
 
@@ -66,10 +68,12 @@ class Fetcher:
             arrived: told of rows that have arrived, from any thread.
             failed: told of errors in the threads that decode.
             movable: whether what servers have no memory for at a split may be asked for at an earlier one.
+            codecs: knows which servers encode.
         """
         self._servers, self._receiver, self._line = servers, receiver, line
         self._traffic, self._tracer, self._closed = traffic, tracer, closed
         self._arrived, self._failed, self._movable = arrived, failed, movable
+        self._codecs = codecs
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="hapi-window-decode")
         self.refused: int | None = None
         """The split that a server said its device has no memory for."""
@@ -123,7 +127,7 @@ class Fetcher:
             raise Stopped
         if part.next == len(part.rows):
             return 0
-        batch, job = part.batch, part.batch.job
+        batch, job = part.batch, self._codecs.understood(part.batch.job, transport.url)
         ids = batch.ids[part.rows[part.next :]]
         request, asked, received = job.request(ids, first=part.next == 0), time.monotonic(), 0
         began = asked
@@ -145,6 +149,8 @@ class Fetcher:
             try:
                 report = transport.stream(job.path, request, read)
             except BadRequestError as error:
+                if self._codecs.refused(job, transport.url, error):
+                    return self._attempt(transport, part)
                 raise job.explained(error, transport.url) from None
         ended = time.monotonic()
         self._traffic.answered(job.split, len(ids), report, received, began - asked, ended - asked)

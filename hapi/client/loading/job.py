@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hapi.arrays import IntArray
+from hapi.codecs.names import NONE, Codec
 from hapi.data.manifest import SampleLayout
 from hapi.errors import BadRequestError, HapiError, UnprocessableError
 from hapi.wire import messages
@@ -49,6 +50,8 @@ class ExtractionJob:
     """Type of the frozen layers' results."""
     views: int | None = None
     """Draws of a random transform that take turns from epoch to epoch; None: a new one in each."""
+    codec: Codec = NONE
+    """Encoding that features may have on the wire."""
     time_layers: bool = False
     """True when the server times each layer for one request of every batch."""
 
@@ -84,6 +87,7 @@ class ExtractionJob:
             job=self.id,
             windows=self.windows,
             precision=self.precision,
+            codec=self.codec,
         ).to_json()
 
     def explained(self, error: BadRequestError, server: str) -> HapiError:

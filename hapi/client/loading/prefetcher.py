@@ -43,6 +43,7 @@ from hapi.client.loading.link_stats import Traffic
 from hapi.client.loading.pacing import RequestPacer
 from hapi.client.loading.receiver import OpenBatch, Receiver, RequestSlice, StageSpan
 from hapi.client.loading.request_line import RequestLine
+from hapi.client.loading.wire_codecs import WireCodecs
 from hapi.client.transport.server_pool import ServerPool, Stopped
 from hapi.errors import DeviceMemoryError, HapiError
 from hapi.process.memory_errors import is_out_of_memory
@@ -145,6 +146,7 @@ class Prefetcher:
         pacing: RequestPacer | None = None,
         check: bool = True,
         movable: Callable[[int], bool] = lambda split: False,
+        codecs: WireCodecs | None = None,
     ) -> None:
         """Begin to receive.
 
@@ -165,6 +167,7 @@ class Prefetcher:
             pacing: sends no more requests than the link needs; None for as many as allowed.
             check: as in :class:`Receiver`.
             movable: whether what servers have no memory for at a split may be asked for at an earlier one.
+            codecs: knows which servers encode.
         """
         self._job_of = job_of
         self._servers = servers
@@ -195,6 +198,7 @@ class Prefetcher:
         self._fetcher = Fetcher(
             servers, receiver, line, self.traffic, tracer, self._closed,
             threads=max(1, count), arrived=self._arrived, failed=self._fail, movable=movable,
+            codecs=codecs or WireCodecs("none"),
         )  # fmt: skip
         self._threads = [
             threading.Thread(target=self._work, name=f"hapi-window-{i}", daemon=True) for i in range(count)

@@ -18,6 +18,7 @@ from hapi.client.loading.job import ExtractionJob
 from hapi.client.loading.link_stats import Traffic
 from hapi.client.soundness import check_finite
 from hapi.client.transport.server_pool import Stopped
+from hapi.codecs.names import NONE
 from hapi.data.transforms.pipeline import input_batch
 from hapi.errors import BadRequestError, WireError
 from hapi.models.tensors import tensor_bytes
@@ -218,9 +219,17 @@ class Receiver:
         rows = part.next_rows(count)
         if not count or not np.array_equal(header.ids, part.batch.ids[rows]):
             raise WireError("the server sent other samples than were asked for, or in another order")
-        if expected is not None and header.tensors != expected:
-            raise WireError(f"the server sent {header.tensors[0]}, expected {expected[0]}")
+        if expected is not None:
+            _check_tensors(header.tensors, expected, part.batch.job.codec)
         return rows
+
+
+def _check_tensors(found: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...], codec: str) -> None:
+    """Raise :class:`WireError` for other tensors, or for another encoding than was asked for."""
+    if tuple(t.raw for t in found) != expected:
+        raise WireError(f"the server sent {found[0]}, expected {expected[0]}")
+    if found[0].codec not in (NONE, codec) or any(t.codec != NONE for t in found[1:]):
+        raise WireError(f"the server encoded {found[0].codec} where {codec} was asked for")
 
 
 def _row_index(rows: npt.NDArray[np.int64]) -> Any:

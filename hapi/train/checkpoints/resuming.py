@@ -43,6 +43,7 @@ BY_MEANING = frozenset(
         "trainer",
         "loss",
         "class_weights",
+        "wire_codec",
     ]
 )
 """Settings compared in what they stand for (the files and layers they name): see :func:`identity_of`."""
@@ -70,6 +71,7 @@ def identity_of(session: SessionSettings, training: TrainingSettings, job: JobCo
         **job.order.identity(),
         "transform": None if transform is None else transform.to_json(),
         "frozen layers": job.prefix_digest,
+        "rounding on the wire": job.wire_rounding,
         "following": {name: values[name] for name in sorted(FOLLOWING)},
     }
 
