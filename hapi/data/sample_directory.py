@@ -60,6 +60,10 @@ class Located:
         """Return samples ``low..high`` (high excluded) among them, views."""
         return Located(self.ids[low:high], self.shard[low:high], self.offset[low:high], self.length[low:high])
 
+    def at(self, rows: IntArray) -> Located:
+        """Return samples ``rows`` among them, int64 [k] in any order, copies."""
+        return Located(self.ids[rows], self.shard[rows], self.offset[rows], self.length[rows])
+
 
 @dataclass(frozen=True)
 class Regular:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-
-import torch
 
 from hapi.arrays import IntArray, LabelArray
 from hapi.codecs.names import NONE
@@ -16,27 +14,27 @@ from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
 from hapi.data.transforms.pipeline import input_shape
 from hapi.errors import TooLargeError, UnprocessableError
-from hapi.models.tensors import tensor_bytes
 from hapi.process.threads import Threads
 from hapi.profiler.timing import TimedLayers
 from hapi.server.account import Account, Marks
-from hapi.server.batching.forward_memory import Key
 from hapi.server.batching.policies import FIXED_BATCH
 from hapi.server.context import RequestContext
 from hapi.server.decoding.pool import Decoders
-from hapi.server.device.device import Device, Layers, PassPriority
+from hapi.server.device.device import PassPriority
+from hapi.server.device.engine import DeviceEngine
 from hapi.server.device.host_memory import HostMemory, halving
 from hapi.server.device.memory_budget import MemoryRequest
-from hapi.server.device.memory_format import channels_last
-from hapi.server.device.model_cache import FrozenPrefix
 from hapi.server.device.prefix_loader import prefix_key
 from hapi.server.device.sizing import PrefixSizes
 from hapi.server.device.worker import Workers
-from hapi.server.feeding import Fed, Feeding, SampleRange
+from hapi.server.feeding import Feeding, SampleRange
 from hapi.server.frame_stream import Frame, Frames, FrameStream
 from hapi.server.prefetch import Prefetcher
 from hapi.server.scheduling.fair_queue import Tenant
 from hapi.server.settings import MAX_COS_BATCH, ServiceSettings
+from hapi.server.sharing.pipeline import Part, Pipeline
+from hapi.server.sharing.request_share import RequestShare
+from hapi.server.sharing.sharing import Sharing, dtype_name
 from hapi.wire import messages
 from hapi.wire.encoding import encode_tensor
 from hapi.wire.frames import (
@@ -52,6 +50,9 @@ from hapi.wire.frames import (
     frame_bytes,
 )
 from hapi.wire.labels import LabelForm
+
+CACHED_FRAME_BYTES = 4 << 20
+"""Bytes of a frame of an answer whose features are all there: little enough to need no reservation."""
 
 
 class Extraction:
@@ -69,6 +70,7 @@ class Extraction:
         loaders: Threads,
         decoders: Decoders,
         host: HostMemory,
+        sharing: Sharing,
     ) -> None:
         self._settings = settings
         self._workers = workers
@@ -76,6 +78,7 @@ class Extraction:
         self._loaders = loaders
         self._decoders = decoders
         self._host = host
+        self._sharing = sharing
         self._orders, self._copies = itertools.count(1), itertools.count(1)
 
     def stream(
@@ -86,6 +89,8 @@ class Extraction:
         context: RequestContext,
     ) -> FrameStream:
         """Answer ``request``: layers are loaded and memory is reserved now, samples are read with the frames.
+
+        If all features are there neither is done, unless some of them turn out to be damaged.
 
         Args:
             dataset: the one that the request names.
@@ -103,27 +108,44 @@ class Extraction:
         feeding = Feeding(dataset, request, hint, self._decoders, context.clock)
         begun = self._account.marks(context.clock)
         with ExitStack() as resources:
-            passes = self._begin(request, feeding, context, resources)
+            with self._account.busy.running(), context.clock.stage("model"):
+                sizes = self._workers.sizing.of(request)
+            largest = self._largest(max(sizes.input_bytes, sizes.output_bytes), sizes.widest_bytes)
+            device_resources = resources.enter_context(ExitStack())
+            share = resources.enter_context(self._sharing.of(dataset, request, sizes, context))
+            pipeline = Pipeline(
+                request.ids,
+                feeding,
+                share,
+                context,
+                row_bytes=sizes.output_bytes,
+                running=self._account.busy.running,
+                open_engine=lambda: self._open(request, feeding, context, sizes, device_resources),
+            )
+            if share.holds_all(request.ids):
+                batch = min(largest, max(1, CACHED_FRAME_BYTES // sizes.output_bytes))
+            else:
+                batch = pipeline.open().batch
+            answer = _Answer(request, context, sizes, batch, feeding.label_form)
             return FrameStream(
                 context,
-                sum(frame_bytes(h) for h in passes.headers) + end_bytes(passes.timed_layers),
-                self._frames(passes, feeding, begun),
+                sum(frame_bytes(h) for h in answer.headers) + end_bytes(answer.timed_layers),
+                self._frames(answer, pipeline, share, begun),
                 samples=len(request.ids),
                 encoded=request.codec != NONE,
                 resources=resources.pop_all(),
             )
 
-    def _begin(
+    def _open(
         self,
         request: messages.ExtractRequest,
         feeding: Feeding,
         context: RequestContext,
+        sizes: PrefixSizes,
         resources: ExitStack,
-    ) -> _Passes:
+    ) -> DeviceEngine:
         """Choose the device, reserve memory and load the layers; ``resources`` give all of it back."""
-        busy, clock = self._account.busy, context.clock
-        with busy.running(), clock.stage("model"):
-            sizes = self._workers.sizing.of(request)
+        clock = context.clock
         worker = resources.enter_context(self._workers.one(sizes.weights[0].key))
         wanted = self._memory_request(request, sizes)
         with clock.stage("device_wait"):
@@ -136,7 +158,7 @@ class Extraction:
         resources.enter_context(halving(lambda: worker.memory.out_of_memory(wanted.key, reservation.batch)))
         worker.cos_batch = reservation.batch
         context.progress.choose(worker.name, reservation.batch)
-        with busy.running(), clock.stage("model"):
+        with self._account.busy.running(), clock.stage("model"):
             loading = worker.cache.prefix(
                 prefix_key(request), lambda: worker.prefixes.load(request, reservation.batch)
             )
@@ -146,81 +168,54 @@ class Extraction:
                 reservation
             )  # else the cache does not know of them: they count as the reservation's
         priority = self._priority(request, context.tenant)
-        return _Passes(
-            request,
-            context,
-            worker.device,
-            prefix,
-            reservation.batch,
-            wanted.key,
-            priority,
-            feeding.label_form,
+        timed = TimedLayers(prefix.layers(), worker.device.device) if request.time_layers else None
+        return DeviceEngine(
+            worker.device, prefix, reservation.batch, wanted.key, priority, context.clock, timed
         )
 
-    def _frames(self, passes: _Passes, feeding: Feeding, begun: Marks) -> Frames:
+    def _frames(self, answer: _Answer, pipeline: Pipeline, share: RequestShare, begun: Marks) -> Frames:
         """A frame for each COS batch, and the end."""
-        request, context, prefix = passes.request, passes.context, passes.prefix
+        request, context = answer.request, answer.context
+        yield from self._computed(answer, pipeline)
+        engine = pipeline.engine
+        seconds = () if engine is None else engine.layer_seconds
+        report = self._account.report(begun, context, pipeline.largest, seconds)
+        counts = share.counts.all()
+        report = replace(report, joined=counts["joined"], kept=counts["recent"] + counts["cache"])
+        end = StreamEnd(len(answer.headers), len(request.ids), report.to_json())
+        yield [end_frame(end, answer.timed_layers)]
 
-        def load(sample_range: SampleRange) -> Fed:
-            with self._account.busy.running():
-                return feeding.load(sample_range)
-
-        timed = TimedLayers(prefix.layers(), passes.device.device) if passes.timed_layers else None
-        with Prefetcher(self._loaders, load, passes.sample_ranges, context.interest) as loaded:
-            layers = timed or prefix.segment
-            yield from self._computed(
-                passes, loaded, channels_last(layers) if prefix.channels_last else layers
-            )
-        seconds = () if timed is None else tuple(timed.seconds)
-        report = self._account.report(begun, context, passes.largest, seconds)
-        end = StreamEnd(len(passes.headers), len(request.ids), report.to_json())
-        yield [end_frame(end, passes.timed_layers)]
-
-    def _computed(
-        self, passes: _Passes, loaded: Prefetcher[SampleRange, Fed], layers: Layers
-    ) -> Iterator[Frame]:
+    def _computed(self, answer: _Answer, pipeline: Pipeline) -> Iterator[Frame]:
         """A frame for each COS batch; one that is made is sent under the next pass, and never waits for decoding."""
-        device, prefix, progress = passes.device, passes.prefix, passes.context.progress
-        made: Callable[[], Frame] | None = None
-        for header in passes.headers:
-            if made is not None and not loaded.ready():
-                yield made()
-                made = None
-            fed = loaded.next()
-            output = device.host_buffer((len(fed.labels), *prefix.output_shape), prefix.output_dtype)
-            with self._account.busy.running():
-                running = device.begin(
-                    layers,
-                    device.pinned(fed.inputs),
-                    output,
-                    key=passes.key,
-                    clock=passes.context.clock,
-                    priority=passes.priority,
-                )
-            progress.forward = running.stage
-            try:
-                if made is not None:
-                    yield made()
-            except BaseException:  # the client is gone
-                running.leave()  # until then it writes into ``output``
-                raise
-            with self._account.busy.running():
-                passes.largest = max(passes.largest, running.result())
-            progress.done += len(fed.labels)
-            made = partial(self._frame, passes, header, output, fed.labels)
-            # The inputs go before the next ones come.
-            progress.forward = str
-            del fed, running, output
-        if made is not None:
-            yield made()
+        progress, count = answer.context.progress, len(answer.request.ids)
+        parts, made = pipeline.parts(answer.sample_ranges), list[Callable[[], Frame]]()
+        with Prefetcher(self._loaders, pipeline.load, parts, answer.context.interest) as loaded:
+            while progress.done < count:
+                while made and not loaded.ready():
+                    yield made.pop(0)()
+                part = loaded.next()
+                progress.forward = pipeline.begin(part)
+                while made:
+                    yield made.pop(0)()
+                features = pipeline.finish(part)
+                progress.done += part.high - part.low
+                made = [
+                    partial(self._frame, answer, header, rows, labels)
+                    for header, rows, labels in answer.cut(part, features)
+                ]
+                # The inputs go before the next ones come.
+                progress.forward = str
+                del part, features
+            while made:
+                yield made.pop(0)()
 
-    def _frame(self, passes: _Passes, header: FrameHeader, output: torch.Tensor, labels: LabelArray) -> Frame:
+    def _frame(self, answer: _Answer, header: FrameHeader, rows: memoryview, labels: LabelArray) -> Frame:
         """The frame of a COS batch, encoded if the client asked for it: meanwhile the next pass runs."""
-        (features, form), codec = header.tensors, passes.request.codec
-        data: Buffer | StreamedBytes = tensor_bytes(output)
+        (features, form), codec = header.tensors, answer.request.codec
+        data: Buffer | StreamedBytes = rows
         if codec != NONE:
-            with self._account.busy.running(), passes.context.clock.stage("send"):
-                features, data = encode_tensor(features, tensor_bytes(output), codec)
+            with self._account.busy.running(), answer.context.clock.stage("send"):
+                features, data = encode_tensor(features, rows, codec)
         return data_frame(FrameHeader(header.ids, (features, form)), [data, byte_view(labels)])
 
     def _priority(self, request: messages.ExtractRequest, tenant: Tenant) -> PassPriority:
@@ -271,35 +266,36 @@ class Extraction:
         )
 
 
-@dataclass
-class _Passes:
-    """The forward passes of one request, one for each COS batch."""
+class _Answer:
+    """The frames of one request, one for each COS batch."""
 
-    request: messages.ExtractRequest
-    context: RequestContext
-    device: Device
-    prefix: FrozenPrefix
-    batch: int
-    """COS batch."""
-    key: Key
-    priority: PassPriority
-    labels: LabelForm
-    largest: int = 0
-    """COS batch that fitted."""
-
-    def __post_init__(self) -> None:
-        count = len(self.request.ids)
-        self.sample_ranges: list[SampleRange] = [
-            (i, min(i + self.batch, count)) for i in range(0, count, self.batch)
-        ]
+    def __init__(
+        self,
+        request: messages.ExtractRequest,
+        context: RequestContext,
+        sizes: PrefixSizes,
+        batch: int,
+        form: LabelForm,
+    ) -> None:
+        """Cut the request's samples into COS batches of ``batch`` samples; labels are of ``form``."""
+        self.request = request
+        self.context = context
+        self._row_bytes = sizes.output_bytes
+        ids, count = request.ids, len(request.ids)
+        self.sample_ranges: list[SampleRange] = [(i, min(i + batch, count)) for i in range(0, count, batch)]
         """The samples of each."""
-        self.headers = [
-            _features_header(self.request.ids[low:high], self.prefix, self.labels)
-            for low, high in self.sample_ranges
-        ]
+        self.headers = [_features_header(ids[low:high], sizes, form) for low, high in self.sample_ranges]
         """Headers of their frames."""
-        self.timed_layers = self.request.split if self.request.time_layers else 0
+        self.timed_layers = request.split if request.time_layers else 0
         """Layers whose seconds the end frame has."""
+
+    def cut(self, part: Part, features: memoryview) -> Iterator[tuple[FrameHeader, memoryview, LabelArray]]:
+        """Yield header, features and labels of each frame of a part, whose ``features`` are its samples' in order."""
+        for (low, high), header in zip(self.sample_ranges, self.headers, strict=True):
+            if part.low <= low < part.high:
+                first, last = low - part.low, high - part.low
+                rows = features[first * self._row_bytes : last * self._row_bytes]
+                yield header, rows, part.labels[first:last]
 
 
 def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
@@ -312,12 +308,8 @@ def _check_input(dataset: Dataset, request: messages.ExtractRequest) -> None:
         )
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _features_header(chunk: IntArray, prefix: FrozenPrefix, form: LabelForm) -> FrameHeader:
+def _features_header(chunk: IntArray, sizes: PrefixSizes, form: LabelForm) -> FrameHeader:
     features = TensorSpec(
-        messages.FEATURES, _dtype_name(prefix.output_dtype), (len(chunk), *prefix.output_shape)
+        messages.FEATURES, dtype_name(sizes.output_dtype), (len(chunk), *sizes.output_shape)
     )
     return FrameHeader(chunk, (features, form.spec(len(chunk))))

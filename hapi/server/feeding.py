@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hapi.allocator import give_back_freed_memory
-from hapi.arrays import LabelArray
+from hapi.arrays import IntArray, LabelArray
 from hapi.clocks import StageClock
 from hapi.data.dataset import Dataset
 from hapi.data.reading.reader import AccessHint
+from hapi.data.sample_directory import Located
 from hapi.data.transforms.decode_limits import SMALL_BYTES
 from hapi.data.transforms.pipeline import input_shape
 from hapi.process.memory_errors import is_out_of_memory
@@ -28,19 +28,9 @@ from hapi.wire.labels import LabelForm
 from hapi.wire.messages import ExtractRequest
 
 SampleRange = tuple[int, int]
-"""Samples of a request: the place of the first, and the one after the last."""
+"""Consecutive samples: the place of the first, and the one after the last."""
 LARGE_PART = 16 << 20
 """Stored bytes from which on a piece has memory of its own: new pages cost little beside so many bytes' decoding."""
-
-
-@dataclass(frozen=True)
-class Fed:
-    """One COS batch."""
-
-    inputs: torch.Tensor
-    """float32 [n, C, H, W]."""
-    labels: LabelArray
-    """int64 [n], or float32 [n, k]."""
 
 
 class Feeding:
@@ -87,15 +77,30 @@ class Feeding:
         fixed = self._fixed(int(self._located.length.max()), batch, sample_bytes)
         self.part_bytes = (nbytes - fixed) // self._copies
 
-    def load(self, sample_range: SampleRange) -> Fed:
-        """Return the samples of ``sample_range``. Raises the errors of reading and decoding, and those of lacking
-        memory.
+    def load(self, rows: IntArray, min_count: int = 0) -> torch.Tensor:
+        """Return the inputs of some samples of the request.
+
+        Args:
+            rows: their places in the request, int64 [k].
+            min_count: inputs to return if there are fewer samples; they are repeated then.
+
+        Returns:
+            float32 [max(k, least), C, H, W].
+
+        Raises:
+            HapiError: a sample cannot be read or decoded, or memory is lacking.
         """
-        low, high = sample_range
-        inputs = torch.empty((high - low, *self._shape), dtype=torch.float32)
-        for start, stop in self._parts(low, high):
-            self._fill(start, stop, inputs[start - low : stop - low])
-        return Fed(inputs, self._dataset.labels_at(self._located.part(low, high)))
+        located = self._located.at(rows)
+        inputs = torch.empty((max(min_count, len(rows)), *self._shape), dtype=torch.float32)
+        for start, stop in self._parts(located.length):
+            self._fill(located.part(start, stop), inputs[start:stop])
+        for place in range(len(rows), min_count):
+            inputs[place] = inputs[place % len(rows)]
+        return inputs
+
+    def labels(self, low: int, high: int) -> LabelArray:
+        """Return the labels of samples ``low`` to ``high`` of the request, int64 [n] or float32 [n, k]."""
+        return self._dataset.labels_at(self._located.part(low, high))
 
     @property
     def _copies(self) -> int:
@@ -115,31 +120,30 @@ class Feeding:
             2 * longest + 8 * longest // np.dtype(layout.sample_dtype).itemsize
         )  # two copies, and as floats
 
-    def _parts(self, low: int, high: int) -> Iterator[SampleRange]:
-        ends = np.cumsum(self._located.length[low:high])
+    def _parts(self, lengths: IntArray) -> Iterator[SampleRange]:
+        ends = np.cumsum(lengths)
         start = 0
         while start < len(ends):
             before = int(ends[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(ends, before + self.part_bytes, "right")))
-            yield low + start, low + stop
+            yield start, stop
             start = stop
 
-    def _fill(self, low: int, high: int, out: torch.Tensor) -> None:
-        """Samples ``low`` to ``high`` into ``out``; when memory is short after all, half of them at a time."""
+    def _fill(self, located: Located, out: torch.Tensor) -> None:
+        """The samples at ``located`` into ``out``; when memory is short after all, half of them at a time."""
         try:
-            self._decode(low, high, out)
+            self._decode(located, out)
             return
         except (RuntimeError, MemoryError, OSError) as error:
-            if high - low == 1 or not is_out_of_memory(error):
+            if len(located) == 1 or not is_out_of_memory(error):
                 raise
         give_back_freed_memory()  # only here, after the handler, is gone what the error's frames held
-        middle = (low + high) // 2
-        self._fill(low, middle, out[: middle - low])
-        self._fill(middle, high, out[middle - low :])
+        middle = len(located) // 2
+        self._fill(located.part(0, middle), out[:middle])
+        self._fill(located.part(middle, len(located)), out[middle:])
 
-    def _decode(self, low: int, high: int, out: torch.Tensor) -> None:
+    def _decode(self, located: Located, out: torch.Tensor) -> None:
         dataset, clock = self._dataset, self._clock
-        located = self._located.part(low, high)
         with clock.stage("read"):
             out_of_heap = _own_memory(int(located.length.sum()))
             samples = dataset.read_at(located, self._hint, out_of_heap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Self, TypeVar
 
 from hapi.errors import BadRequestError
@@ -21,10 +21,10 @@ class Prefetcher(Generic[I, R]):
         self,
         pool: Threads,
         work: Callable[[I], R],
-        items: Sequence[I],
+        items: Iterable[I],
         cancelled: threading.Event,
     ) -> None:
-        """Prefetch the results of ``items``, at least one.
+        """Prefetch the results of ``items``, at least one; the next item is taken when its work begins.
 
         Once ``cancelled`` is set there are no more results; once the calling thread's work is given up, waits
         end.

@@ -33,6 +33,7 @@ from hapi.server.frame_stream import FrameStream
 from hapi.server.lifecycle.progress_watch import ProgressWatch
 from hapi.server.scheduling.costs import Request
 from hapi.server.settings import ServiceSettings
+from hapi.server.sharing.sharing import make_sharing
 from hapi.server.status import DeviceStatus
 from hapi.server.stored_bytes import StoredBytes
 from hapi.store.base import ObjectStore
@@ -55,12 +56,17 @@ class Service:
         self.slots = settings.max_running * len(self.workers.all)
         """Requests worked on at a time, but for one more of a tenant that asks rarely."""
         chunks = chunk_cache(store, settings.chunk_cache)
+        overhead = self.workers.host_bytes + len(chunks.data) + settings.cache_memory
+        budget = host_budget(settings.host_memory, overhead)
+        self.sharing = make_sharing(settings, budget, self.code, self.workers)
         self.host = HostMemory(
-            host_budget(settings.host_memory, self.workers.host_bytes + len(chunks.data)),
+            budget,
             self.slots + 1,
             settings.decode_processes,
             TASK_BYTES,
+            self.sharing.table.max_bytes,
         )
+        self.host.shared_held = lambda: self.sharing.table.nbytes
         limits = DecodeLimits(
             settings.max_image_pixels, "--max-image-pixels of hapi-server", self.host.images
         )
@@ -79,7 +85,7 @@ class Service:
         self._datasets = OpenDatasets(store, chunks)
         self._orders = EpochOrderCache()
         self.extraction = Extraction(
-            settings, self.workers, self.account, self._loaders, self.decoders, self.host
+            settings, self.workers, self.account, self._loaders, self.decoders, self.host, self.sharing
         )
         self._stored = StoredBytes(self.account, self._loaders, self.host)
         try:
@@ -107,6 +113,7 @@ class Service:
         self._loaders.close()
         self.decoders.close()
         self.workers.close()
+        self.sharing.close()
 
     # -- documents ---------------------------------------------------------------------------------------
 
@@ -144,6 +151,7 @@ class Service:
             prefers_chunks=dataset.reader.prefers_chunks,
             label_kind=dataset.label_form.kind,
             label_counts=dataset.label_counts,
+            keeps_features=self.sharing.caches is not None,
         )
 
     # -- streams -----------------------------------------------------------------------------------------

@@ -110,6 +110,34 @@ class ServiceSettings:
         high=_HOST_MEMORY,
         unit="bytes",
     )
+    share_memory: int | None = setting(
+        "features kept in memory for some minutes, for requests of any job that want the same ones (default: a "
+        "sixteenth of --host-memory, at most 256MiB); 0: each request computes its own",
+        default=None,
+        low=0,
+        high=_HOST_MEMORY,
+        unit="bytes",
+    )
+    cache_dir: str | None = setting(
+        "folder on a local disk where extracted features are kept, for all jobs and tenants, across restarts; servers "
+        "of one machine may share it (default: none are kept)",
+        default=None,
+        metavar="DIR",
+    )
+    cache_size: int | None = setting(
+        "most bytes of --cache-dir (default: half of what is free or in it, at most 100 GB)",
+        default=None,
+        low=1 << 20,
+        high=_BYTES,
+        unit="bytes",
+    )
+    cache_memory: int = setting(
+        "features of --cache-dir that are in memory too, beside --host-memory",
+        default=0,
+        low=0,
+        high=_HOST_MEMORY,
+        unit="bytes",
+    )
     allow_model: tuple[str, ...] = setting(
         "a model factory that clients may name, or PACKAGE.MODULE for all in it; may be repeated",
         default=(),

@@ -270,7 +270,7 @@ class ServedApplication:
         **settings: Any,
     ) -> None:
         self._tls = tls
-        self.settings = ServerSettings(store=str(folder), **{"device": "cpu", **settings})
+        self.settings = ServerSettings(store=str(folder), **{"device": "cpu", "share_memory": 0, **settings})
         self.service = Service(self.settings, open_store(str(folder)))
         self.application = Application(self.service, tenants or Tenants(token=token))
         self.port = 0

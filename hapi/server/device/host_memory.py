@@ -41,10 +41,12 @@ HOST_SHARE, LEAST_PART = 0.5, 8
 they were given nearly all."""
 UNKNOWN_BYTES = 1 << 46
 """The budget where the system does not tell what is free: none."""
-HOST_KINDS = ("features", "samples", "tensors", "images", "decoders")
+HOST_KINDS = ("features", "samples", "tensors", "images", "decoders", "shared")
 """Kinds of claims: requests by their kind, images while they are decoded, memory shared with decoding
-processes.
+processes, features shared between requests.
 """
+SHARED_PART, SHARED_BYTES = 16, 256 << 20
+"""The default for shared features: one in so many bytes of the budget, at most the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,14 @@ class ImageRoom:
 class HostMemory:
     """The ledger of the server's own memory; thread-safe."""
 
-    def __init__(self, budget: int, slots: int, decoders: int = 0, decoder_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        budget: int,
+        slots: int,
+        decoders: int = 0,
+        decoder_bytes: int = 0,
+        shared_bytes: int = 0,
+    ) -> None:
         """Begin with all memory free.
 
         Args:
@@ -143,13 +152,16 @@ class HostMemory:
             slots: requests at a time.
             decoders: decoding processes.
             decoder_bytes: bytes that each of these always has.
+            shared_bytes: bytes for features that requests share.
         """
         self.budget = budget
         self.decoders_bytes = decoders * decoder_bytes
         rooms = max(1, decoders)
         self.images = ImageRoom(budget // 2 // rooms, rooms)
         """Room of this process; with ``decoders`` each of them has one such."""
-        self._reserved = Ledger(max(0, budget - budget // 2 - self.decoders_bytes))
+        self.shared_held: Callable[[], int] = lambda: 0
+        """Asked for the bytes that shared features take now."""
+        self._reserved = Ledger(max(0, budget - budget // 2 - self.decoders_bytes - shared_bytes))
         self.share = self._reserved.budget // slots
         """Bytes that a request gets if it can use them."""
 
@@ -209,7 +221,12 @@ class HostMemory:
 
     def kinds(self) -> dict[str, int]:
         """Bytes of the budget that are taken, by :data:`HOST_KINDS`."""
-        taken = {**self._reserved.held(), "images": self.images.held, "decoders": self.decoders_bytes}
+        taken = {
+            **self._reserved.held(),
+            "images": self.images.held,
+            "decoders": self.decoders_bytes,
+            "shared": self.shared_held(),
+        }
         return {kind: taken.get(kind, 0) for kind in HOST_KINDS}
 
 
@@ -230,6 +247,11 @@ def host_budget(given: int | None, taken: int) -> int:
         return given
     free = host_free_bytes()
     return UNKNOWN_BYTES if free is None else max(int((free - taken) * HOST_SHARE), free // LEAST_PART)
+
+
+def shared_bytes(given: int | None, budget: int) -> int:
+    """Return the bytes for features that requests share: ``given``, or a small part of ``budget``."""
+    return min(SHARED_BYTES, budget // SHARED_PART) if given is None else given
 
 
 @contextmanager

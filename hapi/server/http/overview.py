@@ -26,8 +26,8 @@ from hapi.wire.frames import WIRE_VERSION
 
 MOST_SHOWN = 100
 """Requests and tenants in a status document; of more, those with the most to do."""
-SECRET = ("store", "allow_model")
-"""Settings that are not shown: a store's URL may hold a key, a module's path tells of the machine."""
+SECRET = ("store", "allow_model", "cache_dir")
+"""Settings that are not shown: a store's URL may hold a key, a module's or a folder's path tells of the machine."""
 
 
 class Overview:
@@ -130,6 +130,12 @@ class Overview:
             "hapi_threads_ever_lost",
             "Threads that were lost, those that came back included.",
             watch.lost.ever,
+        )
+        yield _by(
+            "source",
+            "hapi_feature_samples",
+            "Samples of feature requests by what gave their features.",
+            self._service.sharing.counts.all(),
         )
         yield from _host_metrics(self._service.host.status())
         yield from self._scrub_metrics()

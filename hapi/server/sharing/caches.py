@@ -1,0 +1,185 @@
+"""The operator's feature cache beside the store: features of all jobs, on the server's disk.
+
+Files of a key are open while requests use it, and of a bounded number of keys longer than that. What is computed is
+written by a thread of its own, as far as it keeps up; neither a full disk nor damage fails a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from hapi.arrays import Bytes, IntArray, LabelArray
+from hapi.cache.feature_key import FeatureKey
+from hapi.cache.features import FeatureCache
+from hapi.cache.folder import CacheFolder
+from hapi.closing import Closing
+from hapi.errors import HapiError
+from hapi.process.threads import Threads
+from hapi.wire.labels import LabelForm
+
+log = logging.getLogger("hapi.server")
+
+OPEN_KEYS = 16
+"""Keys whose files stay open when no request uses them."""
+UNWRITTEN_BYTES = 64 << 20
+"""Features that wait to be written; more are not kept, so that a slow disk holds up nobody."""
+FLUSH_SECONDS = 5.0
+"""Seconds after which what was written is made to outlive this process, should it be killed."""
+CLOSE_SECONDS = 10.0
+"""Longest time for what waits to be written when the server ends."""
+
+
+@dataclass
+class _Open:
+    """An open key."""
+
+    cache: FeatureCache
+    users: int = 0
+    changed: bool = False
+    """True when something was written since the last flush."""
+
+
+class FeatureCaches(Closing):
+    """Feature caches by key, in one folder. Thread-safe."""
+
+    def __init__(self, folder: CacheFolder, memory_bytes: int = 0, most_open: int = OPEN_KEYS) -> None:
+        """Keep features in ``folder``.
+
+        Args:
+            folder: the cache's folder.
+            memory_bytes: of each open key's memory.
+            most_open: keys that stay open unused.
+        """
+        self.folder = folder
+        self._memory_bytes = memory_bytes
+        self._most_open = most_open
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._changed = threading.Condition()
+        self._unwritten: deque[tuple[int, Callable[[], None]]] = deque()
+        """Bytes, and what writes them; the first is being written."""
+        self._closed = False
+        self._writer = Threads(1, "hapi-keep")
+        self._writer.submit_in(None, self._write_all)
+
+    @contextmanager
+    def of(self, key: FeatureKey, count: int, form: LabelForm) -> Iterator[FeatureCache | None]:
+        """Lend the cache of ``key`` for the block; None when it cannot be used, which is logged.
+
+        Args:
+            key: identity of the features.
+            count: samples of the dataset.
+            form: of their labels.
+        """
+        with self._used(key, count, form) as entry:
+            yield None if entry is None else entry.cache
+
+    def put(
+        self, key: FeatureKey, count: int, form: LabelForm, ids: IntArray, features: Bytes, labels: LabelArray
+    ) -> None:
+        """Keep features soon, unless too many wait to be written. Never raises.
+
+        Args:
+            key: their identity.
+            count: samples of the dataset.
+            form: of their labels.
+            ids: int64 [n].
+            features: uint8 [n, bytes of a sample]; not changed afterwards.
+            labels: n of them.
+        """
+
+        def write() -> None:
+            """Write them, in the writer's thread."""
+            with self._used(key, count, form) as entry:
+                if entry is not None:
+                    entry.cache.put(ids, features, labels)
+                    entry.changed = True
+
+        with self._changed:
+            waiting = sum(nbytes for nbytes, _ in self._unwritten)
+            if not self._closed and (not waiting or waiting + features.nbytes <= UNWRITTEN_BYTES):
+                self._unwritten.append((features.nbytes, write))
+                self._changed.notify_all()
+
+    def written(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until nothing waits to be written; return whether that came about within ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unwritten, seconds)
+
+    def close(self) -> None:
+        """Write what waits, and close all keys."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.written()
+        self._writer.close()
+        with self._lock:
+            entries, self._open = list(self._open.values()), OrderedDict()
+        for entry in entries:
+            entry.cache.close()
+
+    def _write_all(self) -> None:
+        """Write what comes until the end, and flush when nothing has come for a while."""
+        flushed_at = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._unwritten or self._closed, FLUSH_SECONDS)
+                if self._closed and not self._unwritten:
+                    return
+                write = self._unwritten[0][1] if self._unwritten else None
+            if write is not None:
+                with suppress(Exception):  # of memory that is short; the disk's errors are not raised
+                    write()
+                with self._changed:
+                    self._unwritten.popleft()
+                    self._changed.notify_all()
+            if write is None or time.monotonic() - flushed_at >= FLUSH_SECONDS:
+                self._flush()
+                flushed_at = time.monotonic()
+
+    def _flush(self) -> None:
+        with self._lock:
+            changed = [entry for entry in self._open.values() if entry.changed]
+            for entry in changed:
+                entry.changed = False
+        for entry in changed:
+            entry.cache.flush()
+
+    @contextmanager
+    def _used(self, key: FeatureKey, count: int, form: LabelForm) -> Iterator[_Open | None]:
+        entry = self._enter(key, count, form)
+        try:
+            yield entry
+        finally:
+            if entry is not None:
+                self._leave(entry)
+
+    def _enter(self, key: FeatureKey, count: int, form: LabelForm) -> _Open | None:
+        with self._lock:  # opened under it: a key is open once
+            entry = self._open.get(key.digest)
+            if entry is None:
+                try:
+                    cache = FeatureCache(self.folder, key, count, form, self._memory_bytes)
+                except (HapiError, OSError) as error:
+                    log.warning("feature cache not used: %s", error)
+                    return None
+                entry = self._open[key.digest] = _Open(cache)
+            self._open.move_to_end(key.digest)
+            entry.users += 1
+            return entry
+
+    def _leave(self, entry: _Open) -> None:
+        with self._lock:
+            entry.users -= 1
+            unused = [digest for digest, other in self._open.items() if not other.users]
+            closed = [
+                self._open.pop(digest) for digest in unused[: max(0, len(self._open) - self._most_open)]
+            ]
+        for old in closed:
+            old.cache.close()

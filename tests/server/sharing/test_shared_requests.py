@@ -1,0 +1,293 @@
+"""Requests that want the same features share one extraction, and get the bits that they would have got alone."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_tools import EXTRACT, SPEC, SPLIT, Known, exchange, metric, served
+from support.sharing_tools import Extracted, body_of, extracted, opened, parsed, sharing_service
+
+from hapi.errors import DataError, DeviceMemoryError, HapiError
+from hapi.models.zoo.build import build
+from hapi.server.decoding.pool import Decoders
+from hapi.server.device.device import Device
+from hapi.server.frame_stream import FrameStream
+from hapi.server.http.tenants import Tenants
+from hapi.server.scheduling.fair_queue import Tenant
+from hapi.server.service import Service
+from hapi.wire.references import Augmentation
+
+ALL = list(range(40))
+HALF = list(range(20))
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    with sharing_service(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, known: Known) -> Callable[[list[int]], Extracted]:
+    """What a server that shares nothing answers."""
+    found: dict[tuple[int, ...], Extracted] = {}
+
+    def answer(ids: list[int]) -> Extracted:
+        if tuple(ids) not in found:
+            with sharing_service(folder, share_memory=0) as server:
+                found[tuple(ids)] = extracted(server, known, ids)
+                assert server.sharing.counts.all()["recent"] == 0
+        return found[tuple(ids)]
+
+    return answer
+
+
+def computed(service: Service) -> int:
+    return service.sharing.counts.all()["computed"]
+
+
+def same(found: Extracted, expected: Extracted) -> bool:
+    return found.features == expected.features and found.labels == expected.labels
+
+
+def test_what_was_computed_a_moment_ago_is_not_computed_again(
+    service: Service, known: Known, alone: Callable[[list[int]], Extracted]
+) -> None:
+    first, again = extracted(service, known, ALL[:32]), extracted(service, known, ALL[:32][::-1])
+    assert same(first, alone(ALL[:32])) and same(again, alone(ALL[:32][::-1]))
+    assert service.sharing.counts.all() == {"computed": 32, "joined": 0, "recent": 32, "cache": 0}
+    assert (first.report.shared, again.report.kept, again.report.cos_batch) == (0, 32, 0)
+    assert again.report.seconds["forward"] == again.report.seconds["decode"] == 0
+    assert service.workers.all[0].running == 0 and service.workers.all[0].memory.held_bytes == 0
+
+
+def test_only_what_is_missing_is_computed_and_never_less_than_sixteen(
+    service: Service, folder: Path, known: Known
+) -> None:
+    with_rest = extracted(service, known, ALL)
+    assert computed(service) == 48, "the last 8 samples are topped up"
+    with sharing_service(folder) as other:
+        extracted(other, known, HALF)
+        overlapping = extracted(other, known, ALL)
+        assert same(overlapping, with_rest)
+        assert overlapping.report.kept == 20 and computed(other) == 32 + 32
+
+
+def test_a_sample_that_is_asked_for_twice_is_computed_once(service: Service, known: Known) -> None:
+    ids = [5, 7] * 16
+    found = extracted(service, known, ids)
+    assert computed(service) == 16
+    half = len(found.features) // 16
+    assert found.features == found.features[:half] * 16
+    assert same(extracted(service, known, ids), found)
+
+
+def test_small_requests_and_those_that_time_layers_share_nothing(service: Service, known: Known) -> None:
+    extracted(service, known, ALL[:16])
+    for changes in ({"ids": ALL[:15]}, {"ids": ALL[:16], "time_layers": True}):
+        before = computed(service)
+        ids = changes.pop("ids")
+        assert extracted(service, known, ids, **changes).report.shared == 0  # type: ignore[arg-type]
+        assert computed(service) == before + len(ids)  # type: ignore[arg-type]
+
+
+def test_other_layers_transforms_and_weights_share_nothing(service: Service, known: Known) -> None:
+    ids, request = ALL[:16], known.extract(ALL[:16])
+    extracted(service, known, ids)
+    transform = {**request["transform"], "mean": [0.5, 0.4, 0.4]}
+    drawn = {**request["transform"], "augment": Augmentation(flip=0.5).to_json(), "seed": 1, "epoch": 0}
+    weights = {**known.extract(ids)["model"], "weights": "random:1"}
+    weights["digest"] = build(replace(SPEC, weights="random:1")).prefix_digest(SPLIT)
+    for changes in (
+        {"split": 3},
+        {"transform": transform},
+        {"transform": drawn},
+        {"transform": {**drawn, "epoch": 1}},
+        {"model": weights},
+        {"precision": "bf16"},
+    ):
+        before = computed(service)
+        assert extracted(service, known, ids, **changes).report.shared == 0
+        assert computed(service) == before + 16, changes
+    assert extracted(service, known, ids, transform=drawn).report.kept == 16, "the same draw is the same work"
+
+
+def test_a_layer_of_another_name_is_refused_although_its_features_are_there(
+    service: Service, known: Known
+) -> None:
+    extracted(service, known, ALL[:16])
+    with pytest.raises(HapiError, match="at the client"):
+        extracted(service, known, ALL[:16], split_name="elsewhere")
+
+
+class Gate:
+    """Lets decoding calls pass, hold or fail, in the order in which they come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+        self.hold: int | None = None
+        """Number of the call that waits for ``opened``."""
+        self.fail: int | None = None
+        self.calls = 0
+        real, lock = Decoders.batch, threading.Lock()
+
+        def batch(decoders: Decoders, *args: Any) -> None:
+            with lock:
+                number, self.calls = self.calls, self.calls + 1
+            if number == self.hold:
+                self.reached.set()
+                assert self.opened.wait(60)
+            if number == self.fail:
+                raise DataError("sample 17 is damaged")
+            real(decoders, *args)
+
+        monkeypatch.setattr(Decoders, "batch", batch)
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+def leader_at_its_second_batch(service: Service, known: Known) -> FrameStream:
+    """A request whose reader has taken the first COS batch and nothing since."""
+    stream = opened(service, known, ALL[:32])
+    for _ in next(stream.frames):
+        pass
+    return stream
+
+
+def test_a_reader_that_takes_nothing_holds_up_nobody(
+    service: Service, known: Known, alone: Callable[[list[int]], Extracted]
+) -> None:
+    """Its second COS batch is loaded and not begun: whoever needs it begins it."""
+    slow = leader_at_its_second_batch(service, known)
+    fast = extracted(service, known, ALL[:32])
+    assert same(fast, alone(ALL[:32]))
+    rest = body_of(slow)
+    assert computed(service) == 32 and len(rest) > 0
+    assert fast.report.kept + fast.report.joined == 32
+
+
+def joined_while(
+    service: Service, known: Known, decoding: Gate, end: Callable[[FrameStream], None]
+) -> Extracted:
+    """The answer of a request that waited for another's second COS batch, which ``end`` ended."""
+    decoding.hold = 1
+    leader = leader_at_its_second_batch(service, known)
+    assert decoding.reached.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        follower = pool.submit(extracted, service, known, ALL[:32])
+        end(leader)
+        return follower.result(60)
+
+
+def test_a_leader_that_goes_on_is_joined(
+    service: Service, known: Known, decoding: Gate, alone: Callable[[list[int]], Extracted]
+) -> None:
+    bodies = []
+
+    def go_on(leader: FrameStream) -> None:
+        decoding.opened.set()
+        bodies.append(body_of(leader))
+
+    found = joined_while(service, known, decoding, go_on)
+    assert same(found, alone(ALL[:32])) and computed(service) == 32
+    assert found.report.shared == 32
+
+
+def test_a_leader_whose_client_left(
+    service: Service, known: Known, decoding: Gate, alone: Callable[[list[int]], Extracted]
+) -> None:
+    def leave(leader: FrameStream) -> None:
+        leader.context.interest.set()
+        leader.close()
+
+    found = joined_while(service, known, decoding, leave)
+    assert same(found, alone(ALL[:32]))
+    decoding.opened.set()
+    assert not service.sharing.table.under_way
+    assert computed(service) == 32, "the first batch of the one, the second of the other"
+
+
+def test_a_leader_that_failed(
+    service: Service, known: Known, decoding: Gate, alone: Callable[[list[int]], Extracted]
+) -> None:
+    decoding.fail = 1
+
+    def fail(leader: FrameStream) -> None:
+        decoding.opened.set()
+        with pytest.raises(DataError, match="damaged"):
+            body_of(leader)
+
+    assert same(joined_while(service, known, decoding, fail), alone(ALL[:32]))
+
+
+def test_a_leader_out_of_memory(
+    service: Service,
+    known: Known,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: Callable[[list[int]], Extracted],
+) -> None:
+    """Its pass fails on the device, begun by the one that waits; that one has memory for its own."""
+    expected, real, failed = alone(ALL[:32]), Device._forward, list[int]()
+    slow = leader_at_its_second_batch(service, known)
+
+    def forward(device: Device, one: Any) -> Any:
+        if not failed:
+            failed.append(one.count)
+            raise DeviceMemoryError("one sample does not fit")
+        return real(device, one)
+
+    monkeypatch.setattr(Device, "_forward", forward)
+    assert same(extracted(service, known, ALL[:32]), expected)
+    with pytest.raises(DeviceMemoryError):
+        body_of(slow)
+    assert failed == [16]
+
+
+def test_tenants_share_and_only_who_computes_pays(folder: Path, known: Known) -> None:
+    one, two = Tenant(name="one"), Tenant(name="two")
+    digests = [hashlib.sha256(letter.encode() * 20).digest() for letter in "ab"]
+    tenants = Tenants(dict(zip(digests, (one, two), strict=True)))
+    with served(folder, tenants=tenants, share_memory=1 << 20, cos_batch=16) as server:
+        bodies = []
+        for token in ("a" * 20, "b" * 20):
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = exchange(server.port, "POST", EXTRACT, known.extract(ALL[:32]), headers)
+            assert answer.status == 200
+            bodies.append(parsed(answer.body, ALL[:32]))
+        assert same(bodies[0], bodies[1])
+        costs = server.application.board.tenants
+        assert costs[two].cost < costs[one].cost
+        text = exchange(server.port, "GET", "/metrics", headers=headers).body.decode()
+        assert 'hapi_feature_samples_total{source="computed"} 32.0' in text
+        assert 'hapi_feature_samples_total{source="recent"} 32.0' in text
+        document = exchange(server.port, "GET", "/v1/status", headers=headers).json()
+        assert 0 < document["host_memory"]["reserved"]["shared"] <= 1 << 20
+
+
+def test_many_at_once_compute_each_sample_once(folder: Path, known: Known) -> None:
+    with served(folder, share_memory=1 << 24, cos_batch=16, max_running=8) as server:
+        orders = [ALL[shift:] + ALL[:shift] for shift in range(0, 40, 5)]
+        with ThreadPoolExecutor(8) as pool:
+            asked = [
+                pool.submit(exchange, server.port, "POST", EXTRACT, known.extract(ids)) for ids in orders
+            ]
+            answers = [each.result(60) for each in asked]
+        for ids, answer in zip(orders, answers, strict=True):
+            known.check_features(answer.body, ids)
+        counts = server.service.sharing.counts.all()
+        assert counts["joined"] + counts["recent"] >= 7 * 40
+        assert metric(server.port, "hapi_feature_samples_total") >= 8 * 40
+        assert not server.service.sharing.table.under_way
